@@ -1,0 +1,194 @@
+#!/bin/bash
+# Prepares one ParallelCluster node for trnslurm and refuses a node that cannot train.
+#
+#   node-setup.sh head|cpu|trn1
+#
+# ParallelCluster runs it as root (CustomActions/OnNodeConfigured): once per node, after the node is
+# configured and before slurmd starts. What it prints lands in /var/log/cloud-init-output.log. When
+# it fails the node is replaced, so nothing that is broken ever joins the queue. It may be run again
+# at any time: a second run changes nothing. It installs nothing: drivers belong into the image.
+#
+# TRNSLURM_ROOT, for tests, stands before every path that is read or written.
+
+set -Eeuo pipefail
+umask 022
+
+root=${TRNSLURM_ROOT:-}
+# Where the Neuron and EFA packages put their programs; not on the PATH of a booting node.
+PATH="$PATH:$root/opt/aws/neuron/bin:$root/opt/amazon/efa/bin"
+problems=0
+
+log() { printf '%s node-setup: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
+
+# ParallelCluster quotes only stderr in the event of a failed node, so the reason must stand there.
+problem() {
+    log "error: $*" >&2
+    problems=$((problems + 1))
+}
+
+trap 'log "error: line $LINENO: $BASH_COMMAND failed" >&2' ERR
+
+# Writes stdin to a file, in place (owner, mode and links stay), only when that changes it.
+update_file() {
+    local path=$1 content
+    content=$(cat)
+    if [[ -f $path && $(<"$path") == "$content" ]]; then
+        log "$path: unchanged"
+        return
+    fi
+    mkdir -p "${path%/*}"
+    printf '%s\n' "$content" >"$path"
+    log "$path: written"
+}
+
+imds() {
+    curl --silent --fail --max-time 5 --retry 3 --header "X-aws-ec2-metadata-token: $token" \
+        "http://169.254.169.254/latest/meta-data/$1"
+}
+
+# The address of the first network card's first interface: what EC2 and Slurm (NodeAddr) call the
+# node's address. The metadata's own order of interfaces is arbitrary on types with several cards.
+primary_address() {
+    local token macs mac device card
+    token=$(curl --silent --fail --max-time 5 --retry 3 --request PUT \
+        --header 'X-aws-ec2-metadata-token-ttl-seconds: 60' http://169.254.169.254/latest/api/token)
+    macs=$(imds network/interfaces/macs/)
+    for mac in $macs; do
+        mac=network/interfaces/macs/${mac%/}
+        device=$(imds "$mac/device-number")
+        # Types with one card do not have this entry.
+        card=$(imds "$mac/network-card") || card=0
+        if [[ $device == 0 && $card == 0 ]]; then
+            imds "$mac/local-ipv4s" | head -n 1
+            return
+        fi
+    done
+    return 1
+}
+
+# trn1.32xlarge has 8 network cards, and /etc/hosts has been seen to map the node's own name to the
+# wrong one (https://github.com/aws-neuron/aws-neuron-parallelcluster-samples). Lines with the own
+# name at another address lose it, and one line with the right address stays. Names are compared as
+# whole words: compute-dy-trn1-1 is also the beginning of compute-dy-trn1-10.
+fix_hosts() {
+    local name address fixed fqdn
+    name=$(hostname)
+    name=${name%%.*}
+    address=$(primary_address) || {
+        problem "no primary IPv4 address from the instance metadata service (169.254.169.254)"
+        return
+    }
+    # Into a variable first: should awk fail, the file stays as it is.
+    fixed=$(awk -v name="$name" -v address="$address" '
+        function own(word) { return word == name || index(word, name ".") == 1 }
+        /^[[:space:]]*(#|$)/ { line[++count] = $0; next }
+        {
+            mine = ""; others = ""
+            for (i = 2; i <= NF && $i !~ /^#/; i++)
+                if (own($i)) mine = mine " " $i; else others = others " " $i
+            if (mine == "") { line[++count] = $0; next }
+            if ($1 == address) { line[++count] = $0; right = 1; next }
+            if (others != "") line[++count] = $1 others
+            if (moved == "") moved = address mine
+        }
+        END {
+            for (i = 1; i <= count; i++) print line[i]
+            if (!right) print (moved == "" ? address " " name : moved)
+        }' "$root/etc/hosts")
+    update_file "$root/etc/hosts" <<<"$fixed"
+    log "own name: $name at $address"
+
+    fqdn=$(hostname --fqdn 2>/dev/null) || fqdn=$name
+    # trnslurm passes addresses; other programs fail with `Invalid NCCL_COMM_ID` on long names.
+    if ((${#fqdn} > 63)); then
+        log "warning: the full name $fqdn has ${#fqdn} characters, Neuron takes 63:" \
+            "use a shorter cluster name"
+    fi
+}
+
+# For ssh sessions: jobs have slurmd's limits, and ParallelCluster's slurmd.service has the same
+# values. Open files: one socket per pair of ranks. Locked memory: EFA pins its buffers.
+set_limits() {
+    update_file "$root/etc/security/limits.d/99-trnslurm.conf" <<'EOF'
+# Written by trnslurm's node-setup.sh
+* - nofile 131072
+* - memlock unlimited
+EOF
+}
+
+# Ports 20000-29999 are where trnslurm takes its rendezvous ports: the kernel must not hand them out
+# for outgoing connections. Ports that somebody else reserved stay reserved.
+set_kernel_parameters() {
+    local file=$root/etc/sysctl.d/99-trnslurm.conf ports
+    ports=$(sysctl --values net.ipv4.ip_local_reserved_ports)
+    ports=$(printf '%s\n' "${ports//,/$'\n'}" 20000-29999 | sed /^$/d | sort -n | uniq | paste -sd,)
+    update_file "$file" <<EOF
+# Written by trnslurm's node-setup.sh
+# 32 workers with their compilers and data loaders start very many threads.
+kernel.threads-max = 10000000
+net.ipv4.ip_local_reserved_ports = $ports
+EOF
+    sysctl --quiet --load "$file"
+}
+
+check_neuron() {
+    local expected=$1 devices libraries
+    shopt -s nullglob
+    devices=("$root"/dev/neuron[0-9]*)
+    libraries=("$root"/opt/aws/neuron/lib/libnccom.so*)
+    shopt -u nullglob
+    log "Neuron devices: ${#devices[@]}"
+    if ((${#devices[@]} != expected)); then
+        problem "found ${#devices[@]} Neuron devices (/dev/neuron*), expected $expected: is" \
+            "aws-neuronx-dkms in the image and built for kernel $(uname -r)?"
+    fi
+    if ((${#libraries[@]} == 0)); then
+        problem "no /opt/aws/neuron/lib/libnccom.so: aws-neuronx-collectives is not in the image"
+    fi
+    if ! command -v neuron-ls >/dev/null; then
+        problem "no neuron-ls: aws-neuronx-tools is not in the image"
+    fi
+}
+
+check_efa() {
+    local expected=$1 interfaces
+    shopt -s nullglob
+    interfaces=("$root"/sys/class/infiniband/*)
+    shopt -u nullglob
+    log "EFA interfaces: ${#interfaces[@]}"
+    if ((${#interfaces[@]} != expected)); then
+        problem "found ${#interfaces[@]} EFA interfaces, expected $expected: set Efa/Enabled" \
+            "to true on the compute resource, and use an image with the EFA driver (modinfo efa)"
+    fi
+    if ! command -v fi_info >/dev/null; then
+        problem "no fi_info: libfabric (the EFA installer) is not in the image"
+    elif ! fi_info --provider efa >/dev/null; then
+        problem "libfabric finds no efa provider: run 'fi_info --provider efa' on the node"
+    fi
+}
+
+main() {
+    local role=${1:-}
+    case $role in
+    head | cpu | trn1) ;;
+    *)
+        log "error: unknown role '$role'; usage: node-setup.sh head|cpu|trn1" >&2
+        exit 2
+        ;;
+    esac
+    log "role $role"
+    fix_hosts
+    set_limits
+    set_kernel_parameters
+    if [[ $role == trn1 ]]; then
+        check_neuron 16
+        check_efa 8
+    fi
+    if ((problems > 0)); then
+        log "error: $problems problem(s), named above; this node is not usable" >&2
+        exit 1
+    fi
+    log "done"
+}
+
+main "$@"

@@ -1,0 +1,89 @@
+"""The shipped ParallelCluster files, checked by the aws-parallelcluster package itself."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+CONFIG = REPO / "cluster-config" / "parallelcluster"
+CLUSTER = CONFIG / "trn1-16-nodes.yaml"
+PYTHON = Path(
+    os.environ.get("TRNSLURM_PCLUSTER_PYTHON", REPO / ".venv-pcluster" / "bin" / "python")
+)
+
+
+def validate(*files: Path) -> subprocess.CompletedProcess[str]:
+    if not PYTHON.exists():
+        pytest.fail(f"{PYTHON} does not exist: make .venv-pcluster", pytrace=False)
+    return subprocess.run(
+        [PYTHON, Path(__file__).parent / "validate.py", *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def changed(old: str, new: str, text: str | None = None) -> str:
+    text = CLUSTER.read_text(encoding="utf-8") if text is None else text
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def with_optional_lines(text: str) -> str:
+    return re.sub(r"#\| ?", "", text)
+
+
+def test_shipped_files_are_valid() -> None:
+    result = validate(CLUSTER, CONFIG / "neuron-image.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "compute-dy-trn1-[1-16]" in result.stdout
+    assert "neuron-image.yaml: image" in result.stdout
+    assert result.stderr == ""
+
+
+def test_optional_lines_are_valid(tmp_path: Path) -> None:
+    text = with_optional_lines(CLUSTER.read_text(encoding="utf-8"))
+    on_demand = text.index("    - Name: compute\n")
+    capacity_block = text.index("    - Name: compute\n", on_demand + 1)
+    variant = tmp_path / "optional.yaml"
+    variant.write_text(text[:on_demand] + text[capacity_block:], encoding="utf-8")
+    result = validate(variant)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "compute-st-trn1-[1-16]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("MaxCount: 16", "MaximumCount: 16", "Unknown field"),
+        ("PERSISTENT_2", "PERSISTENT_9", "DeploymentType"),
+        ("subnet-0bbbbbbbbbbbbbbbb", "subnet-REPLACE_ME", "SubnetIds"),
+        ("StorageCapacity: 4800", "StorageCapacity: 4000", "FsxStorageCapacityValidator"),
+        ("KillWait: 120", "ResumeTimeout: 120", "CustomSlurmSettingsValidator"),
+        ("Name: trn1", "Name: TRN1", "NameValidator"),
+        (
+            "        PlacementGroup:\n          Enabled: true",
+            "        PlacementGroup: {}",
+            "EfaPlacementGroupValidator",
+        ),
+    ],
+)
+def test_mistakes_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(changed(old, new), encoding="utf-8")
+    result = validate(wrong)
+    assert result.returncode == 1
+    assert message in result.stdout
+
+
+def test_every_placeholder_is_marked() -> None:
+    placeholder = re.compile(r"replace-me|203\.0\.113\.|(subnet|ami|sg|cr)-0\w{16}|us-west-2")
+    for path in CONFIG.glob("*.yaml"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for above, line in zip(["", *lines], lines, strict=False):
+            if placeholder.search(line):
+                assert "REPLACE" in line + above, f"{path.name}: {line}"

@@ -1,0 +1,5 @@
+"""`python -m trnslurm`."""
+
+from trnslurm.cli import main
+
+main()

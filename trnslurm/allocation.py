@@ -1,0 +1,126 @@
+"""Commands on the nodes themselves: inside a running job, or on a node taken for a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trnslurm.config import Cluster
+from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.run import RunDir
+from trnslurm.slurm import Slurm, without_overrides
+from trnslurm.status import run_status
+
+# Prints what the nodes' Python is and has, as JSON; it must run on any Python 3.
+_PROBE = """
+import json, platform, sys
+from importlib import metadata
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+names = sys.argv[1:]
+print(json.dumps({"python": platform.python_version(), "executable": sys.executable,
+                  "host": platform.node(), "packages": {n: version(n) for n in names}}))
+"""
+_PINS = {"torch": "2.9", "transformers": "4.57"}
+_PINS_OF_DEVICE = {
+    "neuron": {"torch-xla": "2.9", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360"},
+    "xla-cpu": {"torch-xla": "2.9"},
+}
+
+
+def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
+    """Run a command on one node of a running job, with our terminal; return its exit code."""
+    record, status = run.record(), run_status(run)
+    if status.state not in ("RUNNING", "PRECOMPILING"):
+        raise RunError(f"{run.name} is {status.state}: exec needs a running job")
+    if not 0 <= node < record.nodes:
+        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, there is no node {node}")
+    if record.scheduler == "local":
+        if record.host != socket.gethostname():
+            raise RunError(f"{run.name} runs on {record.host}: use exec there")
+        return _attached(command, cwd=str(run.path))
+    phase = next(p for p in status.phases if p.state == "RUNNING")
+    hosts = phase.hosts.split(",")
+    if node >= len(hosts) or not hosts[node]:
+        raise RunError(f"{run.name} has not said yet which nodes it runs on: try again")
+    argv = [
+        Slurm(record.bin_dir).path("srun"), f"--jobid={phase.job_id}", "--overlap", "--nodes=1",
+        "--ntasks=1", f"--nodelist={hosts[node]}", f"--chdir={run.path}", "--export=ALL",
+    ]  # fmt: skip
+    argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    return _attached([*argv, *command])
+
+
+def _attached(argv: Sequence[str], cwd: str | None = None) -> int:
+    try:
+        return subprocess.run(
+            list(argv), cwd=cwd, env=without_overrides(os.environ), check=False
+        ).returncode
+    except OSError as error:
+        raise RunError(f"{argv[0]}: {error.strerror}") from None
+
+
+def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[str, Any]:
+    """Ask a node's Python for its versions, as the batch script would start it."""
+    pins = _PINS | _PINS_OF_DEVICE.get(device, {})
+    report = _probe(cluster, list(pins), timeout_s)
+    packages: Mapping[str, str | None] = report["packages"]
+    report["problems"] = [
+        f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
+        for name, pin in pins.items()
+        if not _matches(packages.get(name), pin)
+    ]
+    if tuple(map(int, report["python"].split(".")[:2])) < (3, 11):
+        report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
+    return report
+
+
+def _matches(version: str | None, pin: str) -> bool:
+    return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")
+
+
+def _probe(cluster: Cluster, names: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    local = cluster.scheduler == "local"
+    python = sys.executable if local and cluster.python == "python3" else cluster.python
+    probe = shlex.join([python, "-", *names])
+    path = "export PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}"
+    here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
+    script = "\n".join(["set -e", path, *cluster.activate, *here_document])
+    argv = ["bash", "-s"] if local else [*_srun(cluster), "/bin/bash", "-s"]
+    try:
+        done = subprocess.run(
+            argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
+            env=without_overrides(os.environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"no node answered in {timeout_s:g} s: one may still be booting; "
+            "try again, or pass --timeout"
+        ) from None
+    if done.returncode:
+        words = " ".join(done.stderr.split()[-40:]) or f"exit code {done.returncode}"
+        raise TrnslurmError(f"the node's Python did not run ({python}): {words}")
+    try:
+        report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise TrnslurmError(f"{python} on the node printed no answer") from None
+    return report
+
+
+def _srun(cluster: Cluster) -> list[str]:
+    slurm = cluster.slurm
+    named = ("partition", "account", "qos", "constraint", "reservation")
+    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
+    return [
+        Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
+        "--job-name=trnslurm-env-check", "--export=NONE", *options,
+    ]  # fmt: skip

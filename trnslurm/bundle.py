@@ -1,0 +1,98 @@
+"""A bundle: every file of a rendered job, with the snapshot of the code that the nodes run."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trnslurm.errors import RenderError
+
+_PACKAGE = Path(__file__).resolve().parent
+_ON_NODES = ("node", "train")  # the parts of this package that compute nodes need
+_MAX_CODE_MIB = 64
+_PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Every file of a rendered job, by its path inside the bundle's directory."""
+
+    files: Mapping[str, bytes]
+
+    def sha256(self) -> dict[str, str]:
+        """Return each file's checksum."""
+        return {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()}
+
+    def write(self, directory: Path) -> None:
+        """Write all files below a directory that exists."""
+        for name, data in self.files.items():
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """Read a bundle back, byte for byte, without the results of a run that happened in it."""
+    if not directory.is_dir():
+        raise RenderError(f"{directory}: no such directory")
+    found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
+    found += [f for f in (directory / "code").rglob("*") if "__pycache__" not in f.parts]
+    try:
+        files = {str(f.relative_to(directory)): f.read_bytes() for f in found if f.is_file()}
+    except OSError as error:
+        raise RenderError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    return Bundle(files=dict(sorted((files | kept_directories()).items())))
+
+
+def kept_directories() -> dict[str, bytes]:
+    """Return the empty directories of a bundle, as files.
+
+    Slurm loses a log whose directory is missing, and git loses an empty directory.
+    """
+    return {"logs/.keep": b"", "state/.keep": b""}
+
+
+def diff(old: Bundle, new: Bundle) -> Iterator[str]:
+    """Yield the unified diff of two bundles, line by line."""
+    for name in sorted(old.files.keys() | new.files.keys()):
+        before, after = old.files.get(name), new.files.get(name)
+        if before != after:
+            yield from difflib.unified_diff(
+                _lines(before), _lines(after), f"old/{name}", f"new/{name}", lineterm=""
+            )
+
+
+def _lines(data: bytes | None) -> list[str]:
+    return [] if data is None else data.decode(errors="replace").splitlines()
+
+
+def snapshot(recipe_name: str, job_dir: Path, entry: str) -> dict[str, bytes]:
+    """Return the code that the nodes run: the job, and our parts that it needs."""
+    files = {"code/trnslurm/__init__.py": (_PACKAGE / "__init__.py").read_bytes()}
+    for part in _ON_NODES:
+        files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
+    files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
+    if f"code/jobs/{recipe_name}/{entry}" not in files:
+        raise RenderError(f"{job_dir}: the recipe's entry {entry} is not there")
+    mib = sum(map(len, files.values())) / 2**20
+    if mib > _MAX_CODE_MIB:
+        raise RenderError(
+            f"{job_dir} holds {mib:.0f} MiB, a snapshot may have {_MAX_CODE_MIB}: "
+            "keep data elsewhere"
+        )
+    return files
+
+
+def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(directory.rglob("*")):
+        parts = file.relative_to(directory).parts
+        hidden = any(p.startswith(".") or p == "__pycache__" for p in parts)
+        if hidden or not file.is_file() or file.suffix == ".pyc":
+            continue
+        try:
+            yield f"{prefix}/{PurePosixPath(*parts)}", file.read_bytes()
+        except OSError as error:
+            raise RenderError(f"{file}: cannot be read ({error.strerror})") from None

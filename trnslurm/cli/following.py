@@ -1,0 +1,81 @@
+"""Shows a run while it goes: a progress bar on a terminal, a line per change elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from trnslurm.follow import follow
+from trnslurm.logs import first_error
+from trnslurm.run import RunDir
+from trnslurm.status import RunStatus
+
+
+def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:
+    """Show the run until it ends, and return its last status; quiet: say nothing on stdout."""
+    steps = int(json.loads(run.plan_file.read_text(encoding="utf-8"))["steps"])
+    status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
+    if not quiet:
+        _report(run, status)
+    return status
+
+
+def _with_bar(run: RunDir, steps: int) -> RunStatus:
+    last: RunStatus | None = None
+    label = "waiting"
+    with click.progressbar(
+        length=steps, label=label, file=sys.stderr, item_show_func=_figures, show_pos=True
+    ) as bar:
+        for status in follow(run):
+            last = status
+            bar.label = status.state.lower()
+            done = int(status.metrics.get("step", 0))
+            bar.update(max(0, done - bar.pos), status.metrics)
+            bar.render_progress()
+    assert last is not None
+    return last
+
+
+def _with_lines(run: RunDir) -> RunStatus:
+    said, printed_step = "", 0
+    last: RunStatus | None = None
+    for status in follow(run):
+        last = status
+        word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
+        if word != said and not status.final:
+            click.echo(word, err=True)
+            said = word
+        step, steps = int(status.metrics.get("step", 0)), int(status.metrics.get("steps", 0))
+        if steps and (step - printed_step) * 10 >= steps:  # about ten lines for a whole run
+            click.echo(f"step {step}/{steps}  {_figures(status.metrics)}", err=True)
+            printed_step = step
+    assert last is not None
+    return last
+
+
+def _figures(metrics: dict[str, Any] | Any | None) -> str:
+    if not metrics:
+        return ""
+    parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
+    if "tokens_per_s" in metrics:
+        parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
+    return "  ".join(parts)
+
+
+def _report(run: RunDir, status: RunStatus) -> None:
+    reason = f" ({status.reason})" if status.reason else ""
+    click.echo(f"{run.name}: {status.state}{reason}")
+    first, last = run.first_metrics(), status.metrics
+    if "loss" in first and "loss" in last:
+        click.echo(
+            f"loss {first['loss']:.4f} at step {first['step']} -> {last['loss']:.4f} at step "
+            f"{last['step']}, {last.get('tokens_per_s', 0):,.0f} tokens/s"
+        )
+    if status.state in ("FAILED", "LOST", "NODE_FAIL"):
+        if error := first_error(run):
+            click.echo(f"{error.place}: {error.line}")
+        click.echo(f"logs: trnslurm logs {run.name}")
+    click.echo(f"run directory: {run.path}")

@@ -1,0 +1,222 @@
+"""Options that several commands share, their completion, and the way to a resolved JobSpec."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from trnslurm.config import Workspace, presets_of, resolve
+from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.slurm import slurm_hint
+from trnslurm.spec import JobSpec, make_spec
+
+Command = Callable[..., Any]
+
+
+def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
+    def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+        try:
+            found = names(Workspace.discover(ctx.params.get("path") or ()), ctx)
+        except TrnslurmError:
+            return []
+        return [CompletionItem(n) for n in found if n.startswith(word)]
+
+    return complete
+
+
+def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
+    recipe = ctx.params.get("recipe")
+    return presets_of(workspace.recipe_dir(recipe)) if recipe else []
+
+
+def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
+    from trnslurm.runs import list_runs
+
+    return ["last", *(run.name for run in list_runs(run_roots(workspace)))]
+
+
+def path_option(command: Command) -> Command:
+    """Add --path."""
+    return click.option(
+        "--path", multiple=True, metavar="DIR",
+        help="Look here first for jobs/, cluster-config/ and templates/.",
+    )(command)  # fmt: skip
+
+
+def json_option(command: Command) -> Command:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def run_argument(command: Command) -> Command:
+    """Add RUN."""
+    return click.argument("run", shell_complete=_complete(_run_names))(command)
+
+
+def recipe_argument(*, required: bool = True) -> Callable[[Command], Command]:
+    """Add RECIPE."""
+    names = _complete(lambda workspace, ctx: sorted(workspace.recipes()))
+    return click.argument("recipe", required=required, shell_complete=names)
+
+
+def cluster_option(command: Command) -> Command:
+    """Add --cluster."""
+    names = _complete(lambda workspace, ctx: sorted(workspace.clusters()))
+    return click.option(
+        "-c", "--cluster", metavar="NAME", shell_complete=names, help="Cluster profile."
+    )(command)
+
+
+_SPEC_OPTIONS = [
+    path_option,
+    cluster_option,
+    click.option(
+        "-p", "--preset", metavar="NAME", shell_complete=_complete(_preset_names),
+        help="Preset of the recipe.",
+    ),
+    click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        help="Any key of `trnslurm show`, as in --set batch.micro_batch=2.",
+    ),
+    click.option(
+        "--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."
+    ),
+    click.option("--time", "time", metavar="TIME", help="Time limit, as Slurm writes it."),
+    click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
+    click.option(
+        "--sbatch", multiple=True, metavar="OPTION",
+        help="Any other sbatch option, as in --sbatch=--comment=x; it stands in the script.",
+    ),
+    click.option(
+        "--allow-idle", is_flag=True, help="Accept more workers than micro-batches in a step."
+    ),
+]  # fmt: skip
+
+
+def spec_options(command: Command) -> Command:
+    """Add the options that choose what is trained and where."""
+    return functools.reduce(lambda c, option: option(c), reversed(_SPEC_OPTIONS), command)
+
+
+def workspace_of(options: dict[str, Any]) -> Workspace:
+    """Return the search path that the options ask for."""
+    return Workspace.discover(options.get("path") or ())
+
+
+def choose_cluster(
+    workspace: Workspace, recipe: str, options: dict[str, Any], *, to_submit: bool
+) -> tuple[str, str | None]:
+    """Return cluster and preset: as asked, as configured, or a default said in a line."""
+    cluster, preset = options["cluster"] or workspace.cluster, options["preset"]
+    if cluster is None and not to_submit:
+        file = workspace.recipe_dir(recipe) / "recipe.yaml"
+        from trnslurm.config.search import read_yaml
+
+        return str(read_yaml(file).get("default_cluster", "trn1")), preset
+    announced = []
+    if cluster is None:
+        _refuse_guessing()
+        cluster = "local"
+        announced.append("--cluster local")
+    if cluster == "local" and preset is None and "tiny" in presets_of(workspace.recipe_dir(recipe)):
+        preset = "tiny"
+        announced.append("--preset tiny")
+    if announced and to_submit:
+        click.echo(f"No cluster here: using {' '.join(announced)}", err=True)
+    return cluster, preset
+
+
+def _refuse_guessing() -> None:
+    hint, has_srun = slurm_hint()
+    if hint is None:
+        return
+    if has_srun:
+        raise ConfigError(
+            "this host has Slurm and no cluster profile is chosen: pass --cluster NAME, "
+            "or make a profile with `trnslurm cluster detect --write`"
+        )
+    raise ConfigError(
+        f"{hint} hints at Slurm, but srun is not on PATH: load your site's Slurm module, "
+        "pass --cluster NAME for a profile with slurm.bin_dir, or --cluster local"
+    )
+
+
+def spec_of(
+    workspace: Workspace, recipe: str, nodes: int, options: dict[str, Any], cluster: str,
+    preset: str | None, *, need_time: bool = True,
+) -> JobSpec:  # fmt: skip
+    """Resolve the configuration that the options ask for, and plan it."""
+    config = resolve(
+        workspace, recipe, cluster=cluster, preset=preset,
+        settings=options["settings"], options=option_layers(options),
+    )  # fmt: skip
+    return make_spec(config, nodes, name=options["name"], need_time=need_time)
+
+
+def option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return what dedicated options set, by configuration key."""
+    layers: dict[str, tuple[str, Any]] = {}
+    if options["workers_per_node"] is not None:
+        workers = options["workers_per_node"]
+        if workers < 1:
+            raise ConfigError(f"--workers {workers}: a node needs at least one worker")
+        layers["workers_per_node"] = ("--workers", workers)
+    if options["time"]:
+        layers["slurm.time_min"] = ("--time", parse_time(options["time"]))
+    if options["sbatch"]:
+        layers["slurm.sbatch"] = ("--sbatch", list(options["sbatch"]))
+    if options["allow_idle"]:
+        layers["batch.allow_idle"] = ("--allow-idle", True)
+    return layers
+
+
+def parse_time(text: str) -> int:
+    """Return minutes for a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not match:
+        raise ConfigError(f"--time {text}: expected minutes, HH:MM:SS or D-HH:MM:SS")
+    days, first, second, third = (int(g) if g else 0 for g in match.groups())
+    if match[1] is not None:  # D-H:M:S
+        seconds = days * 86400 + first * 3600 + second * 60 + third
+    elif match[4] is not None:  # H:M:S
+        seconds = first * 3600 + second * 60 + third
+    else:  # M or M:S
+        seconds = first * 60 + second
+    if seconds < 60:
+        raise ConfigError(f"--time {text}: at least one minute")
+    return -(-seconds // 60)
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Return the node counts of `1,2,4`."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--nodes {text}: expected whole numbers, as in --nodes 1,2,4") from None
+    for count in counts:
+        if count < 1:
+            raise ConfigError(f"--nodes {text}: a job needs at least one node")
+    return counts
+
+
+def run_roots(workspace: Workspace) -> list[Any]:
+    """Return where runs are looked for: used run roots, and those of the known profiles."""
+    from pathlib import Path
+
+    from trnslurm.config import Cluster
+    from trnslurm.config.search import read_yaml
+    from trnslurm.runs import known_roots
+
+    roots = known_roots()
+    for file in workspace.clusters().values():
+        try:
+            root = read_yaml(file).get("run_root", Cluster().run_root)
+        except TrnslurmError:
+            continue
+        roots.append(Path(str(root)).expanduser())
+    return list(dict.fromkeys(r for r in roots if r.is_dir()))

@@ -1,0 +1,39 @@
+"""How results are printed: aligned tables, JSON, numbers for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def echo_json(data: Any) -> None:
+    """Print data as JSON."""
+    click.echo(json.dumps(data, indent=2))
+
+
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
+    """Print rows under a header; `right` names the right-aligned columns, comma separated."""
+    aligned = set(right.split(","))
+    lines = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if name in aligned else cell.ljust(width)
+            for cell, width, name in zip(line, widths, header, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def hours(value: float | None) -> str:
+    """Hours for a table: two significant digits below ten, whole numbers above."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def dollars(value: float | None) -> str:
+    """A sum of US dollars."""
+    return "-" if value is None else f"${value:,.0f}"

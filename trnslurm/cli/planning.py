@@ -1,0 +1,198 @@
+"""recipes, clusters, show, plan: what there is, and what it would take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from trnslurm.cli.options import (
+    choose_cluster,
+    json_option,
+    option_layers,
+    parse_nodes,
+    path_option,
+    recipe_argument,
+    spec_of,
+    spec_options,
+    workspace_of,
+)
+from trnslurm.cli.output import dollars, echo_json, echo_table, hours
+from trnslurm.config import describe, presets_of, resolve
+from trnslurm.config.tree import flatten, plain
+from trnslurm.errors import PlanError, TrnslurmError
+from trnslurm.plan import even_nodes
+from trnslurm.spec import JobSpec
+
+
+@click.command("recipes")
+@path_option
+@json_option
+def recipes_command(path: tuple[str, ...], as_json: bool) -> None:
+    """List the recipes: the training jobs that can be submitted.
+
+    \b
+    Example:
+      trnslurm recipes
+    """
+    found = sorted(workspace_of({"path": path}).recipes().items())
+    rows = [(name, presets_of(d), describe(d / "recipe.yaml"), d) for name, d in found]
+    if as_json:
+        keys = ("recipe", "presets", "description", "directory")
+        echo_json([dict(zip(keys, [*row[:3], str(row[3])], strict=True)) for row in rows])
+        return
+    table = [(name, ", ".join(presets), text) for name, presets, text, _ in rows]
+    echo_table(("recipe", "presets", "description"), table)
+
+
+@click.command("clusters")
+@path_option
+@json_option
+def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
+    """List the cluster profiles.
+
+    \b
+    Example:
+      trnslurm clusters
+    """
+    workspace = workspace_of({"path": path})
+    found = sorted(workspace.clusters().items())
+    rows = [(name, describe(file), str(file)) for name, file in found]
+    if as_json:
+        keys = ("cluster", "description", "file")
+        echo_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    marked = [(f"{n} *" if n == workspace.cluster else n, text, f) for n, text, f in rows]
+    echo_table(("cluster", "description", "file"), marked)
+    if workspace.cluster:
+        click.echo(f"* the default, from {workspace.cluster_source}")
+
+
+@click.command("show")
+@recipe_argument()
+@spec_options
+@json_option
+def show_command(recipe: str, as_json: bool, **options: Any) -> None:
+    """Show the resolved configuration, each value with where it came from.
+
+    \b
+    Example:
+      trnslurm show gpt2_zero1 --preset tiny --set steps=50
+    """
+    workspace = workspace_of(options)
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    config = resolve(
+        workspace, recipe, cluster=cluster, preset=preset,
+        settings=options["settings"], options=option_layers(options),
+    )  # fmt: skip
+    if as_json:
+        origins = {key: asdict(origin) for key, origin in config.origins.items()}
+        echo_json({"config": plain(config.tree), "origins": origins})
+        return
+    click.echo(f"{recipe}, preset {preset or config.preset}, cluster {cluster}\n")
+    rows = []
+    for key, value in flatten(config.tree):
+        origin = config.origins.get(key)
+        source = f"{origin.layer}: {origin.source}" if origin and origin.source else ""
+        rows.append((key, _value(value), source or "default"))
+    echo_table(("key", "value", "from"), rows)
+
+
+@click.command("plan")
+@recipe_argument()
+@click.option("-n", "--nodes", default="1,2,4,8,16", show_default=True, help="Node counts.")
+@spec_options
+@json_option
+def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None:
+    """Show how the global batch lies on each node count, and what the run would take.
+
+    \b
+    Example:
+      trnslurm plan gpt2_zero1 --nodes 1,2,3,4,8,16
+    """
+    workspace = workspace_of(options)
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    specs, refused = [], []
+    for count in parse_nodes(nodes):
+        try:
+            specs.append(
+                spec_of(workspace, recipe, count, options, cluster, preset, need_time=False)
+            )
+        except PlanError as error:
+            refused.append((count, error))
+    if not specs:
+        raise refused[0][1]
+    if as_json:
+        rows = [_plan_row(spec) for spec in specs]
+        errors = [{"nodes": count, "error": str(error)} for count, error in refused]
+        echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
+    else:
+        _print_plan(specs)
+    if refused:
+        raise TrnslurmError("; ".join(f"{n} nodes: {e}" for n, e in refused))
+
+
+def _plan_row(spec: JobSpec) -> dict[str, Any]:
+    estimate = asdict(spec.estimate) if spec.estimate else None
+    return {
+        **asdict(spec.batch),
+        "padding": spec.batch.padding,
+        "even_nodes": even_nodes(spec.batch),
+        "seq_len": spec.config.recipe.seq_len,
+        "tokens_per_step": spec.tokens_per_step,
+        "steps": spec.steps,
+        "estimate": estimate,
+    }
+
+
+def _print_plan(specs: list[JobSpec]) -> None:
+    first = specs[0]
+    recipe, batch = first.config.recipe, first.batch
+    click.echo(
+        f"{first.config.recipe_name} ({first.config.preset}) on {first.instance.name}, "
+        f"{batch.workers_per_node} workers per node, {recipe.precision}, "
+        f"{first.steps:,} steps of sequence length {recipe.seq_len}"
+    )
+    if batch.mode == "per_worker":
+        click.echo("The global batch GROWS with the nodes (batch.mode per_worker):")
+    click.echo()
+    header = (
+        "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
+        "tokens/step", "hours", "node-hours", "cost",
+    )  # fmt: skip
+    echo_table(header, [_plan_cells(spec) for spec in specs], right=",".join(header))
+    click.echo()
+    for spec in specs:
+        if spec.batch.padding_units:
+            even = " or ".join(map(str, even_nodes(spec.batch)))
+            click.echo(
+                f"{spec.nodes} nodes: {spec.batch.padding_units} of each step's "
+                f"{spec.batch.accumulation * spec.batch.workers} micro-batches have weight zero; "
+                f"none on {even} nodes"
+            )
+    bases: dict[str, list[str]] = {}
+    for spec in specs:
+        if spec.estimate:
+            bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
+    for basis, counts in bases.items():
+        click.echo(f"Hours on {', '.join(counts)} nodes: {basis}")
+    if not bases:
+        click.echo(f"Hours: no throughput of this preset is known on {first.instance.name}")
+
+
+def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
+    batch, estimate = spec.batch, spec.estimate
+    return (
+        str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
+        str(batch.accumulation), f"{100 * batch.padding:.1f}", f"{spec.tokens_per_step:,}",
+        hours(estimate.hours if estimate else None),
+        hours(estimate.node_hours if estimate else None),
+        dollars(estimate.cost if estimate else None),
+    )  # fmt: skip
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(plain(value)) if isinstance(value, str | list | dict | tuple) else repr(value)

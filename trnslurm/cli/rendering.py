@@ -1,0 +1,101 @@
+"""render: the very files that submit would run, on a host that may have no Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trnslurm.bundle import Bundle, diff, read_bundle
+from trnslurm.cli.options import (
+    choose_cluster,
+    recipe_argument,
+    run_roots,
+    spec_of,
+    spec_options,
+    workspace_of,
+)
+from trnslurm.errors import RenderError
+from trnslurm.render import render
+from trnslurm.runs import find_run
+
+
+@click.command("render")
+@recipe_argument()
+@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@spec_options
+@click.option("-o", "--output", metavar="DIR", help="Write the bundle to this new directory.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
+@click.option("--diff", "against", metavar="RUN_OR_DIR", help="Show what differs from another.")
+def render_command(
+    recipe: str, nodes: int, output: str | None, force: bool, against: str | None, **options: Any
+) -> None:
+    """Print the scripts, or write the whole bundle to a directory for review and sbatch.
+
+    --diff exits with 1 if there are differences, like diff.
+
+    \b
+    Example:
+      trnslurm render gpt2_zero1 --nodes 2 --cluster trn1
+      trnslurm render gpt2_zero1 --nodes 2 --cluster trn1 -o reviewed
+      trnslurm render gpt2_zero1 --nodes 4 --cluster trn1 --diff reviewed
+    """
+    workspace = workspace_of(options)
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    spec = spec_of(workspace, recipe, nodes, options, cluster, preset)
+    bundle = render(spec, workspace.template_dirs())
+    if against is not None:
+        other = (
+            Path(against)
+            if Path(against).is_dir()
+            else find_run(against, run_roots(workspace)).path
+        )
+        lines = list(diff(read_bundle(other), bundle))
+        for line in lines:
+            click.echo(line)
+        sys.exit(1 if lines else 0)
+    if output is None:
+        for name, data in bundle.files.items():
+            if not name.startswith(("code/", "logs/", "state/")):
+                click.echo(f"==> {name} <==\n{data.decode()}")
+        return
+    write_bundle(bundle, Path(output), force=force)
+    click.echo(f"Wrote {len(bundle.files)} files to {output}. To run them by hand:")
+    for line in bundle_instructions(bundle):
+        click.echo(f"  {line}")
+
+
+def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
+    """Write a bundle to a new directory, whole or not at all."""
+    occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
+    if occupied and not (force and (directory / "plan.json").is_file()):
+        what = "pass --force to replace it" if (directory / "plan.json").is_file() else "not ours"
+        raise RenderError(f"{directory} is there already: {what}, or choose another directory")
+    scratch = directory.absolute().with_name(f".{directory.name}.{os.getpid()}")
+    try:
+        scratch.mkdir(parents=True)
+        bundle.write(scratch)
+        if occupied:
+            shutil.rmtree(directory)
+        scratch.rename(directory)
+    except OSError as error:
+        raise RenderError(f"{directory}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def bundle_instructions(bundle: Bundle) -> list[str]:
+    """Return the lines of the header that say how to run the bundle by hand."""
+    script = next(n for n in ("train.sbatch", "train.sh") if n in bundle.files)
+    lines = bundle.files[script].decode().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("# By hand")) + 1
+    found = []
+    for line in lines[start:]:
+        if not line.startswith("#   "):
+            break
+        found.append(line[4:])
+    return found

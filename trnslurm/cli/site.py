@@ -1,0 +1,166 @@
+"""cluster detect, env check, completion: setting trnslurm up on a site."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from trnslurm.allocation import check_environment
+from trnslurm.catalog import catalog, find
+from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
+from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.config import Cluster, resolve_cluster, user_root
+from trnslurm.config.search import SETTINGS_FILE
+from trnslurm.detect import Partition, Site, detect, profile_text
+from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.slurm import Slurm
+
+
+@click.group("cluster")
+def cluster_command() -> None:
+    """Make a cluster profile.
+
+    \b
+    Example:
+      trnslurm cluster detect --write
+    """
+
+
+@cluster_command.command("detect")
+@click.option("--partition", metavar="NAME", help="Default: the one with accelerators.")
+@click.option("--write", is_flag=True, help="Write a profile to your own cluster-config/.")
+@click.option("--name", metavar="NAME", help="Name of the profile; default: Slurm's ClusterName.")
+@click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
+@json_option
+def detect_command(
+    partition: str | None, write: bool, name: str | None, bin_dir: str | None, as_json: bool
+) -> None:
+    """Look at this host's Slurm: partitions, nodes, instance types, limits, accounting.
+
+    \b
+    Example:
+      trnslurm cluster detect
+      trnslurm cluster detect --write --partition compute
+    """
+    slurm = _find_slurm(bin_dir)
+    site = detect(slurm, catalog())
+    chosen = _choose(site, partition)
+    if as_json:
+        echo_json({**asdict(site), "chosen": chosen.name})
+    elif not write:
+        _print_site(site, chosen)
+    if write:
+        target = user_root() / "cluster-config" / f"{_profile_name(name or site.cluster)}.yaml"
+        _write_profile(target, profile_text(site, chosen, slurm.bin_dir))
+
+
+def _find_slurm(bin_dir: str | None) -> Slurm:
+    slurm = Slurm(bin_dir)
+    if bin_dir is None and slurm.find("scontrol") is None:
+        return Slurm("/opt/slurm/bin")  # ParallelCluster's place
+    return slurm
+
+
+def _choose(site: Site, name: str | None) -> Partition:
+    if name is None:
+        return site.best()
+    for partition in site.partitions:
+        if partition.name == name:
+            return partition
+    known = ", ".join(p.name for p in site.partitions)
+    raise ConfigError(f"--partition {name}: {site.cluster} has {known}")
+
+
+def _profile_name(name: str) -> str:
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(f"--name {name!r}: use letters, digits, '-' and '_'")
+    return name
+
+
+def _print_site(site: Site, chosen: Partition) -> None:
+    click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
+    header = ("partition", "nodes", "instance type", "cpus", "gpus", "max minutes")
+    rows = [
+        (f"{p.name} *" if p is chosen else p.name, str(p.nodes), p.instance_type or "?",
+         str(p.cpus), str(p.gpus), str(p.max_time_min or "-"))
+        for p in site.partitions
+    ]  # fmt: skip
+    echo_table(header, rows, right="nodes,cpus,gpus,max minutes")
+    click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
+
+
+def _write_profile(target: Path, text: str) -> None:
+    settings = user_root() / SETTINGS_FILE
+    if target.exists():
+        raise ConfigError(f"{target} is there already: remove it, or pass --name")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        if not settings.exists():
+            settings.write_text(f"cluster: {target.stem}\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    click.echo(f"Wrote {target}; the default cluster stands in {settings}.")
+    click.echo("Check its run_root and python, then: trnslurm env check")
+
+
+@click.group("env")
+def env_command() -> None:
+    """Prove the nodes' Python environment.
+
+    \b
+    Example:
+      trnslurm env check --cluster trn1
+    """
+
+
+@env_command.command("check")
+@path_option
+@cluster_option
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for a node.")
+@json_option
+def check_command(
+    path: tuple[str, ...], cluster: str | None, timeout: float, as_json: bool
+) -> None:
+    """Start the profile's Python on a node, and compare its packages with what the jobs need.
+
+    \b
+    Example:
+      trnslurm env check --cluster trn1
+    """
+    workspace = workspace_of({"path": path})
+    name = cluster or workspace.cluster or "local"
+    profile: Cluster = resolve_cluster(workspace, name)
+    instance = find(catalog(profile.instance_types), profile.instance_type)
+    device = instance.device if profile.device == "auto" else profile.device
+    report = check_environment(profile, device, timeout)
+    if as_json:
+        echo_json(report)
+    else:
+        click.echo(f"{report['host']}: Python {report['python']}, {report['executable']}\n")
+        rows = [(n, v or "missing") for n, v in report["packages"].items()]
+        echo_table(("package", "version"), rows)
+    if report["problems"]:
+        raise TrnslurmError("; ".join(report["problems"]))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Example:
+      trnslurm completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    from trnslurm.cli import cli
+
+    made = get_completion_class(shell)
+    if made is None:
+        sys.exit(1)
+    click.echo(made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source())

@@ -1,0 +1,136 @@
+"""submit: from a recipe, or a reviewed bundle, to a running job."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trnslurm.cli.options import (
+    choose_cluster,
+    recipe_argument,
+    spec_of,
+    spec_options,
+    workspace_of,
+)
+from trnslurm.cli.output import dollars, echo_json, hours
+from trnslurm.errors import SubmitError
+from trnslurm.run import RunDir
+from trnslurm.spec import JobSpec
+from trnslurm.submit import Job, job_of, job_of_bundle, stop_local, submit
+
+
+@click.command("submit")
+@recipe_argument(required=False)
+@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@spec_options
+@click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
+@click.option("--dry-run", is_flag=True, help="Say what it would take, and stop there.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask about the size of the job.")
+@click.option("-f", "--follow", is_flag=True, help="On Slurm: stay until the run has ended.")
+@click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
+def submit_command(
+    recipe: str | None, nodes: int, rendered: str | None, dry_run: bool, yes: bool, follow: bool,
+    detach: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Submit a job: precompile where the device needs it, then train.
+
+    On the local cluster it is followed until it ends, and Ctrl-C stops it.
+
+    \b
+    Example:
+      trnslurm submit gpt2_zero1 --nodes 2
+      trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
+      trnslurm submit --rendered reviewed
+    """
+    if (recipe is None) == (rendered is None):
+        raise click.UsageError("give either a RECIPE or --rendered DIR")
+    if rendered is not None:
+        _refuse_options(options, nodes)
+        job, spec = job_of_bundle(Path(rendered)), None
+    else:
+        assert recipe is not None
+        workspace = workspace_of(options)
+        cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
+        spec = spec_of(workspace, recipe, nodes, options, cluster, preset)
+        job = job_of(spec, workspace.template_dirs())
+    if spec is not None:
+        click.echo(_price_line(spec), err=True)
+    if dry_run:
+        return
+    if spec is not None and not yes:
+        _confirm(spec)
+    run = submit(job, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
+    _after_submission(run, job, follow=follow, detach=detach, as_json=as_json)
+
+
+def _after_submission(run: RunDir, job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
+    local = job.scheduler == "local"
+    jobs = {} if local else dict(run.record().jobs)
+    if as_json:
+        echo_json({"run": run.name, "directory": str(run.path), "jobs": jobs})
+    else:
+        ids = "".join(f"  {phase} {job_id}" for phase, job_id in jobs.items())
+        click.echo(f"Submitted {run.name}{ids}")
+    if follow or (local and not detach):
+        sys.exit(_follow(run, local=local, quiet=as_json))
+    if not as_json:
+        click.echo(f"See: trnslurm status {run.name}")
+
+
+def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
+    from trnslurm.cli.following import follow_run
+
+    try:
+        status = follow_run(run, quiet=quiet)
+    except KeyboardInterrupt:
+        if not local:
+            click.echo(f"\n{run.name} goes on: trnslurm status {run.name}", err=True)
+            return 130
+        click.echo("\nStopping …", err=True)
+        stop_local(run)
+        click.echo(f"{run.name}: CANCELLED", err=True)
+        return 130
+    return 0 if status.state == "COMPLETED" else 1
+
+
+def _price_line(spec: JobSpec) -> str:
+    name = f"{spec.config.recipe_name} ({spec.config.preset})"
+    where = f"{spec.nodes} x {spec.instance.name}"
+    if not spec.on_slurm:
+        return f"{name} on {spec.nodes} emulated nodes of this machine ({spec.device})"
+    line = f"{name} on {where}: "
+    if spec.estimate:
+        line += (
+            f"about {hours(spec.estimate.hours)} h, {hours(spec.estimate.node_hours)} node-hours, "
+            f"{dollars(spec.estimate.cost)}; "
+        )
+    return line + f"at most {hours(spec.limit_node_hours)} node-hours by its time limits"
+
+
+def _confirm(spec: JobSpec) -> None:
+    limit = spec.config.cluster.ask_above_node_hours
+    expected = spec.estimate.node_hours if spec.estimate else spec.limit_node_hours
+    if not spec.on_slurm or limit is None or expected <= limit:
+        return
+    if not sys.stdin.isatty():
+        raise SubmitError(
+            f"{hours(expected)} node-hours is over the {limit:g} above which "
+            f"{spec.config.cluster_name} asks: pass --yes"
+        )
+    click.confirm(f"That is over {limit:g} node-hours. Submit?", abort=True, err=True)
+
+
+def _refuse_options(options: dict[str, Any], nodes: int) -> None:
+    given = [name for name, value in options.items() if value and name != "path"]
+    context = click.get_current_context()
+    source = context.get_parameter_source("nodes")
+    if source is not None and source.name == "COMMANDLINE":
+        given.append("nodes")
+    if given:
+        words = shlex.join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"--rendered submits the files as they are: leave out {words}")

@@ -1,0 +1,165 @@
+"""runs, status, logs, cancel, exec: what happens to runs after their submission."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from trnslurm.allocation import exec_in_run
+from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
+from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.errors import RunError
+from trnslurm.logs import choose_log, first_error, follow_log, tail
+from trnslurm.run import RunDir
+from trnslurm.runs import find_run, list_runs
+from trnslurm.status import RunStatus, run_status, statuses_of
+from trnslurm.submit import cancel
+
+
+def _run(word: str, path: tuple[str, ...]) -> RunDir:
+    return find_run(word, run_roots(workspace_of({"path": path})))
+
+
+@click.command("runs")
+@click.option("-a", "--all", "everything", is_flag=True, help="All runs, not the newest 20.")
+@path_option
+@json_option
+def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None:
+    """List the runs, the newest last, with their state.
+
+    \b
+    Example:
+      trnslurm runs
+    """
+    runs = list_runs(run_roots(workspace_of({"path": path})))
+    statuses, broken = statuses_of(runs if everything else runs[-20:])
+    for error in broken:
+        click.echo(f"warning: {error}", err=True)
+    if as_json:
+        echo_json([asdict(status) for status in statuses])
+        return
+    if not statuses:
+        click.echo("No runs yet: trnslurm submit gpt2_zero1 --nodes 2", err=True)
+        return
+    header = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
+    rows = [(s.run, s.state, s.cluster, str(s.nodes), *_progress(s), s.reason) for s in statuses]
+    echo_table(header, rows, right="nodes,step,loss")
+
+
+def _progress(status: RunStatus) -> tuple[str, str]:
+    metrics = status.metrics
+    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
+    return step, f"{metrics['loss']:.4f}" if "loss" in metrics else "-"
+
+
+@click.command("status")
+@run_argument
+@path_option
+@json_option
+def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
+    """Show where a run stands, in one word, and why.
+
+    \b
+    Example:
+      trnslurm status last
+    """
+    directory = _run(run, path)
+    status = run_status(directory)
+    if as_json:
+        echo_json(asdict(status))
+        return
+    reason = f" ({status.reason})" if status.reason else ""
+    click.echo(f"{status.run}: {status.state}{reason}")
+    preset = f" ({status.preset})" if status.preset else ""
+    click.echo(f"{status.recipe}{preset} on {status.nodes} nodes of {status.cluster}\n")
+    header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")
+    rows = [
+        (p.phase, p.state, p.job_id or "-", str(p.attempt or "-"), p.started or "-",
+         p.ended or "-", p.hosts or "-", p.reason)
+        for p in status.phases
+    ]  # fmt: skip
+    echo_table(header, rows)
+    click.echo()
+    if "step" in status.metrics:
+        step, loss = _progress(status)
+        click.echo(f"step {step}, loss {loss}")
+    if status.state in ("FAILED", "NODE_FAIL", "LOST") and (error := first_error(directory)):
+        click.echo(f"{error.place}: {error.line}")
+    click.echo(f"run directory: {status.path}")
+
+
+@click.command("logs")
+@run_argument
+@click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
+@click.option("--phase", type=click.Choice(["precompile", "train"]), help="Default: the last.")
+@click.option("--batch", is_flag=True, help="The batch script's own log.")
+@click.option("-f", "--follow", is_flag=True, help="Show what is added until the run ends.")
+@click.option("-n", "--lines", type=int, default=100, show_default=True, help="Last lines; 0: all.")
+@path_option
+def logs_command(
+    run: str, node: int, phase: str | None, batch: bool, follow: bool, lines: int,
+    path: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Show the log of one node of a run, or of its batch script.
+
+    \b
+    Example:
+      trnslurm logs last -f
+      trnslurm logs last --node 1 -n 20
+    """
+    directory = _run(run, path)
+    wanted = lines if lines > 0 else sys.maxsize
+
+    def choose() -> Any:
+        return choose_log(directory, phase=phase, node=node, batch=batch)
+
+    out = sys.stdout.buffer
+    if follow:
+        for chunk in follow_log(choose, lambda: run_status(directory).final, lines=wanted):
+            out.write(chunk)
+            out.flush()
+        return
+    file = choose()
+    if file is None:
+        status = run_status(directory)
+        reason = f": {status.reason}" if status.reason else ""
+        raise RunError(f"{directory.name} has no such log yet; it is {status.state}{reason}")
+    out.write(tail(file, wanted)[0])
+
+
+@click.command("cancel")
+@run_argument
+@path_option
+def cancel_command(run: str, path: tuple[str, ...]) -> None:
+    """Cancel a run: every phase of it, pending or running.
+
+    \b
+    Example:
+      trnslurm cancel last
+    """
+    directory = _run(run, path)
+    before = run_status(directory)
+    if before.final:
+        click.echo(f"{directory.name} has ended already: {before.state}")
+        return
+    cancel(directory)
+    click.echo(f"Cancelled {directory.name}")
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@run_argument
+@click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@path_option
+def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str, ...]) -> None:
+    """Run a command on a node of a running job, inside its allocation.
+
+    \b
+    Example:
+      trnslurm exec last -- neuron-top
+      trnslurm exec last --node 1 -- ps -ef
+    """
+    sys.exit(exec_in_run(_run(run, path), node, command))

@@ -1,0 +1,303 @@
+"""Layers of configuration laid over each other: command line > preset > recipe > profile > default.
+
+A site file that the cluster's admin owns stands above all of them for the keys it locks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trnslurm.config.schema import Cluster, Config, Origin, Recipe
+from trnslurm.config.search import Workspace, read_yaml
+from trnslurm.config.tree import (
+    build,
+    check,
+    convert,
+    defaults_of,
+    fields_of,
+    flatten,
+    lookup,
+    merge,
+    nest,
+)
+from trnslurm.errors import ConfigError, did_you_mean
+
+SITE_FILE = Path("/etc/trnslurm/site.yaml")
+NEURON_DEVICES = Path("/dev")
+
+_CLUSTER = fields_of(Cluster)
+_RECIPE = fields_of(Recipe)
+# What a recipe may say about the cluster: the shape of its job, never the site's facts.
+_RECIPE_LAYER = _RECIPE | {k: _CLUSTER[k] for k in ("env", "slurm", "workers_per_node")}
+_ALL = _CLUSTER | _RECIPE
+_JOB_SECTIONS = ("model", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One partial tree and where it stands."""
+
+    name: str
+    source: str
+    tree: Mapping[str, Any]
+
+
+def resolve(
+    workspace: Workspace,
+    recipe: str,
+    *,
+    cluster: str,
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
+) -> Config:
+    """Return recipe and cluster with every value resolved.
+
+    `settings` are `key=value` words; `options` maps a dotted key to (option name, value).
+    """
+    recipe_dir, profile = workspace.recipe_dir(recipe), workspace.cluster_file(cluster)
+    layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
+    layers.append(_profile_layer(profile))
+    base, presets = _recipe_layers(recipe_dir / "recipe.yaml")
+    chosen = preset or base.tree.get("default_preset")
+    layers.append(base)
+    if chosen is not None:
+        layers.append(_preset_layer(presets, str(chosen), recipe, recipe_dir / "recipe.yaml"))
+    layers += _machine_layer(_merged(layers))
+    layers += [_set_layer(word, _merged(layers)) for word in settings]
+    for dotted, (option, value) in (options or {}).items():
+        layers.append(_option_layer(dotted, option, value, _merged(layers)))
+    layers += _site_layers(layers)
+    tree = _merged(layers)
+    _check_values(tree)
+    return Config(
+        recipe_name=recipe,
+        recipe_dir=str(recipe_dir),
+        preset=chosen,
+        cluster_name=cluster,
+        cluster=build(Cluster, tree),
+        recipe=build(Recipe, tree),
+        tree=tree,
+        origins=_origins(layers),
+    )
+
+
+def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
+    """Return a cluster profile by itself, without a recipe."""
+    layers = [Layer(name="default", source="", tree=defaults_of(Cluster))]
+    layers.append(_profile_layer(workspace.cluster_file(name)))
+    layers += _machine_layer(_merged(layers))
+    return build(Cluster, _merged(layers))
+
+
+def describe(file: Path) -> str:
+    """Return the one-line description that a recipe or a profile gives of itself."""
+    return str(read_yaml(file).get("description", ""))
+
+
+def presets_of(recipe_dir: Path) -> list[str]:
+    """Return the names of a recipe's presets."""
+    _, presets = _recipe_layers(recipe_dir / "recipe.yaml")
+    return list(presets)
+
+
+def _merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        tree = merge(tree, layer.tree)
+    return tree
+
+
+def _profile_layer(file: Path) -> Layer:
+    tree = read_yaml(file)
+    tree.pop("description", None)
+    return Layer(name="cluster profile", source=str(file), tree=check(tree, _CLUSTER, str(file)))
+
+
+def _recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
+    tree = read_yaml(file)
+    tree.pop("description", None)
+    presets = tree.pop("presets", None) or {}
+    if not isinstance(presets, dict):
+        raise ConfigError(f"{file}: presets must be a mapping of names, found {presets!r}")
+    checked = check(tree, _RECIPE_LAYER, str(file))
+    return Layer(name="recipe", source=str(file), tree=checked), presets
+
+
+def _preset_layer(presets: Mapping[str, Any], name: str, recipe: str, file: Path) -> Layer:
+    if name not in presets:
+        hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
+        raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
+    source = f"{file}: presets.{name}"
+    tree = dict(presets[name] or {})
+    tree.pop("description", None)
+    checked = check(tree, _RECIPE_LAYER, source)
+    declared = read_yaml(file)
+    for section in _JOB_SECTIONS:
+        checked |= (
+            {section: _declared(checked[section], declared.get(section, {}), source, section)}
+            if section in checked
+            else {}
+        )
+    return Layer(name="preset", source=source, tree=checked)
+
+
+def _declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
+    """Check a job section against the recipe's own declaration: same keys, same types."""
+    checked = {}
+    for key, value in tree.items():
+        dotted = f"{prefix}.{key}"
+        if key not in base:
+            raise ConfigError(f"{where}: unknown key {dotted}{did_you_mean(str(key), base)}")
+        if isinstance(base[key], Mapping) and isinstance(value, Mapping):
+            checked[key] = _declared(value, base[key], where, dotted)
+        elif base[key] is None or isinstance(base[key], list | Mapping):
+            checked[key] = value
+        else:
+            checked[key] = convert(value, type(base[key]), where, dotted)
+    return checked
+
+
+def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
+    """Resolve `instance_type: auto`, which only the local cluster may say."""
+    if tree["instance_type"] != "auto":
+        return []
+    if tree["scheduler"] != "local":
+        raise ConfigError("instance_type: auto is for the local cluster; name the nodes' type")
+    devices = len([d for d in NEURON_DEVICES.glob("neuron*") if re.fullmatch(r"neuron\d+", d.name)])
+    if devices == 0:
+        return [Layer(name="this machine", source="no Neuron device", tree=nest_type("local"))]
+    name = "trn1.32xlarge" if devices == 16 else "trn1.2xlarge"
+    # Without this the profile's one emulated worker would leave the other cores idle.
+    tree = nest_type(name) | {"workers_per_node": None}
+    return [Layer(name="this machine", source=f"{devices} /dev/neuron*", tree=tree)]
+
+
+def nest_type(name: str) -> dict[str, Any]:
+    """Return the tree that sets the instance type."""
+    return {"instance_type": name}
+
+
+def _set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
+    dotted, equals, raw = word.partition("=")
+    if not equals or not dotted:
+        raise ConfigError(f"--set {word}: expected key=value, as in --set batch.micro_batch=2")
+    source = f"--set {word}"
+    value = _typed(dotted, raw, source, tree)
+    return Layer(name="command line", source=source, tree=nest(dotted, value))
+
+
+def _option_layer(dotted: str, option: str, value: Any, tree: Mapping[str, Any]) -> Layer:
+    if isinstance(value, list | tuple):
+        value = [*lookup(tree, dotted), *value]
+    checked = convert(value, _hint(dotted, option, tree), option, dotted)
+    return Layer(name="command line", source=option, tree=nest(dotted, checked))
+
+
+def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
+    hint = _hint(dotted, source, tree)
+    if hint is str or (str(hint) == "str | None" and raw not in ("null", "")):
+        return raw
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise ConfigError(f"{source}: {raw!r} is not a value") from None
+    if hint is float and isinstance(value, str):  # YAML reads 1e-4 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    return convert(value, hint, source, dotted) if hint is not Any else value
+
+
+def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
+    """Return the type that the value of a dotted key must have."""
+    first, _, rest = dotted.partition(".")
+    if first not in _ALL:
+        known = [k for k, _ in flatten(tree)] + list(_ALL)
+        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, known)}")
+    if not rest:
+        return _ALL[first]
+    if first == "env":
+        return str
+    if first in _JOB_SECTIONS:
+        return _declared_hint(dotted, source, tree)
+    if first == "instance_types":
+        return Any
+    hints = fields_of(_ALL[first]) if isinstance(_ALL[first], type) else {}
+    if rest not in hints:
+        known = [f"{first}.{k}" for k in hints]
+        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, known)}")
+    return hints[rest]
+
+
+def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
+    first = dotted.split(".", 1)[0]
+    leaves = {f"{first}.{k}": v for k, v in flatten(tree[first])}
+    if dotted not in leaves:
+        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, leaves)}")
+    value = leaves[dotted]
+    return Any if value is None or isinstance(value, list | Mapping) else type(value)
+
+
+def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
+    if not SITE_FILE.is_file():
+        return []
+    site = read_yaml(SITE_FILE)
+    for key in site:
+        if key != "lock":
+            raise ConfigError(f"{SITE_FILE}: unknown key {key} (the file has one: lock)")
+    found: list[Layer] = []
+    for dotted, value in flatten(site.get("lock") or {}):
+        hint = _hint(dotted, str(SITE_FILE), _merged(layers))
+        locked = value if hint is Any else convert(value, hint, str(SITE_FILE), dotted)
+        _refuse_breaking(dotted, locked, layers)
+        found.append(Layer(name="site lock", source=str(SITE_FILE), tree=nest(dotted, locked)))
+    return found
+
+
+def _refuse_breaking(dotted: str, locked: Any, layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        asked = lookup(layer.tree, dotted)
+        chosen = layer.name in ("command line", "preset", "recipe")
+        if chosen and asked is not None and asked != locked:
+            raise ConfigError(
+                f"{dotted} is locked to {locked!r} by {SITE_FILE}; "
+                f"{layer.source} asks for {asked!r}: leave it out, or ask the admin"
+            )
+
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(_|$)", re.I)
+_SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
+
+
+def _check_values(tree: Mapping[str, Any]) -> None:
+    for name, value in tree["env"].items():
+        if not _ENV_NAME.fullmatch(name):
+            raise ConfigError(f"env.{name}: not a name of an environment variable")
+        if _SECRET.search(name) and len(value) > _SWITCH_CHARS:
+            raise ConfigError(
+                f"env.{name} looks like a secret, and a run's files are no place for one: "
+                "put it in a file of mode 0600 and set a variable to its path"
+            )
+    for dotted, value in flatten(tree):
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{dotted} holds a NUL character")
+    for key in ("seq_len", "steps"):
+        if tree[key] < 0:
+            raise ConfigError(f"{key} is {tree[key]}; it cannot be negative")
+
+
+def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:
+    origins: dict[str, Origin] = {}
+    for layer in layers:
+        for dotted, _ in flatten(layer.tree):
+            origins[dotted] = Origin(layer=layer.name, source=layer.source)
+    return origins

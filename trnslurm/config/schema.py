@@ -1,0 +1,141 @@
+"""The typed configuration: a cluster profile, a recipe, and the two of them resolved together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """What goes into the `#SBATCH` header and the srun line."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time_min: int | None = None
+    """Time limit in minutes; None: the plan's estimate plus a quarter."""
+    max_time_min: int | None = None
+    """The partition's own limit; a longer request is refused before it is submitted."""
+    max_nodes: int | None = None
+    cpus_per_task: int | None = None
+    """CPUs for the one task per node; None: all vCPUs of the instance type."""
+    gpus_per_node: int | None = None
+    """None: all GPUs of a GPU type. Neuron devices are no GRES: use `exclusive`."""
+    exclusive: bool = True
+    requeue: bool = True
+    """Let Slurm start the job again after a node failure."""
+    srun_wait_s: int = 60
+    """How long srun waits for the other nodes after the first one ended well."""
+    sbatch: tuple[str, ...] = ()
+    """Any other sbatch options, as in `--mail-type=FAIL`; each stands in the file."""
+    bin_dir: str | None = None
+    """Directory of sbatch, srun, squeue, scontrol, where they are not on PATH."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """One cluster profile: the facts of a site."""
+
+    scheduler: Literal["slurm", "local"] = "slurm"
+    instance_type: str = "trn1.32xlarge"
+    """A name of the catalog; `auto` on the local cluster: what this machine has."""
+    device: Literal["auto", "neuron", "xla-cpu", "cpu", "cuda"] = "auto"
+    workers_per_node: int | None = None
+    """None: every core or GPU of the instance type."""
+    run_root: str = "~/trnslurm-runs"
+    """Where run directories are made; shared by all nodes."""
+    group_readable: bool = False
+    """Run directories are 0700; true: 0750."""
+    activate: tuple[str, ...] = ()
+    """Shell lines that make the nodes' frozen Python environment usable."""
+    python: str = "python3"
+    """Its interpreter, absolute on a real cluster."""
+    compile_cache: str | None = None
+    """Neuron's compile cache: a directory on the shared file system or an s3:// URL."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of every job of this cluster."""
+    ask_above_node_hours: float | None = None
+    """submit asks (or needs --yes) above this many node-hours."""
+    slurm: Slurm = field(default_factory=Slurm)
+    instance_types: Mapping[str, Any] = field(default_factory=dict)
+    """Overrides of, and additions to, the catalog of instance types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """`fixed` keeps `global_batch` over node counts; `per_worker` lets it grow with them."""
+
+    mode: Literal["fixed", "per_worker"] = "fixed"
+    global_batch: int | None = None
+    """Samples per optimizer step (mode fixed)."""
+    per_worker: int | None = None
+    """Samples per worker and optimizer step (mode per_worker)."""
+    micro_batch: int = 1
+    """Samples per worker in one forward and backward pass."""
+    allow_idle: bool = False
+    """Accept more workers than there are micro-batches in a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A published or measured throughput, from which hours and costs are estimated."""
+
+    instance_type: str
+    nodes: int
+    samples_per_s: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training job: what is trained, never where."""
+
+    entry: str = "train.py"
+    """The script that torchrun starts, in the recipe's directory."""
+    default_cluster: str = "trn1"
+    """The cluster that plan, show and render assume when none is chosen."""
+    default_preset: str | None = None
+    seq_len: int = 0
+    """Tokens per sample; 0: unknown."""
+    steps: int = 0
+    """Optimizer steps of the whole run."""
+    seed: int = 1234
+    precision: Literal["fp32", "mixed", "bf16"] = "fp32"
+    batch: Batch = field(default_factory=Batch)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """The job's own keys: the recipe declares each one with its default."""
+    train: Mapping[str, Any] = field(default_factory=dict)
+    precompile: Literal["auto", "always", "never"] = "auto"
+    """auto: where the device compiles graphs (neuron, xla-cpu)."""
+    neuron_cc_flags: str = ""
+    reference: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where one resolved value came from, as `trnslurm show` prints it."""
+
+    layer: str
+    """command line, site lock, preset, recipe, cluster profile or default."""
+    source: str
+    """The file, or the option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A recipe on a cluster, every value resolved."""
+
+    recipe_name: str
+    recipe_dir: str
+    preset: str | None
+    cluster_name: str
+    cluster: Cluster
+    recipe: Recipe
+    tree: Mapping[str, Any]
+    """The resolved values as one plain tree, as saved in config.yaml."""
+    origins: Mapping[str, Origin]
+    """Dotted key -> where its value came from."""

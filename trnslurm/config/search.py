@@ -1,0 +1,138 @@
+"""Where recipes, cluster profiles and templates are found: the user's directories first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trnslurm.errors import ConfigError, did_you_mean
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+SETTINGS_FILE = "trnslurm.yaml"
+
+
+def packaged_root() -> Path:
+    """Return the directory that holds our templates/, jobs/ and cluster-config/."""
+    installed = _PACKAGE / "share"
+    return installed if installed.is_dir() else _PACKAGE.parent
+
+
+def user_root() -> Path:
+    """Return the user's own directory of the same shape."""
+    config_home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(config_home).expanduser() / "trnslurm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """The search path, and the cluster chosen outside the command line."""
+
+    roots: tuple[Path, ...]
+    """Directories with jobs/, cluster-config/ and templates/; the first match wins."""
+    cluster: str | None
+    cluster_source: str
+
+    @classmethod
+    def discover(cls, paths: Sequence[str] = ()) -> Workspace:
+        """Read --path, TRNSLURM_PATH, ./trnslurm.yaml and the user's directory, in that order."""
+        roots = [Path(p) for p in paths]
+        roots += [Path(p) for p in os.environ.get("TRNSLURM_PATH", "").split(":") if p]
+        for root in roots:
+            if not root.is_dir():
+                raise ConfigError(f"search path {root}: no such directory")
+        cluster, source = os.environ.get("TRNSLURM_CLUSTER") or None, "TRNSLURM_CLUSTER"
+        for settings_file in (Path(SETTINGS_FILE), user_root() / SETTINGS_FILE):
+            settings = _read_settings(settings_file)
+            roots += [settings_file.parent / p for p in settings["path"]]
+            if cluster is None and settings["cluster"]:
+                cluster, source = settings["cluster"], str(settings_file)
+        roots += [user_root(), packaged_root()]
+        return cls(roots=tuple(roots), cluster=cluster, cluster_source=source if cluster else "")
+
+    def recipes(self) -> dict[str, Path]:
+        """Return every recipe's directory by name."""
+        found = [d for root in reversed(self.roots) for d in root.glob("jobs/*/recipe.yaml")]
+        return {f.parent.name: f.parent for f in found}
+
+    def clusters(self) -> dict[str, Path]:
+        """Return every cluster profile's file by name."""
+        found = [f for root in reversed(self.roots) for f in root.glob("cluster-config/*.yaml")]
+        return {f.stem: f for f in found}
+
+    def recipe_dir(self, name: str) -> Path:
+        """Return the directory of a recipe, or an error that names the nearest."""
+        return _known("recipe", name, self.recipes(), "trnslurm recipes")
+
+    def cluster_file(self, name: str) -> Path:
+        """Return the file of a cluster profile, or an error that names the nearest."""
+        return _known("cluster", name, self.clusters(), "trnslurm clusters")
+
+    def template_dirs(self) -> list[Path]:
+        """Return the directories in which templates are looked up, in order."""
+        return [d for root in self.roots if (d := root / "templates").is_dir()]
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, or a one-line error with file and line."""
+    try:
+        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: not a text file in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ConfigError(f"{place}: {getattr(error, 'problem', None) or error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected `key: value` lines, found {type(tree).__name__}")
+    return tree
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen and key != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key} is given twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else repr(key))
+        return super().construct_mapping(node, deep=deep)
+
+
+def _known(what: str, name: str, known: dict[str, Path], listing: str) -> Path:
+    if name in known:
+        return known[name]
+    hint = did_you_mean(name, known) or f"; `{listing}` lists them"
+    raise ConfigError(f"unknown {what} {name!r}{hint}")
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = {"path": [], "cluster": None}
+    if not file.is_file():
+        return settings
+    for key, value in read_yaml(file).items():
+        if key not in settings:
+            raise ConfigError(f"{file}: unknown key {key}{did_you_mean(str(key), settings)}")
+        settings[key] = value
+    paths = settings["path"] = (
+        [settings["path"]] if isinstance(settings["path"], str) else settings["path"]
+    )
+    if not isinstance(paths, list) or not all(isinstance(p, str) for p in paths):
+        raise ConfigError(f"{file}: path must be a list of directories, found {paths!r}")
+    if settings["cluster"] is not None and not isinstance(settings["cluster"], str):
+        raise ConfigError(f"{file}: cluster must be a name, found {settings['cluster']!r}")
+    return settings

@@ -1,0 +1,154 @@
+"""Plain nested mappings checked against the dataclasses of the schema, and merged with origins."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from trnslurm.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def merge(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `layer` laid over it, mappings merged key by key."""
+    merged = dict(base)
+    for key, value in layer.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, dict):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = dict(value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def nest(dotted: str, value: Any) -> dict[str, Any]:
+    """Return {"a": {"b": value}} for "a.b"."""
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def lookup(tree: Mapping[str, Any], dotted: str) -> Any:
+    """Return the value at a dotted key, or None where there is none."""
+    node: Any = tree
+    for key in dotted.split("."):
+        if not isinstance(node, Mapping) or key not in node:
+            return None
+        node = node[key]
+    return node
+
+
+def fields_of(*classes: type) -> dict[str, Any]:
+    """Return the type hint of every field of the given dataclasses."""
+    hints: dict[str, Any] = {}
+    for cls in classes:
+        names = {f.name for f in dataclasses.fields(cls)}
+        hints.update({k: v for k, v in get_type_hints(cls).items() if k in names})
+    return hints
+
+
+def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """Return `tree` with every value converted, or an error that names file and key."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping, found {tree!r}")
+    checked: dict[str, Any] = {}
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if key not in hints:
+            raise ConfigError(f"{where}: unknown key {dotted}{did_you_mean(str(key), hints)}")
+        checked[key] = convert(value, hints[key], where, dotted)
+    return checked
+
+
+def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
+    """Return `value` as the type that `hint` asks for, or raise a ConfigError."""
+    if dataclasses.is_dataclass(hint):
+        return check(value, fields_of(hint), where, f"{dotted}.")  # type: ignore[arg-type]
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        inner = next(a for a in args if a is not type(None))
+        return convert(value, inner, where, dotted)
+    if origin is Literal:
+        if value in args:
+            return value
+        hint_text = did_you_mean(str(value), map(str, args))
+        expected = ", ".join(map(str, args))
+        raise ConfigError(f"{where}: {dotted} is {value!r}{hint_text}; expected one of {expected}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: {dotted} must be a list, found {value!r}")
+        return [convert(v, args[0], where, f"{dotted}[{i}]") for i, v in enumerate(value)]
+    if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return _mapping(value, args[1], where, dotted)
+    return _scalar(value, hint, where, dotted)
+
+
+def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {dotted} must be a mapping, found {value!r}")
+    for key in value:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: {dotted} has a key that is not text: {key!r} (quote it)")
+    return {k: v if hint is Any else _text(v, where, f"{dotted}.{k}") for k, v in value.items()}
+
+
+def _text(value: Any, where: str, dotted: str) -> str:
+    # YAML reads `FI_PROVIDER_COUNT: 1` as a number; in an environment it is text all the same.
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{where}: {dotted} must be text, found {value!r} (quote it)")
+    return str(value)
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _scalar(value: Any, hint: Any, where: str, dotted: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where}: {dotted} must be {_WORDS[hint]}, found {value!r}")
+
+
+def build(cls: type[T], tree: Mapping[str, Any]) -> T:
+    """Return the dataclass `cls` made of a checked tree; absent keys keep their defaults."""
+    hints = fields_of(cls)
+    return cls(**{k: _instance(v, hints[k]) for k, v in tree.items() if k in hints})
+
+
+def _instance(value: Any, hint: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple:
+        return tuple(_instance(v, get_args(hint)[0]) for v in value)
+    return value
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Return the default values of a dataclass as a plain tree."""
+    tree: dict[str, Any] = plain(dataclasses.asdict(cls()))
+    return tree
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with tuples as lists and mappings as dicts: what YAML and JSON can hold."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value

@@ -1,0 +1,152 @@
+"""Makes a cluster profile from what a Slurm cluster says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trnslurm.catalog import InstanceType
+from trnslurm.errors import SlurmError
+from trnslurm.slurm import Slurm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """One partition, as its nodes describe it even while they are powered down."""
+
+    name: str
+    default: bool
+    nodes: int
+    cpus: int
+    gpus: int
+    memory_mib: int
+    max_time_min: int | None
+    instance_type: str | None
+    """From ParallelCluster's node features; None where they name no known type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What was found."""
+
+    cluster: str
+    accounting: bool
+    partitions: tuple[Partition, ...]
+
+    def best(self) -> Partition:
+        """Return the partition that training would run on: known accelerators, then the largest."""
+        order = [(p.instance_type is not None, p.gpus, p.default, p.nodes) for p in self.partitions]
+        return self.partitions[order.index(max(order))]
+
+
+def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
+    """Ask the controller for partitions and nodes."""
+    config = dict(
+        re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", slurm.call("scontrol", "show", "config"))
+    )
+    nodes = [_fields(line) for line in _lines(slurm.call("scontrol", "show", "node", "-o"))]
+    partitions = [_fields(p) for p in _lines(slurm.call("scontrol", "show", "partition", "-o"))]
+    found = [_partition(p, nodes, types) for p in partitions]
+    usable = tuple(p for p in found if p.nodes)
+    if not usable:
+        raise SlurmError("scontrol shows no partition with nodes; nothing to make a profile of")
+    return Site(
+        cluster=config.get("ClusterName", "cluster"),
+        accounting="slurmdbd" in config.get("AccountingStorageType", ""),
+        partitions=usable,
+    )
+
+
+def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
+    """Return a commented cluster profile for one partition."""
+    accounting = "on" if site.accounting else "off: status works without it"
+    limit = "null" if partition.max_time_min is None else str(partition.max_time_min)
+    lines = [
+        f"description: {_scalar(f'{site.cluster}, partition {partition.name}')}",
+        "",
+        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then prove them",
+        "# with `trnslurm env check`.",
+        f"# Found: {partition.nodes} nodes, {partition.cpus} CPUs, "
+        f"{partition.memory_mib // 1024} GiB each; accounting {accounting}.",
+        "scheduler: slurm",
+        f"instance_type: {_scalar(partition.instance_type or partition.name)}",
+        "",
+        "# On a file system that all nodes share.",
+        "run_root: ~/trnslurm-runs",
+        "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
+        "activate: []",
+        f"python: {_scalar(sys.executable)}",
+        "",
+        "slurm:",
+        f"  partition: {_scalar(partition.name)}",
+        f"  max_nodes: {partition.nodes}",
+        f"  max_time_min: {limit}",
+        f"  cpus_per_task: {partition.cpus}",
+        f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
+    ]
+    return "\n".join(lines + ([] if partition.instance_type else _own_type(partition))) + "\n"
+
+
+def _own_type(partition: Partition) -> list[str]:
+    """A type of its own, for nodes that the catalog does not know."""
+    device, count = ("cuda", partition.gpus) if partition.gpus else ("cpu", partition.cpus)
+    workers = [n for n in (1, 2, 4, 8, 16, count) if n <= count]
+    listed = sorted(set(workers))
+    return [
+        "",
+        "# Not in the catalog. Add efa, bf16_tflops and price_per_hour where they are known.",
+        "instance_types:",
+        f"  {_scalar(partition.name)}:",
+        f"    device: {device}",
+        f"    accelerators: {max(partition.gpus, 1)}",
+        f"    workers: {listed}",
+        f"    multi_node_workers: {listed}",
+        f"    vcpus: {partition.cpus}",
+        f"    host_gib: {partition.memory_mib // 1024}",
+    ]
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "=" in line]
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\S*)", line))
+
+
+def _partition(
+    fields: Mapping[str, str],
+    nodes: Sequence[Mapping[str, str]],
+    types: Mapping[str, InstanceType],
+) -> Partition:
+    name = fields["PartitionName"]
+    ours = [n for n in nodes if name in n.get("Partitions", "").split(",")]
+    features = Counter(f for n in ours for f in n.get("AvailableFeatures", "").split(","))
+    known = [f for f, _ in features.most_common() if f in types]
+    gpus = [int(m[1]) for n in ours if (m := re.search(r"gpu:(?:\w+:)?(\d+)", n.get("Gres", "")))]
+    return Partition(
+        name=name,
+        default=fields.get("Default") == "YES",
+        nodes=len(ours),
+        cpus=min((int(n.get("CPUTot", 0)) for n in ours), default=0),
+        gpus=min(gpus, default=0),
+        memory_mib=min((int(n.get("RealMemory", 0)) for n in ours), default=0),
+        max_time_min=_minutes(fields.get("MaxTime", "UNLIMITED")),
+        instance_type=known[0] if known else None,
+    )
+
+
+def _minutes(text: str) -> int | None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if not match:
+        return None
+    days, hours, minutes, _ = (int(g or 0) for g in match.groups())
+    return (days * 24 + hours) * 60 + minutes
+
+
+def _scalar(text: str) -> str:
+    return json.dumps(text)  # any JSON string is a YAML one

@@ -1,0 +1,112 @@
+"""The logs of a run: which file, its last lines, and what is added to it while the run goes on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.errors import RunError
+from trnslurm.run import RunDir
+
+_POLL_S = 0.5
+_TAIL_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+_ERROR = re.compile(r"^(\[rank\d+\]:\s*)?(error: |[A-Za-z_.]*(Error|Exception): |error in )")
+# What torchrun says about a worker that failed: an effect, never the cause.
+_EFFECTS = ("ChildFailedError", "SignalException", "torch.distributed.elastic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorLine:
+    """The line that most likely tells why a run failed, and where it stands."""
+
+    place: str
+    line: str
+
+
+def choose_log(
+    run: RunDir, *, phase: str | None = None, node: int = 0, batch: bool = False
+) -> Path | None:
+    """Return the newest attempt's log of a node, or of the batch script; None if there is none."""
+    record = run.record()
+    if phase is not None and phase not in record.phases:
+        raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
+    if not 0 <= node < record.nodes:
+        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, there is no node {node}")
+    for name in [phase] if phase else list(record.phases[::-1]):
+        if batch:
+            if logs := run.batch_logs(name):
+                return logs[-1]
+            continue
+        for attempt in reversed(run.attempts(name)):
+            file = run.node_log(name, attempt.attempt, node)
+            if file.exists():
+                return file
+    return None
+
+
+def tail(file: Path, lines: int) -> tuple[bytes, int]:
+    """Return the last lines of a file, and the offset behind them."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - _TAIL_BYTES))
+        data = stream.read()
+        end = stream.tell()
+    return b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b"", end
+
+
+def follow_log(
+    choose: Callable[[], Path | None], ended: Callable[[], bool], *, lines: int
+) -> Iterator[bytes]:
+    """Yield a log's end and what is added, then a newer attempt's log, until the run ends."""
+    current: Path | None = None
+    offset = 0
+    while True:
+        over = ended()  # asked before reading, so that nothing written in between is lost
+        newest = choose()
+        if newest is not None and newest != current:
+            if current is not None:
+                yield from _rest(current, offset)
+                yield f"==> {newest.name} <==\n".encode()
+            start, offset = tail(newest, lines) if current is None else (b"", 0)
+            current = newest
+            yield start
+        if current is not None:
+            for chunk in _rest(current, offset):
+                offset += len(chunk)
+                yield chunk
+        if over:
+            return
+        time.sleep(_POLL_S)
+
+
+def _rest(file: Path, offset: int) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        if stream.seek(0, 2) < offset:
+            offset = 0  # truncated under us: start again
+        stream.seek(offset)
+        while chunk := stream.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def first_error(run: RunDir) -> ErrorLine | None:
+    """Return the first line that looks like an error in the newest attempt's node logs."""
+    for phase in reversed(run.record().phases):
+        for attempt in reversed(run.attempts(phase)):
+            files = [*run.node_logs(phase, attempt.attempt).values(), *run.batch_logs(phase)[-1:]]
+            for file in files:
+                if line := _error_line(file):
+                    return ErrorLine(place=str(file.relative_to(run.path)), line=line)
+            break
+    return None
+
+
+def _error_line(file: Path) -> str:
+    text, _ = tail(file, 100_000)
+    for line in text.decode(errors="replace").splitlines():
+        if _ERROR.match(line) and not any(word in line for word in _EFFECTS):
+            return line.strip()
+    return ""

@@ -1,0 +1,131 @@
+"""Stands in for `srun --nodes N --ntasks-per-node 1 --kill-on-bad-exit=1` on one machine.
+
+    python -m trnslurm.node.local_srun --nodes 2 --output 'logs/node%n.log' -- bash node.sh train
+
+Each "node" is one run of the command in a session of its own, told by Slurm's variables which node
+it is. The first that fails ends the others. All end with the script that started us, killed or not.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from trnslurm.node import processes
+
+KILL_INTERVAL_S = 0.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on every node; return what srun would."""
+    parent = os.getppid()
+    signals = processes.SignalQueue()
+    options = parse(argv)
+    processes.die_with_parent(parent)
+    processes.become_subreaper()
+    try:
+        nodes = start_nodes(options.command, options.nodes, options.output)
+        return wait_for_nodes(nodes, signals, options.kill_wait)
+    except OSError as error:
+        processes.say(f"error: local_srun: {error}")
+        return 1
+    finally:
+        processes.end_descendants()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="local_srun", usage="%(prog)s --nodes N [options] -- COMMAND [ARGUMENT ...]"
+    )
+    parser.add_argument("--nodes", type=positive, required=True, help="how often to run COMMAND")
+    parser.add_argument("--output", help="log file to append to; %%n is the node's number")
+    parser.add_argument(
+        "--kill-wait", type=float, default=30.0, help="seconds between TERM and KILL"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND")
+    return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """A number of nodes."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def start_nodes(command: Sequence[str], num_nodes: int, output: str | None) -> dict[int, int]:
+    """Start every node; return the nodes' numbers by pid."""
+    numbers = range(num_nodes)
+    # All logs before any node: a wrong path then costs nothing.
+    logs = [
+        processes.open_log(output.replace("%n", str(node))) if output else None for node in numbers
+    ]
+    nodes = {}
+    for node, log_fd in zip(numbers, logs, strict=True):
+        environ = os.environ | node_environment(node, num_nodes)
+        nodes[processes.spawn(command, output_fd=log_fd, environ=environ)] = node
+    return nodes
+
+
+def node_environment(node: int, num_nodes: int) -> dict[str, str]:
+    """The variables of Slurm that tell a task with one task per node where it is."""
+    return {
+        "SLURM_NNODES": str(num_nodes),
+        "SLURM_JOB_NUM_NODES": str(num_nodes),
+        "SLURM_NODEID": str(node),
+        "SLURM_PROCID": str(node),
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": f"local-{node}",
+    }
+
+
+def wait_for_nodes(
+    running: dict[int, int], signals: processes.SignalQueue, kill_wait_s: float
+) -> int:
+    """Wait for all nodes, ending them at the first failure or signal; return the code to exit with.
+
+    The code is that of the failure, not that of the nodes which we killed because of it.
+    """
+    result = 0
+    deadline: float | None = None
+    while running:
+        timeout_s = deadline and max(KILL_INTERVAL_S, deadline - time.monotonic())
+        arrived, _ = signals.wait(timeout_s)
+        ended = {running.pop(pid): code for pid, code in processes.reap() if pid in running}
+        asked = arrived & processes.END_SIGNALS
+        if deadline is None and (any(ended.values()) or asked):
+            result = max(ended.values(), default=0) or 128 + min(asked)
+            announce(ended, asked, len(running))
+            signal_nodes(running, signal.SIGTERM)
+            deadline = time.monotonic() + kill_wait_s
+        elif deadline and time.monotonic() >= deadline:
+            signal_nodes(running, signal.SIGKILL)
+    return result
+
+
+def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
+    """Say why the nodes are ended."""
+    tail = "; ending the other nodes" if num_running else ""
+    failed = {node: code for node, code in ended.items() if code}
+    for node, code in failed.items():
+        processes.say(f"local_srun: node {node} exited with code {code}{tail}")
+    if not failed:
+        processes.say(f"local_srun: {signal.Signals(min(asked)).name}; ending all nodes")
+
+
+def signal_nodes(running: dict[int, int], signum: int) -> None:
+    """Signal the process groups of the nodes.
+
+    Only of nodes not collected yet: after that the number may belong to another group. What a node
+    moved to a session of its own (torchrun's workers) is left to the node, then to the last sweep.
+    """
+    for leader in running:
+        processes.send(-leader, signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

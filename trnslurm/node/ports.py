@@ -1,0 +1,118 @@
+"""Chooses the TCP ports of a job's rendezvous on the node that will listen on them.
+
+    python -m trnslurm.node.ports JOB_ID RESTART_COUNT
+
+The same job and restart get the same ports wherever they are free, so that a log explains itself;
+another restart gets others, because a process of the earlier attempt may still hold its own.
+"""
+
+import argparse
+import errno
+import hashlib
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PREFERRED = (range(20000, 30000), range(10000, 20000), range(1024, 65536))
+MIN_CHOICE = 1000
+STRIDE = 64
+"""Ports between two restarts: room for ports that were occupied and passed over."""
+EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of IPv6 as well
+
+
+class NoPortError(Exception):
+    """No ports, and why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the ports, separated by a space."""
+    options = parse(argv)
+    try:
+        ports = choose(options.job_id, options.restart_count, options.count, options.address)
+    except NoPortError as error:
+        print(f"error: ports: {error}", file=sys.stderr)
+        return 1
+    print(*ports)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="ports")
+    parser.add_argument("job_id", metavar="JOB_ID", help="any text")
+    parser.add_argument("restart_count", metavar="RESTART_COUNT", type=int)
+    parser.add_argument("--count", type=int, default=2, choices=range(1, STRIDE + 1), metavar="N")
+    parser.add_argument("--address", help="numeric address that must be one of this node's own")
+    return parser.parse_args(argv)
+
+
+def choose(job_id: str, restart_count: int, count: int, address: str | None) -> list[int]:
+    """The first free ports from the place in the range that is this attempt's."""
+    ephemeral = ephemeral_range()
+    ports = usable_ports(ephemeral)
+    digest = hashlib.sha256(job_id.encode(errors="surrogateescape")).digest()
+    first = int.from_bytes(digest[:8]) + restart_count * STRIDE
+    chosen: list[int] = []
+    for offset in range(len(ports)):
+        port = ports[(first + offset) % len(ports)]
+        if is_free(port, address):
+            chosen.append(port)
+            if len(chosen) == count:
+                return chosen
+    raise NoPortError(
+        f"found {len(chosen)} of {count} free ports among {len(ports)} outside the ephemeral range "
+        f"{ephemeral.start}-{ephemeral.stop - 1} (net.ipv4.ip_local_port_range)"
+    )
+
+
+def ephemeral_range() -> range:
+    """The ports that the kernel gives to outgoing connections, which may take one at any time."""
+    first, last = EPHEMERAL_FILE.read_text(encoding="ascii").split()
+    return range(int(first), int(last) + 1)
+
+
+def usable_ports(ephemeral: range) -> list[int]:
+    """The ports to choose from: the first preferred range that has enough outside `ephemeral`."""
+    outside: list[int] = []
+    for preferred in PREFERRED:
+        outside = [port for port in preferred if port not in ephemeral]
+        if len(outside) >= MIN_CHOICE:
+            break
+    return outside
+
+
+def is_free(port: int, address: str | None) -> bool:
+    """Whether a server could listen on the port, over IPv4 and IPv6 (and on the address)."""
+    if address and not can_bind(address_family(address), address, port):
+        return False
+    return can_bind(socket.AF_INET, "0.0.0.0", port) and (
+        not socket.has_ipv6 or can_bind(socket.AF_INET6, "::", port)
+    )
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
+    try:
+        return socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
+    except socket.gaierror as error:
+        raise NoPortError(f"{address} is not a numeric address") from error
+
+
+def can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
+    """Try to bind, without SO_REUSEADDR: a port whose last connections linger is not free."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as server:
+            if family == socket.AF_INET6:
+                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            server.bind((address, port))
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL and address != "::":
+            raise NoPortError(f"{address} is not an address of this node") from error
+        # A host without IPv6 cannot have the port taken there.
+        return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The exact batch plan: how one global batch is laid out on W workers, in whole micro-batches.
+
+Pure arithmetic. A step is U = G/m canonical micro-batches; each of W workers runs A = ceil(U/W) of
+them, and the A*W - U left over carry weight zero, so that the gradient is exactly that of G samples
+whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trnslurm.errors import PlanError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """One optimizer step, laid out."""
+
+    mode: str
+    global_batch: int
+    micro_batch: int
+    nodes: int
+    workers_per_node: int
+    workers: int
+    units: int
+    """Canonical micro-batches in a step."""
+    accumulation: int
+    """Micro-batches that every worker runs in a step."""
+    padding_units: int
+    """Zero-weight micro-batches in a step, over all workers."""
+
+    @property
+    def padding(self) -> float:
+        """Share of the micro-batches that is computed for nothing."""
+        return self.padding_units / (self.accumulation * self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """A known speed of this recipe on one kind of instance."""
+
+    nodes: int
+    samples_per_s: float
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Time and money for the whole run."""
+
+    samples_per_s: float
+    hours: float
+    node_hours: float
+    cost: float | None
+    basis: str
+    """What the throughput rests on."""
+
+
+def plan_batch(
+    *,
+    mode: str = "fixed",
+    global_batch: int | None = None,
+    per_worker: int | None = None,
+    micro_batch: int,
+    nodes: int,
+    workers_per_node: int,
+    allow_idle: bool = False,
+) -> BatchPlan:
+    """Lay the global batch out on nodes x workers, or refuse with the nearest choices."""
+    if nodes < 1:
+        raise PlanError(f"--nodes {nodes}: a job needs at least one node")
+    if micro_batch < 1:
+        raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
+    workers = nodes * workers_per_node
+    size = _global_batch(mode, global_batch, per_worker, workers)
+    if size % micro_batch:
+        _refuse_uneven(size, micro_batch)
+    units = size // micro_batch
+    if units < workers and not allow_idle:
+        _refuse_idle(size, micro_batch, nodes, workers_per_node)
+    accumulation = math.ceil(units / workers)
+    return BatchPlan(
+        mode=mode,
+        global_batch=size,
+        micro_batch=micro_batch,
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        workers=workers,
+        units=units,
+        accumulation=accumulation,
+        padding_units=accumulation * workers - units,
+    )
+
+
+def even_nodes(plan: BatchPlan) -> list[int]:
+    """Return the nearest smaller and larger node counts whose steps need no padding."""
+    counts = [
+        n for n in range(1, plan.units // plan.workers_per_node + 1)
+        if plan.units % (n * plan.workers_per_node) == 0
+    ]  # fmt: skip
+    below = [n for n in counts if n < plan.nodes][-1:]
+    above = [n for n in counts if n > plan.nodes][:1]
+    return below + above
+
+
+def estimate(
+    plan: BatchPlan,
+    *,
+    steps: int,
+    known: Sequence[Throughput],
+    price_per_hour: float | None,
+) -> Estimate | None:
+    """Return hours, node-hours and cost from known throughputs, or None without any."""
+    if not known or steps < 1:
+        return None
+    full_speed, basis = _throughput(plan.nodes, sorted(known, key=lambda t: t.nodes))
+    # Zero-weight units take their time like any other.
+    speed = full_speed * (1 - plan.padding)
+    hours = steps * plan.global_batch / speed / 3600
+    node_hours = hours * plan.nodes
+    return Estimate(
+        samples_per_s=speed,
+        hours=hours,
+        node_hours=node_hours,
+        cost=None if price_per_hour is None else node_hours * price_per_hour,
+        basis=basis,
+    )
+
+
+def _global_batch(mode: str, fixed: int | None, per_worker: int | None, workers: int) -> int:
+    if mode == "per_worker":
+        if per_worker is None or per_worker < 1:
+            raise PlanError("batch.mode per_worker needs batch.per_worker, at least 1")
+        return per_worker * workers
+    if fixed is None or fixed < 1:
+        raise PlanError("batch.mode fixed needs batch.global_batch, at least 1")
+    return fixed
+
+
+def _refuse_uneven(size: int, micro_batch: int) -> None:
+    divisors = [m for m in range(1, size + 1) if size % m == 0]
+    near = [m for m in divisors if m < micro_batch][-1:] + [m for m in divisors if m > micro_batch][
+        :1
+    ]
+    below, above = size // micro_batch * micro_batch, -(-size // micro_batch) * micro_batch
+    batches = " or ".join(str(b) for b in (below, above) if b > 0)
+    raise PlanError(
+        f"global batch {size} is not a whole number of micro-batches of {micro_batch}; nearest: "
+        f"micro-batch {' or '.join(map(str, near))}, or global batch {batches}"
+    )
+
+
+def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int) -> None:
+    units, workers = size // micro_batch, nodes * workers_per_node
+    choices = []
+    if fitting := units // workers_per_node:
+        choices.append(f"{fitting} node{'s' if fitting > 1 else ''}")
+    smaller = [m for m in range(1, micro_batch) if size % m == 0 and size // m >= workers]
+    if smaller:
+        choices.append(f"micro-batch {smaller[-1]}")
+    choices.append(f"global batch {workers * micro_batch}")
+    raise PlanError(
+        f"global batch {size} at micro-batch {micro_batch} is {units} micro-batch"
+        f"{'es' if units > 1 else ''} per step, fewer than {nodes} x {workers_per_node} workers; "
+        f"nearest: {', '.join(choices)}, or --allow-idle"
+    )
+
+
+def _throughput(nodes: int, known: Sequence[Throughput]) -> tuple[float, str]:
+    """Return samples/s at `nodes`: as published, between two published, or linear from one."""
+    by_nodes = {t.nodes: t for t in known}
+    if nodes in by_nodes:
+        return by_nodes[nodes].samples_per_s, by_nodes[nodes].source or f"known at {nodes} nodes"
+    below = [t for t in known if t.nodes < nodes][-1:]
+    above = [t for t in known if t.nodes > nodes][:1]
+    if below and above:
+        low, high = below[0], above[0]
+        exponent = math.log(high.samples_per_s / low.samples_per_s) / math.log(
+            high.nodes / low.nodes
+        )
+        speed = low.samples_per_s * (nodes / low.nodes) ** exponent
+        return speed, f"between {low.nodes} and {high.nodes} nodes"
+    nearest = (below or above)[0]
+    return nearest.samples_per_s * nodes / nearest.nodes, f"linear from {_count(nearest.nodes)}"
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''}"

@@ -1,0 +1,263 @@
+"""Turns a JobSpec into a bundle. Pure: the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from jinja2.sandbox import SandboxedEnvironment
+
+from trnslurm import __version__
+from trnslurm.bundle import Bundle, kept_directories, snapshot
+from trnslurm.errors import RenderError
+from trnslurm.spec import JobSpec
+
+# Options that the template, or a key of the configuration, already decides.
+_OWN_OPTIONS = {
+    "--job-name": "--name", "--nodes": "--nodes", "--time": "--time",
+    "--partition": "--set slurm.partition", "--account": "--set slurm.account",
+    "--qos": "--set slurm.qos", "--constraint": "--set slurm.constraint",
+    "--reservation": "--set slurm.reservation", "--exclusive": "--set slurm.exclusive",
+    "--requeue": "--set slurm.requeue", "--no-requeue": "--set slurm.requeue",
+    "--cpus-per-task": "--set slurm.cpus_per_task",
+    "--gpus-per-node": "--set slurm.gpus_per_node",
+    "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
+    "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
+    "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
+    "--parsable": "", "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
+}  # fmt: skip
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
+
+
+class _Raw(str):
+    """Text that goes into a script as it is."""
+
+
+def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
+    """Return the bundle of a job."""
+    environment = _environment(template_dirs)
+    files: dict[str, bytes] = {}
+    for phase in spec.phases:
+        values = _values(spec, phase)
+        text = _fill(environment, "batch.sbatch.j2", values)
+        files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
+    files["node.sh"] = _fill(environment, "node.sh.j2", _values(spec, "train")).encode()
+    files["plan.json"] = (json.dumps(plan_data(spec), indent=2) + "\n").encode()
+    files["config.yaml"] = _config_yaml(spec).encode()
+    recipe = spec.config.recipe
+    files |= snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
+    files |= kept_directories()
+    return Bundle(files=dict(sorted(files.items())))
+
+
+def script_name(phase: str, scheduler: str) -> str:
+    """Return the batch script's file name: what sbatch runs, or bash on the local cluster."""
+    return f"{phase}.sbatch" if scheduler == "slurm" else f"{phase}.sh"
+
+
+def plan_data(spec: JobSpec) -> dict[str, Any]:
+    """Return the numbers that the job reads, and checks against the process group it has."""
+    config, batch = spec.config, spec.batch
+    recipe = config.recipe
+    return {
+        "format": 1,
+        "recipe": config.recipe_name,
+        "preset": config.preset,
+        "cluster": config.cluster_name,
+        "instance_type": spec.instance.name,
+        "device": spec.device,
+        "nodes": batch.nodes,
+        "workers_per_node": batch.workers_per_node,
+        "workers": batch.workers,
+        "batch": {
+            "mode": batch.mode,
+            "global_batch": batch.global_batch,
+            "micro_batch": batch.micro_batch,
+            "units": batch.units,
+            "accumulation": batch.accumulation,
+            "padding_units": batch.padding_units,
+        },
+        "seq_len": recipe.seq_len,
+        "steps": recipe.steps,
+        "precision": recipe.precision,
+        "seed": recipe.seed,
+        "model": dict(recipe.model),
+        "train": dict(recipe.train),
+    }
+
+
+def slurm_time(minutes: int) -> str:
+    """Return minutes as Slurm writes them: D-HH:MM:SS or HH:MM:SS."""
+    days, rest = divmod(minutes, 24 * 60)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+def _environment(template_dirs: Sequence[Path]) -> jinja2.Environment:
+    environment = SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
+        undefined=jinja2.StrictUndefined,
+        finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"comment": _comment, "directive": _directive, "shell": _Raw}
+    return environment
+
+
+def _quoted(value: Any) -> Any:
+    if isinstance(value, _Raw | jinja2.Undefined):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RenderError(f"a template prints {value!r}, which is neither text nor a number")
+    return shlex.quote(value) if isinstance(value, str) else str(value)
+
+
+def _comment(value: Any) -> _Raw:
+    """Text for a comment line: it must not break out of it."""
+    text = str(value)
+    if any(not c.isprintable() for c in text):
+        raise RenderError(f"{text!r} cannot stand in a comment")
+    return _Raw(text)
+
+
+def _directive(value: Any) -> _Raw:
+    """One word of an #SBATCH line, quoted the way sbatch reads it."""
+    text = str(value)
+    if any(not c.isprintable() for c in text):
+        raise RenderError(f"{text!r} cannot stand in an #SBATCH line")
+    name, equals, argument = text.partition("=")
+    if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
+        return _Raw(text)
+    if '"' in argument:
+        raise RenderError(f"{text}: a double quote cannot stand in an #SBATCH line")
+    escaped = argument.replace("\\", "\\\\")
+    return _Raw(f'{name}="{escaped}"')
+
+
+def _fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
+    try:
+        return environment.get_template(name).render(values)
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"template {error.name} not found on the search path") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
+    except jinja2.TemplateError as error:
+        raise RenderError(f"{_template_line(environment, name, error)}: {error.message}") from None
+
+
+def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
+    filename, line = environment.get_template(name).filename or name, 0
+    frame = error.__traceback__
+    while frame is not None:  # Jinja rewrites the traceback to the template's own lines
+        if frame.tb_frame.f_code.co_filename == filename:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f"{filename}:{line}" if line else str(filename)
+
+
+def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
+    config, cluster = spec.config, spec.config.cluster
+    return {
+        "version": __version__,
+        "title": _title(spec, phase),
+        "phase": phase,
+        "job_name": f"{spec.name}-{phase}",
+        "on_slurm": spec.on_slurm,
+        "device": spec.device,
+        "nodes": spec.nodes,
+        "batch": spec.batch,
+        "steps": spec.steps,
+        "padding_percent": f"{100 * spec.batch.padding:.1f}",
+        "by_hand": _by_hand(spec),
+        "cpus_per_task": cluster.slurm.cpus_per_task or spec.instance.vcpus,
+        "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
+        "directives": _directives(spec) if spec.on_slurm else [],
+        "umask": "027" if cluster.group_readable else "077",
+        "path": _path(cluster.slurm.bin_dir),
+        "activate": cluster.activate,
+        "python": cluster.python,
+        "neuron_cc_flags": config.recipe.neuron_cc_flags,
+        "compile_cache": cluster.compile_cache,
+        "efa": spec.instance.efa > 0 and spec.nodes > 1,
+        "env": sorted(cluster.env.items()),
+        "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
+        "srun_wait_s": cluster.slurm.srun_wait_s,
+        "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
+    }
+
+
+def _title(spec: JobSpec, phase: str) -> str:
+    preset = f" ({spec.config.preset})" if spec.config.preset else ""
+    return (
+        f"{spec.config.recipe_name}{preset}, {phase}, on {spec.nodes} x {spec.instance.name}, "
+        f"cluster {spec.config.cluster_name}"
+    )
+
+
+def _by_hand(spec: JobSpec) -> list[str]:
+    if not spec.on_slurm:
+        return [" && ".join(f"bash {script_name(p, 'local')}" for p in spec.phases)]
+    if spec.phases == ("train",):
+        return ["sbatch train.sbatch"]
+    return [
+        "id=$(sbatch --parsable precompile.sbatch)",
+        'sbatch --dependency=afterok:"${id%%;*}" --kill-on-invalid-dep=yes train.sbatch',
+    ]
+
+
+def _directives(spec: JobSpec) -> list[str]:
+    """The #SBATCH options that depend on the site."""
+    slurm = spec.config.cluster.slurm
+    named = ("partition", "account", "qos", "constraint", "reservation")
+    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
+    gpus = slurm.gpus_per_node
+    if gpus is None and spec.instance.device == "cuda":
+        gpus = spec.instance.accelerators
+    if gpus:
+        options.append(f"--gpus-per-node={gpus}")
+    if slurm.exclusive:
+        options.append("--exclusive")
+    options.append("--requeue" if slurm.requeue else "--no-requeue")
+    return options + [_passed_through(option) for option in slurm.sbatch]
+
+
+def _passed_through(option: str) -> str:
+    if not _OPTION.fullmatch(option):
+        raise RenderError(
+            f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
+        )
+    name = option.partition("=")[0]
+    if name in _OWN_OPTIONS:
+        instead = f"use {_OWN_OPTIONS[name]}" if _OWN_OPTIONS[name] else "the template sets it"
+        raise RenderError(f"--sbatch {option}: {instead}")
+    return option
+
+
+def _path(bin_dir: str | None) -> str:
+    standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    # Where ParallelCluster, Neuron's and EFA's installers put their commands.
+    sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
+    return ":".join(filter(None, [bin_dir, sites, standard]))
+
+
+def _config_yaml(spec: JobSpec) -> str:
+    config = spec.config
+    head = {
+        "trnslurm": __version__,
+        "recipe_name": config.recipe_name,
+        "preset": config.preset,
+        "cluster_name": config.cluster_name,
+        "name": spec.name,
+        "nodes": spec.nodes,
+        "phases": list(spec.phases),
+    }
+    note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
+    return note + yaml.safe_dump(head | {"config": dict(config.tree)}, sort_keys=True)

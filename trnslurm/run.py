@@ -1,0 +1,264 @@
+"""The run directory: a bundle plus what happened to it. It alone knows every file name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import RunError
+
+_NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
+_STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
+_TAIL_BYTES = 64 * 1024
+# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent).
+_BAD_PATH = re.compile(r"[:%\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What was submitted, by whom, from what: run.json."""
+
+    run: str
+    name: str
+    recipe: str
+    preset: str | None
+    cluster: str
+    scheduler: str
+    nodes: int
+    phases: tuple[str, ...]
+    created: str
+    user: str
+    host: str
+    bin_dir: str | None = None
+    command: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git: Mapping[str, Any] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    """Phase -> Slurm job id; on the local cluster, pid and start time of the local job."""
+    refused: str = ""
+    """Why nothing of this was submitted, in sbatch's own words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of one phase, as the batch script itself wrote it down."""
+
+    phase: str
+    attempt: int
+    state: str = "STARTING"
+    job_id: str = ""
+    restarts: int = 0
+    reason: str = ""
+    exit_code: int | None = None
+    hosts: str = ""
+    host: str = ""
+    pid: int = 0
+    started: str = ""
+    ended: str | None = None
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run's directory; every path in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def patch_file(self) -> Path:
+        """Uncommitted changes of the source tree, as they were at submission."""
+        return self.path / "git.patch"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        """Touched by the batch script every 30 seconds while it waits."""
+        return self.state / "heartbeat"
+
+    @property
+    def cancelled_file(self) -> Path:
+        """Exists once a person asked to cancel: Slurm forgets that of a job that never started."""
+        return self.state / "cancelled.json"
+
+    @property
+    def local_folder(self) -> Path:
+        """What submitit's local controller writes of its own."""
+        return self.state / "local"
+
+    def script(self, phase: str) -> Path:
+        """Return the phase's batch script, whichever scheduler it was rendered for."""
+        sbatch = self.path / f"{phase}.sbatch"
+        return sbatch if sbatch.exists() else self.path / f"{phase}.sh"
+
+    def batch_logs(self, phase: str) -> list[Path]:
+        """Return the batch script's own logs, oldest first."""
+        logs = [f for f in self.logs.glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
+        return sorted(logs, key=lambda f: f.stat().st_mtime)
+
+    def node_log(self, phase: str, attempt: int, node: int) -> Path:
+        return self.logs / f"{phase}-{attempt}-node{node}.log"
+
+    def node_logs(self, phase: str, attempt: int) -> dict[int, Path]:
+        """Return the logs of one attempt by node rank."""
+        found = {}
+        for file in self.logs.glob(f"{phase}-{attempt}-node*.log"):
+            if match := _NODE_LOG.fullmatch(file.name):
+                found[int(match["node"])] = file
+        return dict(sorted(found.items()))
+
+    def record(self) -> Record:
+        """Read run.json."""
+        try:
+            data = json.loads(self.record_file.read_text(encoding="utf-8"))
+            known = {k: v for k, v in data.items() if k in Record.__dataclass_fields__}
+            known["phases"] = tuple(known["phases"])
+            known["command"] = tuple(known.get("command", ()))
+            return Record(**known)
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run directory: it has no run.json") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.record_file}: damaged or unreadable ({error})") from None
+
+    def write_record(self, record: Record) -> None:
+        """Replace run.json whole."""
+        write_json(self.record_file, asdict(record))
+
+    def add_job(self, phase: str, job_id: str) -> None:
+        """Record the job id of a phase."""
+        record = self.record()
+        self.write_record(replace(record, jobs={**record.jobs, phase: job_id}))
+
+    def attempts(self, phase: str) -> list[Attempt]:
+        """Return every attempt of a phase, oldest first; a half-created one is STARTING."""
+        found = [
+            _read_attempt(file, phase, int(match["attempt"]))
+            for file in self.state.glob(f"{phase}-*.json")
+            if (match := _STATE_FILE.fullmatch(file.name))
+        ]
+        return sorted(found, key=lambda a: a.attempt)
+
+    def heartbeat_age_s(self) -> float | None:
+        """Return how long ago the batch script last showed life, or None if it never did."""
+        try:
+            return max(0.0, time.time() - self.heartbeat_file.stat().st_mtime)
+        except OSError:
+            return None
+
+    def first_metrics(self) -> dict[str, Any]:
+        """Return the first line of metrics.jsonl, empty if there is none yet."""
+        try:
+            with self.metrics_file.open("rb") as file:
+                return _first_object([file.readline()])
+        except OSError:
+            return {}
+
+    def last_metrics(self) -> dict[str, Any]:
+        """Return the newest whole line of metrics.jsonl, without reading all of it."""
+        try:
+            with self.metrics_file.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                return _first_object(reversed(file.read().splitlines()))
+        except OSError:
+            return {}
+
+
+def check_run_root(root: Path) -> Path:
+    """Return the absolute run root, or refuse one that scripts or other users could break."""
+    absolute = root.expanduser().absolute()
+    if _BAD_PATH.search(str(absolute)):
+        raise RunError(
+            f"run root {str(absolute)!r}: a colon, a percent sign or a control character "
+            "in the path would break the scripts; choose another run_root"
+        )
+    return absolute
+
+
+def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir:
+    """Make a new, private run directory whose name sorts by time."""
+    try:
+        root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
+        info = root.stat()
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+            raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+            path = root / f"{stem}{suffix}"
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            path.chmod(0o750 if group_readable else 0o700)
+            return RunDir(path)
+    except OSError as error:
+        raise RunError(
+            f"run root {root}: {error.strerror}; set run_root in the cluster profile, "
+            "or pass --set run_root=DIR"
+        ) from None
+    raise RunError(f"{root / stem}: too many runs in this second")
+
+
+def write_json(file: Path, data: Any) -> None:
+    """Replace a JSON file whole, so that no reader sees half of it."""
+    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+def _first_object(lines: Iterable[bytes]) -> dict[str, Any]:
+    for line in lines:
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue  # cut off by the tail's start, or still being written
+        if isinstance(data, dict):
+            return data
+    return {}
+
+
+def _read_attempt(file: Path, phase: str, attempt: int) -> Attempt:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        known = {k: v for k, v in data.items() if k in Attempt.__dataclass_fields__}
+        return Attempt(**known)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Attempt(phase=phase, attempt=attempt)

@@ -1,0 +1,66 @@
+"""Finds runs: by path, by name or part of it, over all run roots that this user has used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trnslurm.errors import RunError
+from trnslurm.run import RunDir
+
+
+def find_run(word: str, roots: list[Path]) -> RunDir:
+    """Return the run that `word` names: a path, a name, a unique part of one, or `last`."""
+    if "/" in word or (Path(word) / "run.json").is_file():
+        path = Path(word).absolute()
+        if not (path / "run.json").is_file():
+            raise RunError(f"{word}: no run there (no run.json)")
+        return RunDir(path)
+    runs = list_runs(roots)
+    if word == "last" and runs:
+        return runs[-1]
+    matches = [r for r in runs if r.name == word] or [r for r in runs if word in r.name]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(r.name for r in matches[-3:])
+        raise RunError(f"{word} names {len(matches)} runs ({names} …): give more of the name")
+    where = ", ".join(map(str, roots)) or "no run root"
+    raise RunError(f"no run {word!r} in {where}; `trnslurm runs` lists them")
+
+
+def list_runs(roots: list[Path]) -> list[RunDir]:
+    """Return all runs below the given roots, oldest first."""
+    found = []
+    for root in roots:
+        try:
+            found += [RunDir(d) for d in root.iterdir() if (d / "run.json").is_file()]
+        except OSError:
+            continue
+    return sorted(found, key=lambda r: (r.name, str(r.path)))
+
+
+def state_home() -> Path:
+    """Return where this user's own state is kept between commands."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "trnslurm"
+
+
+def known_roots() -> list[Path]:
+    """Return the run roots that this user has submitted to."""
+    try:
+        lines = (state_home() / "run-roots").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [Path(line) for line in dict.fromkeys(lines) if line]
+
+
+def remember_root(root: Path) -> None:
+    """Add a run root to those that `runs`, `status` and `logs` search."""
+    if root in known_roots():
+        return
+    try:
+        state_home().mkdir(parents=True, exist_ok=True)
+        with (state_home() / "run-roots").open("a", encoding="utf-8") as file:
+            file.write(f"{root}\n")
+    except OSError:
+        pass  # a read-only home: runs are still found by path and through their profile

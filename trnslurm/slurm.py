@@ -1,0 +1,177 @@
+"""The only user of Slurm's commands: argument lists, time limits, parsers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.errors import SlurmError
+
+TIMEOUT_S = 30
+# These override a script's directives or a command's format. SLURM_CONF says where the cluster is.
+_OVERRIDES = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+")
+_KEPT = {"SLURM_CONF"}
+
+# Slurm's words for why a job is not running, said in ours.
+_REASONS = {
+    "Dependency": "waiting for the precompile job",
+    "Resources": "waiting for free nodes",
+    "Priority": "waiting for jobs of higher priority",
+    "BeginTime": "its start time has not come",
+    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
+    "JobHeldAdmin": "held by an administrator",
+    "JobLaunchFailure": "Slurm could not launch it",
+    "DependencyNeverSatisfied": "the precompile job failed, so it will never start",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
+    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "ReqNodeNotAvail": "the nodes it needs are down, drained or reserved",
+    "QOSMaxNodePerUserLimit": "your node limit in this QOS is reached",
+    "AssocGrpNodeLimit": "your group's node limit is reached",
+    "AssocGrpBillingMinutes": "your group's budget is used up",
+    "MaxJobsPerAccount": "your account's job limit is reached",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueEntry:
+    """One job as the controller (squeue) or the accounting (sacct) tells it."""
+
+    job_id: str
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason in words, Slurm's own where we have none."""
+        reason = self.reason.strip("()")
+        if reason in ("None", ""):
+            return ""
+        key = reason.split(",")[0].split(":")[0].strip()
+        return _REASONS.get(key, reason)
+
+
+def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment less the variables that would override a reviewed script."""
+    return {k: v for k, v in environment.items() if k not in overriding(environment)}
+
+
+def overriding(environment: Iterable[str]) -> list[str]:
+    """Return the variables that Slurm's commands would take as options."""
+    return sorted(k for k in environment if _OVERRIDES.fullmatch(k) and k not in _KEPT)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm's commands in one directory, or on PATH."""
+
+    bin_dir: str | None = None
+
+    def find(self, command: str) -> str | None:
+        """Return the command's path, or None; PATH serves where `bin_dir` does not exist here."""
+        if self.bin_dir and (Path(self.bin_dir) / command).is_file():
+            return str(Path(self.bin_dir) / command)
+        return shutil.which(command)
+
+    def path(self, command: str) -> str:
+        """Return the command's path, or say what to do about its absence."""
+        if found := self.find(command):
+            return found
+        raise SlurmError(
+            f"{command} not found: load your site's Slurm module, or set slurm.bin_dir in the "
+            "cluster profile"
+        )
+
+    def call(self, command: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
+        """Run one command and return what it printed, or raise its own words."""
+        argv = [self.path(command), *arguments]
+        try:
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                env=without_overrides(os.environ),
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmError(
+                f"{command}: no answer from the controller in {timeout_s:g} s"
+            ) from None
+        except OSError as error:
+            raise SlurmError(f"{argv[0]}: {error.strerror}") from None
+        if done.returncode:
+            words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            raise SlurmError(f"{command}: {words}")
+        return done.stdout
+
+    def queue(self, users: Sequence[str]) -> dict[str, QueueEntry]:
+        """Return every job of these users that the controller remembers, by id, in one call."""
+        text = self.call(
+            "squeue", "--noheader", "--states=all", f"--users={','.join(users)}",
+            "--format=%A|%T|%r|%S|%N",
+        )  # fmt: skip
+        return {e.job_id: e for line in text.splitlines() if (e := _queue_entry(line))}
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """Return the controller's record of a job, empty if it has forgotten it."""
+        try:
+            text = self.call("scontrol", "show", "job", "-o", job_id)
+        except SlurmError:
+            return {}
+        return dict(re.findall(r"(\w+)=(\S*)", text))
+
+    def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
+        """Return what sacct knows of the jobs; empty where there is no accounting."""
+        if not job_ids or not self.find("sacct"):
+            return {}
+        try:
+            text = self.call(
+                "sacct", "--allocations", "--noheader", "--parsable2", "--duplicates",
+                f"--jobs={','.join(job_ids)}", "--format=JobIDRaw,State,ExitCode,NodeList",
+            )  # fmt: skip
+        except SlurmError:
+            return {}  # "Slurm accounting storage is disabled": ParallelCluster's default
+        found = {}
+        for line in text.splitlines():
+            job_id, state, exit_code, nodes = (line.split("|") + [""] * 4)[:4]
+            word = state.split()[0] if state else ""  # "CANCELLED by 1000"
+            reason = "" if exit_code in ("", "0:0") else f"exit code {exit_code.split(':')[0]}"
+            found[job_id] = QueueEntry(job_id=job_id, state=word, reason=reason, nodes=nodes)
+        return found
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        """Cancel jobs; one that has ended already is no error."""
+        try:
+            self.call("scancel", *job_ids)
+        except SlurmError as error:
+            if "Invalid job id" not in str(error):
+                raise
+
+
+def _queue_entry(line: str) -> QueueEntry | None:
+    parts = line.strip().split("|")
+    if len(parts) != 5:
+        return None
+    job_id, state, reason, start, nodes = parts
+    return QueueEntry(job_id=job_id, state=state, reason=reason, start=start, nodes=nodes)
+
+
+def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
+    """Return what on this host hints at Slurm (None: nothing does), and whether srun is there."""
+    if srun := shutil.which("srun"):
+        return srun, True
+    for pattern in ("opt/slurm", "etc/slurm*"):
+        if found := next(root.glob(pattern), None):
+            return str(found), False
+    return None, False

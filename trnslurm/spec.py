@@ -1,0 +1,162 @@
+"""JobSpec: config, catalog and plan joined into the one value that everything below reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trnslurm.catalog import InstanceType, catalog, find
+from trnslurm.config import Config
+from trnslurm.errors import ConfigError, PlanError
+from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs
+_PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
+
+# Devices whose graphs are compiled ahead of the run when `precompile: auto`.
+_COMPILING = ("neuron", "xla-cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job, complete: what is trained, where, on how many nodes, for how long."""
+
+    config: Config
+    name: str
+    instance: InstanceType
+    device: str
+    nodes: int
+    batch: BatchPlan
+    estimate: Estimate | None
+    phases: tuple[str, ...]
+    """`precompile`, where there is something to compile, and `train`."""
+    time_min: Mapping[str, int]
+    """Time limit of each phase; empty on the local cluster."""
+
+    @property
+    def on_slurm(self) -> bool:
+        return self.config.cluster.scheduler == "slurm"
+
+    @property
+    def steps(self) -> int:
+        return self.config.recipe.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch.global_batch * self.config.recipe.seq_len
+
+    @property
+    def limit_node_hours(self) -> float:
+        """Node-hours if every phase ran into its time limit."""
+        return sum(self.time_min.values()) / 60 * self.nodes
+
+
+def make_spec(
+    config: Config, nodes: int, *, name: str | None = None, need_time: bool = True
+) -> JobSpec:
+    """Join config and catalog, lay the batch out, and settle phases and time limits."""
+    cluster, recipe = config.cluster, config.recipe
+    instance = find(catalog(cluster.instance_types), cluster.instance_type)
+    device = instance.device if cluster.device == "auto" else cluster.device
+    workers = cluster.workers_per_node or _default_workers(instance, nodes)
+    job_name = check_job_name(name or config.recipe_name)
+    _check_nodes(config, instance, nodes)
+    instance.check_workers(workers, nodes)
+    batch = plan_batch(
+        mode=recipe.batch.mode,
+        global_batch=recipe.batch.global_batch,
+        per_worker=recipe.batch.per_worker,
+        micro_batch=recipe.batch.micro_batch,
+        nodes=nodes,
+        workers_per_node=workers,
+        allow_idle=recipe.batch.allow_idle,
+    )
+    expected = _estimate(config, instance, batch)
+    phases = _phases(recipe.precompile, device)
+    return JobSpec(
+        config=config,
+        name=job_name,
+        instance=instance,
+        device=device,
+        nodes=nodes,
+        batch=batch,
+        estimate=expected,
+        phases=phases,
+        time_min=_time_limits(config, phases, expected) if need_time else {},
+    )
+
+
+def check_job_name(name: str) -> str:
+    """Return the name if it is safe in a script, a file name and Slurm's listings."""
+    if not _JOB_NAME.fullmatch(name):
+        raise ConfigError(
+            f"job name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', "
+            "the first a letter or digit"
+        )
+    return name
+
+
+def _default_workers(instance: InstanceType, nodes: int) -> int:
+    valid = instance.multi_node_workers if nodes > 1 else instance.workers
+    return max(valid or instance.workers)
+
+
+def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
+    limit = config.cluster.slurm.max_nodes
+    if limit is not None and nodes > limit:
+        origin = config.origins["slurm.max_nodes"]
+        raise ConfigError(f"--nodes {nodes} is more than the {limit} that {origin.source} allows")
+    if config.cluster.scheduler == "local" and instance.device == "neuron" and nodes > 1:
+        raise ConfigError(
+            f"--nodes {nodes}: this machine is one {instance.name}, and emulated nodes cannot "
+            "share its Neuron devices; use --nodes 1"
+        )
+
+
+def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
+    known = [
+        Throughput(nodes=r.nodes, samples_per_s=r.samples_per_s, source=r.source)
+        for r in config.recipe.reference
+        if r.instance_type == instance.name
+    ]
+    # A published speed is that of the whole instance: it says nothing of fewer workers.
+    if batch.workers_per_node != _default_workers(instance, batch.nodes):
+        known = []
+    return estimate(
+        batch, steps=config.recipe.steps, known=known, price_per_hour=instance.price_per_hour
+    )
+
+
+def _phases(precompile: str, device: str) -> tuple[str, ...]:
+    wanted = precompile == "always" or (precompile == "auto" and device in _COMPILING)
+    return ("precompile", "train") if wanted else ("train",)
+
+
+def _time_limits(
+    config: Config, phases: tuple[str, ...], expected: Estimate | None
+) -> dict[str, int]:
+    if config.cluster.scheduler != "slurm":
+        return {}
+    slurm = config.cluster.slurm
+    train = slurm.time_min
+    if train is None and expected is not None:
+        train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
+    if train is None:
+        raise PlanError(
+            f"no throughput of {config.recipe_name} ({config.preset}) is known on "
+            f"{config.cluster.instance_type}, so its time limit cannot be estimated: pass --time"
+        )
+    if train < 1:
+        raise PlanError(f"time limit of {train} min: it must be at least one minute")
+    limit = slurm.max_time_min
+    if limit is not None and train > limit:
+        raise PlanError(
+            f"time limit of {train} min is over the {limit} min of "
+            f"{config.origins['slurm.max_time_min'].source}: pass --time {limit}, "
+            "more nodes or fewer steps"
+        )
+    precompile = _PRECOMPILE_MIN if limit is None else min(_PRECOMPILE_MIN, limit)
+    return {p: train if p == "train" else min(precompile, max(train, 30)) for p in phases}

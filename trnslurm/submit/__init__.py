@@ -1,0 +1,104 @@
+"""Puts a bundle into a run directory and starts it. The only user of submitit.
+
+Of submitit two executors are used, through their private seams (tests freeze these): the text of
+the submission file, the sbatch command, and `_submit_command`. No function is pickled, and none of
+its results or states is read.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import platform
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trnslurm import __version__
+from trnslurm.errors import SubmitError
+from trnslurm.provenance import git_patch, git_state
+from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
+from trnslurm.runs import remember_root
+from trnslurm.slurm import Slurm
+from trnslurm.submit.job import Job, job_of, job_of_bundle
+
+__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "stop_local", "submit"]
+
+
+def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
+    """Make the run directory and start the job; what was refused is said in one line."""
+    root = check_run_root(Path(job.run_root))
+    start = _starter(job, detach)  # what is missing on this host is found before anything is made
+    run = create_run(root, job.name, group_readable=job.group_readable)
+    job.bundle.write(run.path)
+    run.write_record(_record(job, run, command))
+    if job.source_dir and (patch := git_patch(Path(job.source_dir))):
+        run.patch_file.write_bytes(patch)
+    remember_root(root)
+    start(run)
+    return run
+
+
+def _starter(job: Job, detach: bool) -> Callable[[RunDir], None]:
+    # submitit takes 80 ms to import; only a submission needs it.
+    if job.scheduler == "local":
+        from trnslurm.submit import on_this_machine
+
+        python = on_this_machine.find_python(job.python)
+        return lambda run: on_this_machine.start(run, python, detach=detach)
+    from trnslurm.submit import on_slurm
+
+    slurm = Slurm(job.bin_dir)
+    slurm.path("sbatch")
+    return lambda run: on_slurm.start(run, slurm)
+
+
+def cancel(run: RunDir) -> None:
+    """Cancel the whole chain of a run."""
+    record = run.record()
+    # Slurm forgets that of a job that never started.
+    write_json(run.cancelled_file, {"by": getpass.getuser(), "time": _now()})
+    if record.scheduler == "local":
+        if record.host != socket.gethostname():
+            raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
+        stop_local(run)
+    elif record.jobs:
+        # The last phase first: else the end of the first could still release it.
+        Slurm(record.bin_dir).cancel(list(record.jobs.values())[::-1])
+
+
+def stop_local(run: RunDir) -> None:
+    """End a local run, and return when it has ended."""
+    from trnslurm.submit import on_this_machine
+
+    on_this_machine.stop(run)
+
+
+def _record(job: Job, run: RunDir, command: Sequence[str]) -> Record:
+    return Record(
+        run=run.name,
+        name=job.name,
+        recipe=job.recipe,
+        preset=job.preset,
+        cluster=job.cluster,
+        scheduler=job.scheduler,
+        nodes=job.nodes,
+        phases=job.phases,
+        created=_now(),
+        user=getpass.getuser(),
+        host=socket.gethostname(),
+        bin_dir=job.bin_dir,
+        command=tuple(command),
+        versions={
+            "trnslurm": __version__,
+            "python": platform.python_version(),
+            "submitit": importlib.metadata.version("submitit"),
+        },
+        git=git_state(Path(job.source_dir)) if job.source_dir else {},
+        sha256=job.bundle.sha256(),
+    )
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

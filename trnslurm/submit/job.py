@@ -1,0 +1,89 @@
+"""What is submitted: a bundle, rendered now or reviewed before, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from trnslurm.bundle import Bundle, read_bundle
+from trnslurm.config import Config
+from trnslurm.errors import SubmitError
+from trnslurm.render import render, script_name
+from trnslurm.spec import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A bundle and what submission needs to know about it."""
+
+    bundle: Bundle
+    name: str
+    recipe: str
+    preset: str | None
+    cluster: str
+    scheduler: str
+    nodes: int
+    phases: tuple[str, ...]
+    run_root: str
+    group_readable: bool
+    bin_dir: str | None
+    python: str
+    source_dir: str | None
+    """The recipe's directory, whose git state is recorded."""
+
+
+def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
+    """Render a spec into a job that can be submitted."""
+    config: Config = spec.config
+    return Job(
+        bundle=render(spec, template_dirs),
+        name=spec.name,
+        recipe=config.recipe_name,
+        preset=config.preset,
+        cluster=config.cluster_name,
+        scheduler=config.cluster.scheduler,
+        nodes=spec.nodes,
+        phases=spec.phases,
+        run_root=config.cluster.run_root,
+        group_readable=config.cluster.group_readable,
+        bin_dir=config.cluster.slurm.bin_dir,
+        python=config.cluster.python,
+        source_dir=config.recipe_dir,
+    )
+
+
+def job_of_bundle(directory: Path) -> Job:
+    """Read a reviewed bundle back, byte for byte."""
+    bundle = read_bundle(directory)
+    files = bundle.files
+    try:
+        head = yaml.safe_load(files["config.yaml"])
+        cluster = head["config"]
+        scheduler, phases = cluster["scheduler"], tuple(head["phases"])
+        job = Job(
+            bundle=bundle,
+            name=head["name"],
+            recipe=head["recipe_name"],
+            preset=head["preset"],
+            cluster=head["cluster_name"],
+            scheduler=scheduler,
+            nodes=int(head["nodes"]),
+            phases=phases,
+            run_root=cluster["run_root"],
+            group_readable=bool(cluster["group_readable"]),
+            bin_dir=cluster["slurm"]["bin_dir"],
+            python=cluster["python"],
+            source_dir=None,
+        )
+    except (KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise SubmitError(
+            f"{directory} is not a rendered bundle: its config.yaml is missing or damaged; "
+            "make one with `trnslurm render -o DIR`"
+        ) from None
+    scripts = [script_name(p, scheduler) for p in phases]
+    if missing := [n for n in (*scripts, "node.sh", "plan.json") if n not in files]:
+        raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
+    return job

@@ -1,0 +1,47 @@
+"""Which units (canonical micro-batches) of a step a worker runs, and the seed of each."""
+
+import hashlib
+from dataclasses import dataclass
+
+from trnslurm.train.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One micro-batch of one step: the same samples and randomness whichever worker runs it."""
+
+    index: int
+    first: int
+    """Position of its first sample in the endless stream of samples."""
+    size: int
+    weight: float
+    """1, or 0 for padding."""
+    seed: int
+    """Of everything random inside it (dropout, masking)."""
+
+
+def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
+    """Give the units that a worker runs in a step (counted from 0), in order.
+
+    Units are dealt out like cards. Where none is left, the worker repeats one with weight 0: every
+    worker runs the same graph equally often, and a repeated valid unit cannot bring in NaN x 0.
+    """
+    batch = plan.batch
+    units = []
+    for dealt in range(worker, batch.accumulation * plan.workers, plan.workers):
+        index = dealt % batch.units
+        unit = Unit(
+            index=index,
+            first=step * batch.global_batch + index * batch.micro_batch,
+            size=batch.micro_batch,
+            weight=1.0 if dealt < batch.units else 0.0,
+            seed=derive_seed(plan.seed, step, index),
+        )
+        units.append(unit)
+    return units
+
+
+def derive_seed(*parts: int) -> int:
+    """Mix integers into one seed of 31 bits, which a device that holds seeds as int32 keeps too."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,134 @@
+"""What a job asks of the hardware and its transport, and the plain PyTorch answer (cpu, cuda)."""
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import Tensor
+
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+
+DEVICES = ("neuron", "xla-cpu", "cpu", "cuda")
+
+
+class Device(ABC):
+    """One worker's device and its tie to the other workers."""
+
+    name: str
+    rank: int
+    world: int
+    local_world: int
+    torch_device: torch.device
+    checkpoint: Callable[..., Any]
+    """Run a function now and again in the backward pass, instead of keeping its activations."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device."""
+        return tensor.to(self.torch_device)
+
+    def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
+        """Give the context of the forward pass: bf16 arithmetic for "mixed", nothing for others."""
+        if precision != "mixed":
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seed what is random on the device."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """End a graph: what was asked for since the last call is compiled and run as one."""
+
+    @abstractmethod
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum a few numbers over all workers."""
+
+    @abstractmethod
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest of each of a few numbers over all workers."""
+
+    @abstractmethod
+    def graphs(self) -> int:
+        """Count the graphs compiled so far in this process."""
+
+    @abstractmethod
+    def barrier(self, name: str) -> None:
+        """Wait until every worker is here."""
+
+    def close(self) -> None:
+        """Wait for every worker, so that none leaves while another still needs it, and let go."""
+        self.barrier("close")
+        dist.destroy_process_group()
+
+
+class TorchDevice(Device):
+    """cpu with gloo or cuda with NCCL: eager PyTorch."""
+
+    def __init__(self, name: str, environment: Environment) -> None:
+        if name == "cuda" and not torch.cuda.is_available():
+            raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
+        dist.init_process_group("nccl" if name == "cuda" else "gloo")
+        self.name = name
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self.local_world = environment.local_world
+        self.torch_device = torch.device(name)
+        if name == "cuda":
+            self.torch_device = torch.device("cuda", environment.local_rank)
+            torch.cuda.set_device(self.torch_device)
+
+    @staticmethod
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        """Recompute in the backward pass, with the random state of the forward pass."""
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+    def seed(self, seed: int) -> None:
+        """Seed the CPU and every CUDA device."""
+        torch.manual_seed(seed)
+
+    def sync(self) -> None:
+        """Do nothing: eager PyTorch has no graphs to end."""
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum over all workers in double precision."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest over all workers."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
+        tensor = self.put(torch.tensor(values, dtype=torch.float64))
+        dist.all_reduce(tensor, op=op)
+        result: list[float] = tensor.tolist()
+        return result
+
+    def graphs(self) -> int:
+        """Give 0: nothing is compiled."""
+        return 0
+
+    def barrier(self, name: str) -> None:
+        """Wait in the process group."""
+        dist.barrier()
+
+
+def open_device(name: str, environment: Environment) -> Device:
+    """Open the device that the plan names and join the other workers."""
+    if name not in DEVICES:
+        raise TrainError(f"plan.json: device {name!r} is not one of {', '.join(DEVICES)}")
+    if environment.device not in ("", name):
+        raise TrainError(f"plan.json: device {name}, but TRNSLURM_DEVICE is {environment.device}")
+    if name not in ("neuron", "xla-cpu"):
+        return TorchDevice(name, environment)
+    # torch_xla reads PJRT_DEVICE when it starts, so this comes before its first import.
+    os.environ["PJRT_DEVICE"] = "NEURON" if name == "neuron" else "CPU"
+    from trnslurm.train.xla import XlaDevice
+
+    return XlaDevice(name, environment)

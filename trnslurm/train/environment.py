@@ -1,0 +1,51 @@
+"""What torchrun and node.sh tell a worker through its environment."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.train.errors import TrainError
+
+PHASES = ("precompile", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One worker's place in the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    phase: str
+    """"train", or "precompile": a few steps only to see every graph; its numbers mean nothing."""
+    attempt: int
+    run_dir: Path
+    device: str
+    """The device node.sh prepared for; empty when the job is started by hand."""
+
+
+def read_environment() -> Environment:
+    """Read the environment of this worker; without torchrun there is none."""
+    phase = os.environ.get("TRNSLURM_PHASE", "train")
+    if phase not in PHASES:
+        raise TrainError(f"TRNSLURM_PHASE is {phase!r}: it can be {' or '.join(PHASES)}")
+    return Environment(
+        rank=_read_int("RANK"),
+        world=_read_int("WORLD_SIZE"),
+        local_rank=_read_int("LOCAL_RANK"),
+        local_world=_read_int("LOCAL_WORLD_SIZE"),
+        phase=phase,
+        attempt=_read_int("TRNSLURM_ATTEMPT", default="1"),
+        run_dir=Path(os.environ.get("TRNSLURM_RUN_DIR", ".")),
+        device=os.environ.get("TRNSLURM_DEVICE", ""),
+    )
+
+
+def _read_int(name: str, default: str = "") -> int:
+    value = os.environ.get(name, default)
+    if not value:
+        raise TrainError(f"{name} is not set: start with python -m torch.distributed.run")
+    if not value.isdecimal():
+        raise TrainError(f"{name} is {value!r}: it must be a whole number")
+    return int(value)

@@ -1,0 +1,115 @@
+"""plan.json as a frozen dataclass, and the refusal to train in a world other than the planned one."""
+
+import json
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+from trnslurm.train.device import Device
+from trnslurm.train.errors import TrainError
+
+FORMAT = 1
+PRECISIONS = ("fp32", "mixed", "bf16")
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How one optimizer step is cut into units (canonical micro-batches)."""
+
+    mode: str
+    global_batch: int
+    micro_batch: int
+    units: int
+    accumulation: int
+    """Units that each worker runs in a step, padding included."""
+    padding_units: int
+    """Units of weight zero over all workers, so that all run equally many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The numbers of one run, worked out and rendered by the launcher."""
+
+    format: int
+    recipe: str
+    preset: str
+    cluster: str
+    instance_type: str
+    device: str
+    nodes: int
+    workers_per_node: int
+    workers: int
+    batch: BatchPlan
+    seq_len: int
+    steps: int
+    precision: str
+    seed: int
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+
+def load_plan(path: Path) -> Plan:
+    """Read plan.json."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise TrainError(f"{path}: not JSON ({error})") from None
+    if isinstance(values, dict) and values.get("format") != FORMAT:
+        raise TrainError(f"{path}: format {values.get('format')}, but this code reads {FORMAT}")
+    plan = read_section(Plan, values, where=str(path))
+    if plan.precision not in PRECISIONS:
+        raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")
+    return plan
+
+
+def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
+    """Build a dataclass from JSON; an unknown, missing or mistyped key is an error that names it."""
+    if not isinstance(values, dict):
+        raise TrainError(f"{where}: expected keys and values")
+    kinds = get_type_hints(cls)
+    for key in values.keys() - kinds.keys():
+        raise TrainError(f"{where}: unknown key {key}")
+    return cls(**{key: _read_value(kind, key, values, where) for key, kind in kinds.items()})
+
+
+def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
+    if key not in values:
+        raise TrainError(f"{where}: key {key} is missing")
+    value = values[key]
+    if is_dataclass(kind) and isinstance(kind, type):
+        return read_section(kind, value, where=f"{where}: {key}")
+    kind = get_origin(kind) or kind
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TrainError(f"{where}: {key} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def check_world(plan: Plan, device: Device) -> None:
+    """Refuse to train when the workers that really run, or the batch, are not what was planned."""
+    layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
+    if plan.nodes * plan.workers_per_node != plan.workers:
+        raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
+    if (device.world, device.local_world) != (plan.workers, plan.workers_per_node):
+        raise TrainError(
+            f"plan.json is for {plan.workers} workers ({layout}), but {device.world} run here, "
+            f"{device.local_world} on this node: start torchrun with --nnodes {plan.nodes} "
+            f"--nproc_per_node {plan.workers_per_node}, or render a plan for this size"
+        )
+    batch = plan.batch
+    if batch.units * batch.micro_batch != batch.global_batch:
+        raise TrainError(
+            f"plan.json: {batch.units} units of {batch.micro_batch} samples are not the global "
+            f"batch of {batch.global_batch}"
+        )
+    slots = batch.accumulation * plan.workers
+    if not 0 <= batch.padding_units < slots or slots - batch.padding_units != batch.units:
+        raise TrainError(
+            f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
+            f"{batch.padding_units} of padding are not {batch.units} units"
+        )

@@ -1,0 +1,71 @@
+"""torch_xla devices: Trainium natively, and its stand-in on CPUs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics
+import torch_xla.distributed.xla_backend  # registers the backend "xla"
+import torch_xla.runtime as xr
+import torch_xla.utils.checkpoint
+
+from trnslurm.train import xla_cpu
+from trnslurm.train.device import Device
+from trnslurm.train.environment import Environment
+
+
+class XlaDevice(Device):
+    """neuron, or xla-cpu: the same code but for the transport under the collectives."""
+
+    def __init__(self, name: str, environment: Environment) -> None:
+        if name == "neuron":
+            dist.init_process_group("xla")
+        else:
+            dist.init_process_group("gloo")
+            xla_cpu.install()
+        self.name = name
+        # Asked of torch_xla and not of the environment: should its runtime not have found the
+        # other workers, each would train a copy of its own, and check_world sees it here.
+        self.rank = xr.global_ordinal()
+        self.world = xr.world_size()
+        self.local_world = environment.local_world
+        self.torch_device = torch_xla.device()
+
+    @staticmethod
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        """Recompute in the backward pass; PyTorch's own version fails on XLA tensors."""
+        return torch_xla.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+    def seed(self, seed: int) -> None:
+        """Seed the device; the seed is an input of the graph, so a new one compiles nothing."""
+        xm.set_rng_state(seed)
+
+    def sync(self) -> None:
+        """End the graph traced so far and start it."""
+        torch_xla.sync()
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum over all workers in single precision, on the device."""
+        return self._reduce(values, xm.REDUCE_SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest over all workers in single precision, exact up to 2 ** 24."""
+        return self._reduce(values, xm.REDUCE_MAX)
+
+    def _reduce(self, values: Sequence[float], reduce_type: str) -> list[float]:
+        tensor = self.put(torch.tensor(values, dtype=torch.float32))
+        xm.all_reduce(reduce_type, [tensor], pin_layout=False)
+        torch_xla.sync()
+        result: list[float] = tensor.cpu().tolist()
+        return result
+
+    def graphs(self) -> int:
+        """Count the graphs that this process had not seen before."""
+        return torch_xla.debug.metrics.counter_value("UncachedCompile") or 0
+
+    def barrier(self, name: str) -> None:
+        """Wait at torch_xla's rendezvous."""
+        xm.rendezvous(name)
