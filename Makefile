@@ -1,16 +1,19 @@
-# `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and the
-# system packages named in SYSTEM_PACKAGES (installed with apt where that is allowed).
+# `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and two
+# system packages where they are missing and apt may be used: python3-venv, and shellcheck (test).
 
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || echo python3)
+# The first Python that the pinned stack has wheels for: 3.11 to 3.13.
+SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  if $$p -c '$(SUITS)' 2> /dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
-SYSTEM_PACKAGES := python3-venv shellcheck
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .ONESHELL:
 
-.PHONY: help demo test check unit format goldens wheel clean system-packages
+all: help
+.PHONY: all help demo test check unit format goldens wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -22,7 +25,7 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 	echo
 	$(BIN)/trnslurm status last
 
-test: system-packages .venv/.train .venv-pcluster  ## Everything that continuous integration checks
+test: shellcheck .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit
 
 check: .venv/.train  ## Linters and types
@@ -48,29 +51,32 @@ clean:  ## Remove what make made
 	rm -rf .venv .venv-pcluster dist
 
 # pip alone needs minutes for torch, so its stamp follows pyproject.toml only.
-.venv/.train: pyproject.toml
-	@if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-	  echo "error: $(PYTHON) is too old or missing: install Python 3.11 or newer, or pass PYTHON=" >&2
-	  exit 1
-	fi
-	echo "Installing the launcher and the training stack into .venv (a few minutes, once)"
+# Remade when pyproject.toml changes: pip alone needs minutes for torch.
+.venv/.train: pyproject.toml | python-venv
+	@echo "Installing the launcher and the training stack into .venv (a few minutes, once)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
 	touch $@
 
-.venv-pcluster: tests/parallelcluster/requirements.txt
+.venv-pcluster: tests/parallelcluster/requirements.txt | python-venv
 	@echo "Installing the schema of AWS ParallelCluster into .venv-pcluster"
 	$(PYTHON) -m venv --clear $@
 	$@/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-system-packages:
-	@missing=()
-	command -v shellcheck > /dev/null || missing+=(shellcheck)
-	$(PYTHON) -c 'import ensurepip' 2> /dev/null || missing+=(python3-venv)
-	if [ "$${#missing[@]}" -eq 0 ]; then exit 0; fi
-	sudo=; [ "$$(id -u)" -eq 0 ] || sudo='sudo -n'
-	if ! { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq "$${missing[@]}"; } > /dev/null; then
-	  echo "error: please run: sudo apt-get install $${missing[*]}" >&2
+.PHONY: python-venv shellcheck
+python-venv:
+	@if [ -z "$(PYTHON)" ]; then
+	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
 	  exit 1
 	fi
+	$(PYTHON) -c 'import ensurepip' 2> /dev/null || $(call apt,python3-venv)
+
+shellcheck:
+	@command -v shellcheck > /dev/null || $(call apt,shellcheck)
+
+define apt
+{ echo "Installing $(1)"; sudo=; [ "$$(id -u)" -eq 0 ] || sudo='sudo -n'; \
+  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(1); } > /dev/null 2>&1 || \
+  { echo "error: please run: sudo apt-get install $(1)" >&2; exit 1; }; }
+endef

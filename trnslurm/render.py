@@ -108,7 +108,12 @@ def _environment(template_dirs: Sequence[Path]) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"comment": _comment, "directive": _directive, "shell": _Raw}
+    environment.filters |= {
+        "comment": _comment,
+        "directive": _directive,
+        "column": lambda value: _Raw(_directive(value).ljust(35)),
+        "shell": _Raw,
+    }
     return environment
 
 
@@ -184,14 +189,19 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "path": _path(cluster.slurm.bin_dir),
         "activate": cluster.activate,
         "python": cluster.python,
-        "neuron_cc_flags": config.recipe.neuron_cc_flags,
+        "neuron_cc_flags": config.recipe.neuron.cc_flags,
         "compile_cache": cluster.compile_cache,
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
-        "env": sorted(cluster.env.items()),
+        "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "srun_wait_s": cluster.slurm.srun_wait_s,
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
     }
+
+
+def _job_environment(spec: JobSpec) -> dict[str, str]:
+    neuron = spec.config.recipe.neuron.env if spec.device == "neuron" else {}
+    return {**neuron, **spec.config.cluster.env}
 
 
 def _title(spec: JobSpec, phase: str) -> str:
@@ -245,7 +255,8 @@ def _path(bin_dir: str | None) -> str:
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # Where ParallelCluster, Neuron's and EFA's installers put their commands.
     sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
-    return ":".join(filter(None, [bin_dir, sites, standard]))
+    words = [bin_dir or "", *sites.split(":"), *standard.split(":")]
+    return ":".join(word for word in dict.fromkeys(words) if word)
 
 
 def _config_yaml(spec: JobSpec) -> str:

@@ -47,6 +47,18 @@ class Settings:
     log_every: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the loop works with."""
+
+    plan: Plan
+    settings: Settings
+    device: Device
+    text: ByteText
+    model: GPT2LMHeadModel
+    optimizer: GlobalOptimizer
+
+
 def main() -> None:
     """Train as plan.json says."""
     parser = argparse.ArgumentParser(description="Train GPT-2 with ZeRO-1.")
@@ -58,6 +70,72 @@ def main() -> None:
     device = open_device(plan.device, environment)
     check_world(plan, device)
 
+    run = make_training(plan, settings, device)
+    precompile = environment.phase == "precompile"
+    steps = min(plan.steps, PRECOMPILE_STEPS) if precompile else plan.steps
+    progress = Progress(plan, environment, device, steps=steps, log_every=settings.log_every)
+    if device.rank == 0:
+        print(describe(run, environment), flush=True)
+
+    # Go!
+    train(run, progress, steps)
+
+    progress.close()
+    agree = parameters_agree(device, run.model)
+    if not (agree or precompile):
+        raise TrainError("the workers' parameters differ at the end: this training is not valid")
+    if device.rank == 0:
+        print("precompile done: losses above are invalid" if precompile else "ranks agree")
+    device.close()
+
+
+def train(run: Training, progress: Progress, steps: int) -> None:
+    """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
+    plan, settings, device = run.plan, run.settings, run.device
+    loss_sum = device.put(torch.zeros(1))
+    run.model.train()
+    for step in range(steps):
+        for unit in worker_units(plan, worker=device.rank, step=step):
+            loss = unit_loss(run, unit)
+            loss.backward()
+            loss_sum += loss.detach()
+            device.sync()
+
+        lr = learning_rate(
+            settings.schedule,
+            peak=settings.lr,
+            warmup_steps=settings.warmup_steps,
+            step=step,
+            steps=plan.steps,
+        )
+        grad_norm = run.optimizer.step(lr)
+        step_loss = loss_sum.clone()
+        loss_sum.zero_()
+        run.optimizer.zero_grad()
+        device.sync()
+
+        if progress.due(step + 1):
+            [global_loss] = device.total(step_loss.tolist())
+            progress.report(step + 1, loss=global_loss, grad_norm=grad_norm.item(), lr=lr)
+
+
+def unit_loss(run: Training, unit: Unit) -> Tensor:
+    """Give a unit's share of the global batch's mean loss."""
+    device = run.device
+    # Packed text has no padding, so every sample predicts all its tokens but the first.
+    valid_tokens = run.plan.batch.global_batch * (run.plan.seq_len - 1)
+    tokens = device.put(run.text.samples(unit.first, unit.size))
+    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
+    weight = device.put(torch.tensor([unit.weight / valid_tokens]))
+    device.seed(unit.seed)
+    with device.autocast(run.plan.precision):
+        logits = run.model(tokens, use_cache=False).logits
+    targets = tokens[:, 1:].flatten()
+    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum") * weight
+
+
+def make_training(plan: Plan, settings: Settings, device: Device) -> Training:
+    """Make what the loop works with, on the device."""
     text = open_text(plan, settings)
     model = make_model(plan, settings, device)
     optimizer = make_optimizer(
@@ -70,82 +148,9 @@ def main() -> None:
         eps=settings.eps,
     )
     device.sync()
-    if device.rank == 0:
-        print(describe(plan, settings, environment, model, text), flush=True)
-
-    precompile = environment.phase == "precompile"
-    steps = min(plan.steps, PRECOMPILE_STEPS) if precompile else plan.steps
-    progress = Progress(plan, environment, device, steps=steps, log_every=settings.log_every)
-
-    # Go!
-    train(plan, settings, device, text, model, optimizer, progress, steps)
-
-    progress.close()
-    agree = parameters_agree(device, model)
-    if not (agree or precompile):
-        raise TrainError("the workers' parameters differ at the end: this training is not valid")
-    if device.rank == 0:
-        print("precompile done: losses above are invalid" if precompile else "ranks agree")
-    device.close()
-
-
-def train(
-    plan: Plan,
-    settings: Settings,
-    device: Device,
-    text: ByteText,
-    model: GPT2LMHeadModel,
-    optimizer: GlobalOptimizer,
-    progress: Progress,
-    steps: int,
-) -> None:
-    """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
-    # Packed text has no padding, so every sample predicts all its tokens but the first.
-    valid_tokens = plan.batch.global_batch * (plan.seq_len - 1)
-    loss_sum = device.put(torch.zeros(1))
-    model.train()
-    for step in range(steps):
-        for unit in worker_units(plan, worker=device.rank, step=step):
-            loss = unit_loss(plan, device, text, model, unit, valid_tokens)
-            loss.backward()
-            loss_sum += loss.detach()
-            device.sync()
-
-        lr = learning_rate(
-            settings.schedule,
-            peak=settings.lr,
-            warmup_steps=settings.warmup_steps,
-            step=step,
-            steps=plan.steps,
-        )
-        grad_norm = optimizer.step(lr)
-        step_loss = loss_sum.clone()
-        loss_sum.zero_()
-        optimizer.zero_grad()
-        device.sync()
-
-        if progress.due(step + 1):
-            [global_loss] = device.total(step_loss.tolist())
-            progress.report(step + 1, loss=global_loss, grad_norm=grad_norm.item(), lr=lr)
-
-
-def unit_loss(
-    plan: Plan,
-    device: Device,
-    text: ByteText,
-    model: GPT2LMHeadModel,
-    unit: Unit,
-    valid_tokens: int,
-) -> Tensor:
-    """Give a unit's share of the global batch's mean loss."""
-    tokens = device.put(text.samples(unit.first, unit.size))
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weight = device.put(torch.tensor([unit.weight / valid_tokens]))
-    device.seed(unit.seed)
-    with device.autocast(plan.precision):
-        logits = model(tokens, use_cache=False).logits
-    targets = tokens[:, 1:].flatten()
-    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum") * weight
+    return Training(
+        plan=plan, settings=settings, device=device, text=text, model=model, optimizer=optimizer
+    )
 
 
 def open_text(plan: Plan, settings: Settings) -> ByteText:
@@ -179,34 +184,19 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
     return model
 
 
-def describe(
-    plan: Plan,
-    settings: Settings,
-    environment: Environment,
-    model: GPT2LMHeadModel,
-    text: ByteText,
-) -> str:
+def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
-    batch = plan.batch
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    plan, batch = run.plan, run.plan.batch
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
     tokens = batch.global_batch * plan.seq_len
     return f"""\
 {plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}
   device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x {plan.workers_per_node} workers)
   batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
 {batch.units} units and {batch.padding_units} of padding
-  model   {parameters:,} parameters, {plan.precision}, {settings.optimizer}
-  data    {len(text.blocks):,} blocks of {plan.seq_len} byte tokens
+  model   {parameters:,} parameters, {plan.precision}, {run.settings.optimizer}
+  data    {len(run.text.blocks):,} blocks of {plan.seq_len} byte tokens
   steps   {plan.steps:,} of {tokens:,} tokens each"""
-
-
-def format_line(line: dict[str, int | float]) -> str:
-    """Write a metrics line for the log."""
-    return (
-        f"step {line['step']}/{line['steps']}  loss {line['loss']:.4f}  "
-        f"grad_norm {line['grad_norm']:.4f}  lr {line['lr']:.3g}  "
-        f"tokens/s {line['tokens_per_s']:.0f}"
-    )
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.config import Workspace, presets_of, resolve
+from trnslurm.config import Config, Workspace, presets_of, resolve
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.slurm import slurm_hint
-from trnslurm.spec import JobSpec, make_spec
 
 Command = Callable[..., Any]
 
@@ -146,19 +145,17 @@ def _refuse_guessing() -> None:
     )
 
 
-def spec_of(
-    workspace: Workspace, recipe: str, nodes: int, options: dict[str, Any], cluster: str,
-    preset: str | None, *, need_time: bool = True,
-) -> JobSpec:  # fmt: skip
-    """Resolve the configuration that the options ask for, and plan it."""
-    config = resolve(
+def config_of(
+    workspace: Workspace, recipe: str, options: dict[str, Any], cluster: str, preset: str | None
+) -> Config:
+    """Resolve the configuration that the options ask for."""
+    return resolve(
         workspace, recipe, cluster=cluster, preset=preset,
-        settings=options["settings"], options=option_layers(options),
+        settings=options["settings"], options=_option_layers(options),
     )  # fmt: skip
-    return make_spec(config, nodes, name=options["name"], need_time=need_time)
 
 
-def option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return what dedicated options set, by configuration key."""
     layers: dict[str, tuple[str, Any]] = {}
     if options["workers_per_node"] is not None:

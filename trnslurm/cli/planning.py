@@ -9,21 +9,22 @@ import click
 
 from trnslurm.cli.options import (
     choose_cluster,
+    config_of,
     json_option,
-    option_layers,
     parse_nodes,
     path_option,
     recipe_argument,
-    spec_of,
     spec_options,
     workspace_of,
 )
 from trnslurm.cli.output import dollars, echo_json, echo_table, hours
-from trnslurm.config import describe, presets_of, resolve
+from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import PlanError, TrnslurmError
 from trnslurm.plan import even_nodes
-from trnslurm.spec import JobSpec
+from trnslurm.spec import JobSpec, make_spec
+
+_SHOWN_CHARS = 60  # of a value in a table; --json has all of it
 
 
 @click.command("recipes")
@@ -82,15 +83,12 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
     """
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = resolve(
-        workspace, recipe, cluster=cluster, preset=preset,
-        settings=options["settings"], options=option_layers(options),
-    )  # fmt: skip
+    config = config_of(workspace, recipe, options, cluster, preset)
     if as_json:
         origins = {key: asdict(origin) for key, origin in config.origins.items()}
         echo_json({"config": plain(config.tree), "origins": origins})
         return
-    click.echo(f"{recipe}, preset {preset or config.preset}, cluster {cluster}\n")
+    click.echo(f"{recipe}, preset {config.preset or '-'}, cluster {cluster}\n")
     rows = []
     for key, value in flatten(config.tree):
         origin = config.origins.get(key)
@@ -113,12 +111,11 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     """
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    config = config_of(workspace, recipe, options, cluster, preset)
     specs, refused = [], []
     for count in parse_nodes(nodes):
         try:
-            specs.append(
-                spec_of(workspace, recipe, count, options, cluster, preset, need_time=False)
-            )
+            specs.append(make_spec(config, count, name=options["name"], need_time=False))
         except PlanError as error:
             refused.append((count, error))
     if not specs:
@@ -150,7 +147,8 @@ def _print_plan(specs: list[JobSpec]) -> None:
     first = specs[0]
     recipe, batch = first.config.recipe, first.batch
     click.echo(
-        f"{first.config.recipe_name} ({first.config.preset}) on {first.instance.name}, "
+        f"{first.config.recipe_name} ({first.config.preset or 'no preset'}) on "
+        f"{first.instance.name}, "
         f"{batch.workers_per_node} workers per node, {recipe.precision}, "
         f"{first.steps:,} steps of sequence length {recipe.seq_len}"
     )
@@ -195,4 +193,7 @@ def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
 def _value(value: Any) -> str:
     if value is None:
         return "-"
-    return str(plain(value)) if isinstance(value, str | list | dict | tuple) else repr(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(plain(value))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"

@@ -13,15 +13,21 @@ import click
 from trnslurm.bundle import Bundle, diff, read_bundle
 from trnslurm.cli.options import (
     choose_cluster,
+    config_of,
     recipe_argument,
     run_roots,
-    spec_of,
     spec_options,
     workspace_of,
 )
 from trnslurm.errors import RenderError
 from trnslurm.render import render
 from trnslurm.runs import find_run
+from trnslurm.spec import make_spec
+
+_READING_ORDER = (
+    "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", "node.sh", "plan.json",
+    "config.yaml",
+)  # fmt: skip
 
 
 @click.command("render")
@@ -46,7 +52,9 @@ def render_command(
     """
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    spec = spec_of(workspace, recipe, nodes, options, cluster, preset)
+    spec = make_spec(
+        config_of(workspace, recipe, options, cluster, preset), nodes, name=options["name"]
+    )
     bundle = render(spec, workspace.template_dirs())
     if against is not None:
         other = (
@@ -59,9 +67,9 @@ def render_command(
             click.echo(line)
         sys.exit(1 if lines else 0)
     if output is None:
-        for name, data in bundle.files.items():
-            if not name.startswith(("code/", "logs/", "state/")):
-                click.echo(f"==> {name} <==\n{data.decode()}")
+        for name in _READING_ORDER:
+            if name in bundle.files:
+                click.echo(f"==> {name} <==\n{bundle.files[name].decode()}")
         return
     write_bundle(bundle, Path(output), force=force)
     click.echo(f"Wrote {len(bundle.files)} files to {output}. To run them by hand:")

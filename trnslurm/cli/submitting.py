@@ -11,15 +11,15 @@ import click
 
 from trnslurm.cli.options import (
     choose_cluster,
+    config_of,
     recipe_argument,
-    spec_of,
     spec_options,
     workspace_of,
 )
 from trnslurm.cli.output import dollars, echo_json, hours
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
-from trnslurm.spec import JobSpec
+from trnslurm.spec import JobSpec, make_spec
 from trnslurm.submit import Job, job_of, job_of_bundle, stop_local, submit
 
 
@@ -56,7 +56,9 @@ def submit_command(
         assert recipe is not None
         workspace = workspace_of(options)
         cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
-        spec = spec_of(workspace, recipe, nodes, options, cluster, preset)
+        spec = make_spec(
+            config_of(workspace, recipe, options, cluster, preset), nodes, name=options["name"]
+        )
         job = job_of(spec, workspace.template_dirs())
     if spec is not None:
         click.echo(_price_line(spec), err=True)
@@ -99,7 +101,8 @@ def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
 
 
 def _price_line(spec: JobSpec) -> str:
-    name = f"{spec.config.recipe_name} ({spec.config.preset})"
+    preset = spec.config.preset
+    name = spec.config.recipe_name + (f" ({preset})" if preset else "")
     where = f"{spec.nodes} x {spec.instance.name}"
     if not spec.on_slurm:
         return f"{name} on {spec.nodes} emulated nodes of this machine ({spec.device})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def resolve(
     chosen = preset or base.tree.get("default_preset")
     layers.append(base)
     if chosen is not None:
-        layers.append(_preset_layer(presets, str(chosen), recipe, recipe_dir / "recipe.yaml"))
+        layers.append(_preset_layer(presets, str(chosen), recipe, base))
     layers += _machine_layer(_merged(layers))
     layers += [_set_layer(word, _merged(layers)) for word in settings]
     for dotted, (option, value) in (options or {}).items():
@@ -130,21 +130,18 @@ def _recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
     return Layer(name="recipe", source=str(file), tree=checked), presets
 
 
-def _preset_layer(presets: Mapping[str, Any], name: str, recipe: str, file: Path) -> Layer:
+def _preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer) -> Layer:
     if name not in presets:
         hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
         raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
-    source = f"{file}: presets.{name}"
+    source = f"{base.source}: presets.{name}"
     tree = dict(presets[name] or {})
     tree.pop("description", None)
     checked = check(tree, _RECIPE_LAYER, source)
-    declared = read_yaml(file)
     for section in _JOB_SECTIONS:
-        checked |= (
-            {section: _declared(checked[section], declared.get(section, {}), source, section)}
-            if section in checked
-            else {}
-        )
+        if section in checked:
+            declared = base.tree.get(section, {})
+            checked[section] = _declared(checked[section], declared, source, section)
     return Layer(name="preset", source=source, tree=checked)
 
 
@@ -218,23 +215,23 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
 
 def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     """Return the type that the value of a dotted key must have."""
-    first, _, rest = dotted.partition(".")
-    if first not in _ALL:
-        known = [k for k, _ in flatten(tree)] + list(_ALL)
-        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, known)}")
-    if not rest:
-        return _ALL[first]
-    if first == "env":
-        return str
-    if first in _JOB_SECTIONS:
-        return _declared_hint(dotted, source, tree)
-    if first == "instance_types":
-        return Any
-    hints = fields_of(_ALL[first]) if isinstance(_ALL[first], type) else {}
-    if rest not in hints:
-        known = [f"{first}.{k}" for k in hints]
-        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, known)}")
-    return hints[rest]
+    hint: Any = Cluster  # any dataclass: its fields are looked up below
+    known: Mapping[str, Any] = _ALL
+    passed: list[str] = []
+    for key in dotted.split("."):
+        if passed and passed[0] in _JOB_SECTIONS:
+            return _declared_hint(dotted, source, tree)
+        if hint == Mapping[str, str]:
+            return str
+        if hint == Mapping[str, Any]:
+            return Any
+        known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
+        if key not in known:
+            names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
+            raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, names)}")
+        passed.append(key)
+        hint = known[key]
+    return hint
 
 
 def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
@@ -279,20 +276,25 @@ _SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
 
 
 def _check_values(tree: Mapping[str, Any]) -> None:
-    for name, value in tree["env"].items():
-        if not _ENV_NAME.fullmatch(name):
-            raise ConfigError(f"env.{name}: not a name of an environment variable")
-        if _SECRET.search(name) and len(value) > _SWITCH_CHARS:
-            raise ConfigError(
-                f"env.{name} looks like a secret, and a run's files are no place for one: "
-                "put it in a file of mode 0600 and set a variable to its path"
-            )
+    for prefix, env in (("env", tree["env"]), ("neuron.env", tree["neuron"]["env"])):
+        for name, value in env.items():
+            _check_variable(f"{prefix}.{name}", name, value)
     for dotted, value in flatten(tree):
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(f"{dotted} holds a NUL character")
     for key in ("seq_len", "steps"):
         if tree[key] < 0:
             raise ConfigError(f"{key} is {tree[key]}; it cannot be negative")
+
+
+def _check_variable(dotted: str, name: str, value: str) -> None:
+    if not _ENV_NAME.fullmatch(name):
+        raise ConfigError(f"{dotted}: not a name of an environment variable")
+    if _SECRET.search(name) and len(value) > _SWITCH_CHARS:
+        raise ConfigError(
+            f"{dotted} looks like a secret, and a run's files are no place for one: "
+            "put it in a file of mode 0600 and set a variable to its path"
+        )
 
 
 def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:

@@ -91,6 +91,15 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Neuron:
+    """What applies on Neuron devices only."""
+
+    cc_flags: str = ""
+    """NEURON_CC_FLAGS, the compiler's options."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One training job: what is trained, never where."""
 
@@ -111,7 +120,7 @@ class Recipe:
     train: Mapping[str, Any] = field(default_factory=dict)
     precompile: Literal["auto", "always", "never"] = "auto"
     """auto: where the device compiles graphs (neuron, xla-cpu)."""
-    neuron_cc_flags: str = ""
+    neuron: Neuron = field(default_factory=Neuron)
     reference: tuple[Reference, ...] = ()
 
 

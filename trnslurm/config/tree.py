@@ -51,7 +51,7 @@ def lookup(tree: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def fields_of(*classes: type) -> dict[str, Any]:
+def fields_of(*classes: Any) -> dict[str, Any]:
     """Return the type hint of every field of the given dataclasses."""
     hints: dict[str, Any] = {}
     for cls in classes:
@@ -63,7 +63,9 @@ def fields_of(*classes: type) -> dict[str, Any]:
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
     """Return `tree` with every value converted, or an error that names file and key."""
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping, found {tree!r}")
+        raise ConfigError(
+            f"{where}: {prefix.rstrip('.') or 'it'} must be a mapping, found {tree!r}"
+        )
     checked: dict[str, Any] = {}
     for key, value in tree.items():
         dotted = f"{prefix}{key}"

@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 END_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
@@ -123,9 +124,9 @@ def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
 def descendants() -> list[int]:
     """The pids below this process, as far as one pass over /proc can tell."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (stat := read_stat(int(name))):
-            children.setdefault(stat.parent, []).append(int(name))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := read_stat(int(entry.name))):
+            children.setdefault(stat.parent, []).append(int(entry.name))
     found: list[int] = []
     parents = [os.getpid()]
     while parents:
@@ -138,8 +139,7 @@ def descendants() -> list[int]:
 def read_stat(pid: int) -> Stat | None:
     """What /proc says of a process; None when there is none (a zombie still counts)."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The command's name, in parentheses, may itself hold blanks and parentheses.

@@ -1,14 +1,16 @@
-"""Starts a run on this machine: submitit's LocalExecutor with one task, the guard of our scripts."""
+"""Starts a run on this machine: submitit's LocalExecutor, its one task the guard of our scripts."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from submitit.local.local import LocalExecutor
 
@@ -55,14 +57,32 @@ def start(run: RunDir, python: str, *, detach: bool) -> None:
     argv += ["--output", str(run.logs / "%s-local.log"), "--"]
     argv += [str(run.script(phase)) for phase in run.record().phases]
     run.local_folder.mkdir()
-    # Ctrl-C reaches every process of the terminal. Only this one shall act on it, and end the rest
-    # in good order; an ignored signal is inherited.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with _apart_from_terminal(run.local_folder / "controller.log"):
         pid = GuardedLocal(run.local_folder).start(argv)
-    finally:
-        signal.signal(signal.SIGINT, before)
     run.add_job("local", f"{pid}@{process_start(pid)}")
+
+
+@contextlib.contextmanager
+def _apart_from_terminal(log: Path) -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach and that hold no pipe of ours open.
+
+    submitit offers no way to say so; what a process inherits are ignored signals and descriptors.
+    Only this process shall act on Ctrl-C, and end the rest in good order.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kept = [os.dup(fd) for fd in range(3)]
+    try:
+        with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+            for fd, file in enumerate((nothing, output, output)):
+                os.dup2(file.fileno(), fd)
+            yield
+    finally:
+        for fd, old in enumerate(kept):
+            os.dup2(old, fd)
+            os.close(old)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def stop(run: RunDir) -> None:

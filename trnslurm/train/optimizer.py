@@ -5,7 +5,7 @@ clip by the global norm and return that norm as it was before.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Zero1(GlobalOptimizer):
         self,
         device: Device,
         groups: list[dict[str, Any]],
-        cls: type[torch.optim.Optimizer],
+        cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
         max_norm: float,
     ) -> None:
@@ -106,7 +106,7 @@ class DataParallel(GlobalOptimizer):
     def __init__(
         self,
         groups: list[dict[str, Any]],
-        cls: type[torch.optim.Optimizer],
+        cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
         max_norm: float,
     ) -> None:
@@ -149,7 +149,10 @@ def make_optimizer(
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    cls, options = (torch.optim.AdamW, adam) if name == "adamw" else (torch.optim.SGD, {})
+    cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    options: dict[str, Any] = {}
+    if name == "adamw":
+        cls, options = torch.optim.AdamW, adam
     if device.torch_device.type == "xla":
         return Zero1(device, groups, cls, options, max_norm)
     return DataParallel(groups, cls, options, max_norm)

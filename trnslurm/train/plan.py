@@ -1,4 +1,4 @@
-"""plan.json as a frozen dataclass, and the refusal to train in a world other than the planned one."""
+"""plan.json as a frozen dataclass, and the refusal to train in another world than the planned."""
 
 import json
 from dataclasses import dataclass, is_dataclass
@@ -67,7 +67,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
-    """Build a dataclass from JSON; an unknown, missing or mistyped key is an error that names it."""
+    """Build a dataclass from JSON; an unknown, missing or mistyped key is an error."""
     if not isinstance(values, dict):
         raise TrainError(f"{where}: expected keys and values")
     kinds = get_type_hints(cls)

@@ -8,7 +8,7 @@ SCHEDULES = ("cosine", "linear", "constant")
 
 
 def learning_rate(name: str, *, peak: float, warmup_steps: int, step: int, steps: int) -> float:
-    """Give the rate of a step (counted from 0): a linear warm-up to peak, then the named decay to 0.
+    """Give the rate of a step (counted from 0): linear warm-up, then the named decay to 0.
 
     The first step has peak / warmup_steps and not 0, which would compute a batch for nothing.
     """

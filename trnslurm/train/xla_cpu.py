@@ -28,15 +28,9 @@ def install() -> None:
     xr.global_ordinal = dist.get_rank
 
 
-def all_reduce(
-    reduce_type: str,
-    inputs: Any,
-    scale: float = 1.0,
-    groups: list[list[int]] | None = None,
-    pin_layout: bool = True,
-) -> Any:
+def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any) -> Any:
     """Reduce over all workers; a list of tensors in place, a single one as a new tensor."""
-    _check_groups(groups)
+    _check(options)
     tensors = _as_list(inputs)
     results = _reduce(reduce_type, tensors, scale)
     if isinstance(inputs, Tensor):
@@ -47,18 +41,11 @@ def all_reduce(
 
 
 def reduce_scatter(
-    reduce_type: str,
-    input: Any,
-    scale: float,
-    scatter_dim: int,
-    shard_count: int,
-    groups: list[list[int]] | None = None,
-    output: Any = None,
-    pin_layout: bool = True,
+    reduce_type: str, input: Any, scale: float, scatter_dim: int, shard_count: int, **options: Any
 ) -> Any:
     """Reduce over all workers and keep this worker's shard; of a tensor or of each in a list."""
-    _check_groups(groups)
-    assert output is None and shard_count == dist.get_world_size()
+    _check(options)
+    assert shard_count == dist.get_world_size()
     tensors = _as_list(input)
     shards = [
         _to_device(result.chunk(shard_count, scatter_dim)[dist.get_rank()], tensor.device)
@@ -67,16 +54,9 @@ def reduce_scatter(
     return shards[0] if isinstance(input, Tensor) else shards
 
 
-def all_gather(
-    value: Any,
-    dim: int = 0,
-    groups: list[list[int]] | None = None,
-    output: Any = None,
-    pin_layout: bool = True,
-) -> Any:
+def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
     """Join the workers' tensors along a dimension; of a tensor or of each in a list."""
-    _check_groups(groups)
-    assert output is None
+    _check(options)
     tensors = _as_list(value)
     hosts = _to_host(tensors)
     # As bytes, because gloo does not know every type, and in one piece, because it is faster.
@@ -84,7 +64,7 @@ def all_gather(
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, mine)
     sizes = [host.numel() * host.element_size() for host in hosts]
-    pieces = zip(*(row.split(sizes) for row in rows), strict=True)
+    pieces = zip(*(torch.split(row, sizes) for row in rows), strict=True)
     gathered = [
         _to_device(
             torch.cat([piece.clone().view(host.dtype).view(host.shape) for piece in parts], dim),
@@ -107,7 +87,7 @@ def _reduce(reduce_type: str, tensors: list[Tensor], scale: float) -> list[Tenso
     hosts = _to_host(tensors)
     flat = torch.cat([host.reshape(-1).float() for host in hosts])
     dist.all_reduce(flat, op=_OPS[reduce_type])
-    pieces = (flat * scale).split([host.numel() for host in hosts])
+    pieces = torch.split(flat * scale, [host.numel() for host in hosts])
     return [
         piece.view(host.shape).to(host.dtype) for piece, host in zip(pieces, hosts, strict=True)
     ]
@@ -128,5 +108,7 @@ def _as_list(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _check_groups(groups: list[list[int]] | None) -> None:
-    assert not groups or groups == [list(range(dist.get_world_size()))], "only one group of all"
+def _check(options: dict[str, Any]) -> None:
+    everyone = [list(range(dist.get_world_size()))]
+    assert options.get("groups") in (None, [], everyone), "only one group of all workers"
+    assert options.get("output") is None, "only results as new tensors"

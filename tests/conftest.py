@@ -1,0 +1,202 @@
+"""Fixtures that tests share: a home of one's own, a PATH without Slurm, a stand-in of Slurm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import trnslurm
+
+FAKE_BIN = Path(__file__).parent / "fake_bin"
+_SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
+_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-goldens", action="store_true", help="rewrite tests/goldens, to be reviewed"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a command line returned and said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one error line, and nothing else, that went to stderr."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), self
+        assert self.out == "", self
+        return lines[0].removeprefix("error: ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a stand-in."""
+
+    folder: Path
+    command: str
+    arguments: list[str]
+    environ: dict[str, str]
+    cwd: Path
+
+    @property
+    def script(self) -> bytes:
+        """The bytes that sbatch was given."""
+        return (self.folder / "script").read_bytes()
+
+
+class FakeSlurm:
+    """The stand-ins of Slurm's commands: what they were asked, and what they shall answer."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        (state / "calls").mkdir(parents=True)
+        for name in ("order", "queue"):
+            (state / name).touch()
+
+    def calls(self, command: str | None = None) -> list[Call]:
+        """Every call in order, or those of one command."""
+        names = (self._state / "order").read_text().split()
+        calls = [self._call(self._state / "calls" / name) for name in names]
+        return [c for c in calls if command in (None, c.command)]
+
+    def forget_calls(self) -> None:
+        """Start the record of calls anew."""
+        (self._state / "order").write_text("")
+
+    def hangs(self) -> bool:
+        """Whether a command has begun to hang."""
+        return any(self._state.glob("calls/*/hanging"))
+
+    def queue(self, *lines: str) -> None:
+        """Let squeue say these lines: id|state|reason|start|nodes."""
+        self.answer("queue", *lines)
+
+    def answer(self, file: str, *lines: str) -> None:
+        """Write one of the files that the stand-ins print."""
+        (self._state / file).write_text("".join(f"{line}\n" for line in lines))
+
+    def refuse(self, command: str, words: str) -> None:
+        """Let a command (`sbatch`), or one call of it (`sbatch-2`), fail with these words."""
+        self.answer(f"{command}.stderr", words)
+
+    def relent(self, command: str) -> None:
+        """Let a command that refused answer again."""
+        (self._state / f"{command}.stderr").unlink()
+
+    def hang(self, command: str) -> None:
+        """Let a command, or one call of it, never answer."""
+        self.answer(f"{command}.hang")
+
+    @staticmethod
+    def _call(folder: Path) -> Call:
+        command, *arguments = (folder / "argv").read_text().split("\0")[:-1]
+        pairs = (folder / "environ").read_text().split("\0")[:-1]
+        return Call(
+            folder=folder,
+            command=command,
+            arguments=arguments,
+            environ=dict(pair.split("=", 1) for pair in pairs),
+            cwd=Path((folder / "cwd").read_text().removesuffix("\n")),
+        )
+
+
+@pytest.fixture(scope="session")
+def path_without_slurm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """This PATH, each directory that has a command of Slurm replaced by links to all the others."""
+    kept = []
+    for number, word in enumerate(os.environ["PATH"].split(":")):
+        directory = Path(word)
+        if not any((directory / name).exists() for name in _SLURM):
+            kept.append(word)
+            continue
+        links = tmp_path_factory.mktemp(f"bin{number}")
+        for file in directory.iterdir():
+            if file.name not in _SLURM:
+                (links / file.name).symlink_to(file)
+        kept.append(str(links))
+    return ":".join(kept)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path_without_slurm: str) -> Path:
+    """An empty home and working directory, and nothing of this shell's Slurm or settings."""
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+    directory = tmp_path / "home"
+    for name in ("home", "home/.config", "home/.local/state", "cwd"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("HOME", str(directory))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / ".config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(directory / ".local/state"))
+    monkeypatch.setenv("PATH", path_without_slurm)
+    monkeypatch.chdir(tmp_path / "cwd")
+    return directory
+
+
+@pytest.fixture
+def fake_slurm(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Stand-ins of Slurm's commands, first on PATH."""
+    state = tmp_path / "slurm"
+    monkeypatch.setenv("TRNSLURM_FAKE_SLURM", str(state))
+    monkeypatch.setenv("PATH", f"{FAKE_BIN}:{os.environ['PATH']}")
+    return FakeSlurm(state)
+
+
+@pytest.fixture
+def weird_path(tmp_path: Path) -> Path:
+    """A directory whose name has blanks, quotes, a dollar sign and letters beyond ASCII."""
+    directory = tmp_path / """it's a "wëird" $(näme) `x` 目录"""
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def run_cli(home: Path) -> Callable[..., Result]:
+    """Run `python -m trnslurm` as a process of its own."""
+
+    def run(
+        *arguments: str | Path, timeout_s: float = 60, environ: dict[str, str] | None = None
+    ) -> Result:
+        checkout = Path(trnslurm.__file__).parent.parent
+        done = subprocess.run(
+            [sys.executable, "-m", "trnslurm", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": str(checkout), **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Result(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Call the command line in this process: fast, and open to monkeypatch."""
+    from trnslurm.cli import main
+
+    def call(*arguments: str | Path) -> Result:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(a) for a in arguments])
+        out, err = capfd.readouterr()
+        assert isinstance(end.value.code, int)
+        return Result(code=end.value.code, out=out, err=err)
+
+    return call

@@ -1,0 +1,186 @@
+"""What is wrong in files: profiles, recipes, templates, the admin's site file, settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trnslurm.config import load
+
+TOY = ("submit", "toy", "--cluster", "pc")
+GOOD = "steps: 3\nbatch: {global_batch: 64}\nslurm: {time_min: 5}\n"
+
+
+@pytest.fixture
+def refused(site, fake_slurm, cli):
+    """Submit the toy recipe, and return the one error line."""
+    site.recipe(GOOD)
+
+    def call(*arguments: str) -> str:
+        done = cli(*TOY, *arguments)
+        assert done.code == 1, done
+        assert fake_slurm.calls() == []
+        assert not site.run_root.exists()
+        return done.error
+
+    return call
+
+
+# Text of a recipe -> what the line must say; every line names the file.
+RECIPES = {
+    "syntax": ("steps: [1\nbatch: 2\n", "recipe.yaml:2: "),
+    "tab": ("steps: 3\n\tx: 1\n", "recipe.yaml:2: "),
+    "twice": (GOOD + "steps: 4\n", "recipe.yaml:4: key steps is given twice"),
+    "twice below": ("batch: {global_batch: 1, global_batch: 2}\n", "global_batch is given twice"),
+    "unknown key": (GOOD + "setps: 4\n", 'unknown key setps (did you mean "steps"?)'),
+    "unknown below": (GOOD.replace("n: 5", "m: 5"), 'slurm.time_mim (did you mean "time_min"?)'),
+    "type": ("steps: many\n", "steps must be a whole number, found 'many'"),
+    "list": ("- steps\n", "expected `key: value` lines, found list"),
+    "scalar": ("hello\n", "expected `key: value` lines, found str"),
+    "mapping": (GOOD.replace("{global_batch: 64}", "64"), "batch. must be a mapping, found 64"),
+    "site facts": (GOOD + "run_root: /x\n", "unknown key run_root"),
+    "presets": (GOOD + "presets: [xl]\n", "presets must be a mapping of names"),
+    "key not text": (GOOD + "1: 2\n", "unknown key 1"),
+    "env number": (GOOD + "env: {A: [1]}\n", "env.A must be text, found [1]"),
+    "env key": (GOOD + "env: {1: x}\n", "env has a key that is not text: 1"),
+    "python tag": ("steps: !!python/object/apply:os.system ['true']\n", "recipe.yaml:1: "),
+    "two documents": ("steps: 3\n---\nsteps: 4\n", "recipe.yaml"),
+    "entry": (GOOD + "entry: go.py\n", "the recipe's entry go.py is not there"),
+    "entry outside": (GOOD + "entry: ../other.py\n", "the recipe's entry ../other.py is not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RECIPES)
+def test_recipe(refused, site, what: str) -> None:
+    text, words = RECIPES[what]
+    site.recipe(text)
+    error = refused()
+    assert words in error
+    assert str(site.root / "jobs/toy") in error
+
+
+def test_preset_names_only_what_the_recipe_declares(refused, site) -> None:
+    presets = "presets: {small: {train: {lrr: 1.0}}, odd: {train: {lr: fast}}}\n"
+    site.recipe(GOOD + "train: {lr: 0.1}\n" + presets)
+    assert 'presets.small: unknown key train.lrr (did you mean "lr"?)' in refused("-p", "small")
+    assert "presets.odd: train.lr must be a number, found 'fast'" in refused("-p", "odd")
+
+
+PROFILES = {
+    "unknown key": ({"slurm": {"partiton": "x"}}, 'slurm.partiton (did you mean "partition"?)'),
+    "type": ({"slurm": {"max_nodes": "four"}}, "slurm.max_nodes must be a whole number"),
+    "scheduler": ({"scheduler": "slrum"}, "scheduler is 'slrum' (did you mean \"slurm\"?)"),
+    "activate": ({"activate": "module load x"}, "activate must be a list, found 'module load x'"),
+    "instance type": (
+        {"instance_types": {"trn1.32xlarge": {"vcpu": 3}}},
+        'unknown field vcpu (did you mean "vcpus"?)',
+    ),
+    "new instance type": ({"instance_types": {"x": {"vcpus": 3}}, "instance_type": "x"}, "needs"),
+    "auto": ({"instance_type": "auto"}, "is for the local cluster; name the nodes' type"),
+    "secret": ({"env": {"AWS_SECRET_ACCESS_KEY": "abcdefghijkl"}}, "looks like a secret"),
+}
+
+
+@pytest.mark.parametrize("what", PROFILES)
+def test_profile(refused, site, what: str) -> None:
+    changes, words = PROFILES[what]
+    site.profile(**changes)
+    assert words in refused()
+
+
+def test_secret_in_a_recipe_is_not_printed(refused, site) -> None:
+    site.recipe(GOOD + "env: {WANDB_API_KEY: 0123456789abcdef}\n")
+    error = refused()
+    assert "env.WANDB_API_KEY looks like a secret" in error
+    assert "0123456789abcdef" not in error
+
+
+def test_profile_that_is_not_text(refused, site) -> None:
+    (site.root / "cluster-config/pc.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "pc.yaml: not a text file in UTF-8" in refused()
+
+
+def test_template_variable_missing(refused, site) -> None:
+    file = site.write("templates/node.sh.j2", "#!/bin/bash\necho {{ nodes }}\necho {{ nodez }}\n")
+    assert refused() == f"{file}:3: 'nodez' is undefined"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{% if %}\n", "node.sh.j2:1: "),
+        ("ok\n{{ batch.__class__.__mro__ }}\n", "node.sh.j2:2: "),
+        ("{{ batch }}\n", "neither text nor a number"),
+        ("{% include 'absent.j2' %}\n", "template absent.j2 not found"),
+        ("{{ title | shel }}\n", "node.sh.j2:1: "),
+        ("{{ 1 / 0 }}\n", "node.sh.j2"),
+        ("{{ nodes + 'x' }}\n", "node.sh.j2"),
+    ],
+)
+def test_template(refused, site, text: str, words: str) -> None:
+    site.write("templates/node.sh.j2", text)
+    assert words in refused()
+
+
+def site_file(text: str, monkeypatch, tmp_path: Path) -> Path:
+    file = tmp_path / "etc-site.yaml"
+    file.write_text(text)
+    monkeypatch.setattr(load, "SITE_FILE", file)
+    return file
+
+
+def test_locked_key_cannot_be_broken(refused, cli, fake_slurm, monkeypatch, tmp_path) -> None:
+    lock = "lock: {slurm: {partition: compute, max_nodes: 2}, env: {TEAM: a}}\n"
+    file = site_file(lock, monkeypatch, tmp_path)
+    assert refused("--set", "slurm.partition=debug") == (
+        f"slurm.partition is locked to 'compute' by {file}; --set slurm.partition=debug asks for "
+        "'debug': leave it out, or ask the admin"
+    )
+    assert "env.TEAM is locked to 'a'" in refused("--set", "env.TEAM=b")
+    assert f"--nodes 3 is more than the 2 that {file} allows" in refused("--nodes", "3")
+    assert cli(*TOY, "--set", "slurm.partition=compute").code == 0
+    script = fake_slurm.calls("sbatch")[0].script
+    assert b"#SBATCH --partition=compute" in script
+    assert b"export TEAM=a" in script
+
+
+def test_recipe_cannot_break_a_lock_either(refused, site, monkeypatch, tmp_path) -> None:
+    file = site_file("lock: {slurm: {time_min: 4}}\n", monkeypatch, tmp_path)
+    error = refused()
+    assert f"slurm.time_min is locked to 4 by {file}" in error
+    assert "recipe.yaml asks for 5" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("locked: {}\n", "unknown key locked (the file has one: lock)"),
+        ("lock: {slurm: {partiton: x}}\n", 'did you mean "slurm.partition"?'),
+        ("lock: {slurm: {max_nodes: two}}\n", "must be a whole number"),
+        ("lock: 3\n", "lock"),
+        ("lock: [a]\n", "lock"),
+    ],
+)
+def test_site_file_itself(refused, monkeypatch, tmp_path: Path, text: str, words: str) -> None:
+    file = site_file(text, monkeypatch, tmp_path)
+    error = refused()
+    assert words in error
+    assert str(file) in error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("clusters: pc\n", 'trnslurm.yaml: unknown key clusters (did you mean "cluster"?)'),
+        ("cluster: [pc]\n", "cluster must be a name"),
+        ("path: 3\n", "path must be a list of directories"),
+    ],
+)
+def test_settings(refused, text: str, words: str) -> None:
+    Path("trnslurm.yaml").write_text(text)
+    assert words in refused()
+
+
+def test_search_path_that_is_not_there(refused, tmp_path: Path) -> None:
+    assert refused("--path", str(tmp_path / "none")).endswith("none: no such directory")

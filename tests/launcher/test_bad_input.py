@@ -1,0 +1,199 @@
+"""What a user gets wrong on the command line: one line that says what to do, and nothing made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trnslurm.cli import options
+
+SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
+
+
+@pytest.fixture
+def refused(site, fake_slurm, cli):
+    """Call the command line, and return its one error line: nothing was made or submitted."""
+
+    def call(*arguments: str | Path, code: int = 1) -> str:
+        done = cli(*arguments)
+        assert done.code == code, done
+        assert fake_slurm.calls() == []
+        assert not site.run_root.exists()
+        return done.error
+
+    return call
+
+
+# Arguments of submit -> what the line must say.
+BATCHES_AND_SHAPES = {
+    "no node": (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
+    "fewer than none": (["--nodes", "-3"], "--nodes -3: a job needs at least one node"),
+    "more nodes than there are": (["--nodes", "5"], "--nodes 5 is more than the 4 that"),
+    "single-node type": (
+        ["--nodes", "2", "--set", "instance_type=trn1.2xlarge"],
+        "trn1.2xlarge does not run multi-node jobs (--nodes 2): use --nodes 1",
+    ),
+    "seven workers": (
+        ["--nodes", "1", "--workers", "7"],
+        "7 workers per node is not valid on trn1.32xlarge with one node: choose 1, 2, 8 or 32",
+    ),
+    "eight workers on two": (["--nodes", "2", "--workers", "8"], "with 2 nodes: choose 32"),
+    "no worker": (["--workers", "0"], "--workers 0: a node needs at least one worker"),
+    "fewer units than workers": (
+        ["--set", "batch.global_batch=16"],
+        "is 16 micro-batches per step, fewer than 1 x 32 workers; nearest: global batch 32, "
+        "or --allow-idle",
+    ),
+    "uneven units": (
+        ["--set", "batch.micro_batch=3"],
+        "global batch 512 is not a whole number of micro-batches of 3; nearest: micro-batch 2 or 4",
+    ),
+    "no unit": (["--set", "batch.micro_batch=0"], "batch.micro_batch is 0; it must be at least 1"),
+    "unknown type": (["--set", "instance_type=trn1.32xlrge"], '(did you mean "trn1.32xlarge"?)'),
+    "auto on slurm": (["--set", "instance_type=auto"], "unknown instance type 'auto'"),
+}
+WORDS = {
+    "preset": (["--preset", "tinny"], "has no preset 'tinny' (did you mean \"tiny\"?)"),
+    "preset unlike any": (["--preset", "zzz"], "; it has xl, tutorial, tiny"),
+    "key": (["--set", "batch.micro_bacth=2"], '(did you mean "batch.micro_batch"?)'),
+    "key of the job": (["--set", "train.lrr=1"], 'train.lrr (did you mean "train.lr"?)'),
+    "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
+    "no equals sign": (["--set", "steps"], "expected key=value, as in --set batch.micro_batch=2"),
+    "no key": (["--set", "=3"], "expected key=value"),
+    "text for a number": (["--set", "steps=many"], "steps must be a whole number, found 'many'"),
+    "fraction": (["--set", "steps=1.5"], "steps must be a whole number, found 1.5"),
+    "truth for a number": (["--set", "steps=true"], "steps must be a whole number, found True"),
+    "negative": (["--set", "steps=-1"], "steps is -1; it cannot be negative"),
+    "wrong word": (["--set", "precision=fp8"], "expected one of fp32, mixed, bf16"),
+    "mapping for a number": (["--set", "seed={a: 1}"], "seed must be a whole number"),
+    "broken YAML": (["--set", "batch={a: ["], "is not a value"),
+    "job's own type": (["--set", "train.lr=fast"], "train.lr must be a number, found 'fast'"),
+    "secret": (["--set", "env.HF_TOKEN=hf_abcdefghij"], "env.HF_TOKEN looks like a secret"),
+    "env name": (["--set", "env.A B=x"], "env.A B: not a name of an environment variable"),
+}
+NAMES_AND_TIMES = {
+    "newline": (["--name", "a\nb"], "job name 'a\\nb': use 1 to 64 letters, digits"),
+    "substitution": (["--name", "$(touch x)"], "job name '$(touch x)': use 1 to 64"),
+    "slash": (["--name", "../x"], "job name '../x'"),
+    "dash": (["--name", "-x"], "job name '-x'"),
+    "too long": (["--name", "x" * 65], "use 1 to 64"),
+    "no time": (["--time", "tomorrow"], "expected minutes, HH:MM:SS or D-HH:MM:SS"),
+    "negative time": (["--time", "-5"], "--time -5"),
+    "seconds": (["--time", "0:30"], "--time 0:30: at least one minute"),
+    "empty days": (["--time", "1-"], "--time 1-: expected"),
+    "endless": (["--time", "UNLIMITED"], "--time UNLIMITED: expected"),
+    "own option": (["--sbatch=--nodes=3"], "--sbatch --nodes=3: use --nodes"),
+    "own directive": (["--sbatch=--output=x"], "--sbatch --output=x: the template sets it"),
+    "dependency": (["--sbatch=--dependency=1"], "--sbatch --dependency=1"),
+    "short option": (["--sbatch", "-N2"], "expected one long option, as in"),
+    "two options": (["--sbatch", "--hold --x"], "expected one long option"),
+    "second line": (["--sbatch=--comment=a\n#SBATCH --nodes=9"], "expected one long option"),
+    "control character": (["--sbatch=--comment=a\x1bb"], "cannot stand in an #SBATCH line"),
+    "partition of two lines": (["--set", "slurm.partition=a\nb"], "cannot stand in an #SBATCH"),
+}  # fmt: skip
+TABLE = BATCHES_AND_SHAPES | WORDS | NAMES_AND_TIMES
+OWN_OPTIONS = [
+    "--job-name=x", "--array=1-3", "--wrap=true", "--export=ALL", "--exclusive", "--requeue",
+    "--no-requeue", "--cpus-per-task=2", "--chdir=/", "--parsable",
+    # getopt takes an unambiguous abbreviation for the whole word
+    "--job=x", "--arra=1-3", "--outpu=x", "--chd=/", "--partit=debug",
+    # with these sbatch says no job id, does not return, or the job is another controller's
+    "--quiet", "--wait", "--clusters=other",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_submit_refuses(refused, what: str) -> None:
+    arguments, words = TABLE[what]
+    assert words in refused(*SUBMIT, *arguments)
+
+
+@pytest.mark.parametrize("option", OWN_OPTIONS)
+def test_options_of_our_own_cannot_be_passed_through(refused, option: str) -> None:
+    assert f"--sbatch {option}: " in refused(*SUBMIT, f"--sbatch={option}")
+
+
+def test_unknown_recipe_and_cluster(refused) -> None:
+    assert refused("submit", "gpt2_zero", "-c", "pc") == (
+        "unknown recipe 'gpt2_zero' (did you mean \"gpt2_zero1\"?)"
+    )
+    assert refused("submit", "gpt2_zero1", "--cluster", "trn") == (
+        "unknown cluster 'trn' (did you mean \"trn1\"?)"
+    )
+    assert refused("submit", "zzz", "-c", "pc").endswith("`trnslurm recipes` lists them")
+    assert refused("submit", "gpt2_zero1", "-c", "zzz").endswith("`trnslurm clusters` lists them")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["submitt"], "unknown command 'submitt' (did you mean \"submit\"?)"),
+        (["frobnicate"], "unknown command 'frobnicate'; see trnslurm --help"),
+        (["submit", "x", "--frob"], "--frob"),
+        (["submit", "x", "--nodes", "two"], "'two' is not a valid integer"),
+        (["status"], "Missing argument 'RUN'"),
+        (["logs", "last", "--phase", "compile"], "'compile' is not one of"),
+        (["cluster", "detekt"], "detekt"),
+        (["exec", "last"], "COMMAND"),
+    ],
+)
+def test_usage_errors(refused, arguments: list[str], words: str) -> None:
+    error = refused(*arguments, code=2)
+    assert words in error
+    assert "--help" in error or "did you mean" in error
+
+
+@pytest.mark.parametrize(
+    ("root", "words"),
+    [
+        ("{tmp}/file/runs", "Not a directory; set run_root in the cluster profile"),
+        ("{tmp}/a:b", "a colon, a percent sign or a control character"),
+        ("{tmp}/100%", "choose another run_root"),
+        ("{tmp}/a\nb", "choose another run_root"),
+        ("{tmp}/open", "can be written by everybody: chmod o-w or o+t it"),
+        ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
+    ],
+)
+def test_run_root(refused, site, cli, fake_slurm, tmp_path: Path, root: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    before = set(tmp_path.rglob("*"))
+    site.recipe("steps: 3\nbatch: {global_batch: 64}\nslurm: {time_min: 5}\n")
+    done = cli("submit", "toy", "-c", "pc", "--set", f"run_root={root.format(tmp=tmp_path)}")
+    price, error = done.err.splitlines()
+    assert done.code == 1 and price.startswith("toy")
+    assert error.startswith("error: ") and words in error
+    assert fake_slurm.calls() == []
+    made = {f for f in set(tmp_path.rglob("*")) - before if site.root not in (f, *f.parents)}
+    assert made == set()
+
+
+HINTS = {
+    "Slurm is here": (("/usr/bin/srun", True), "this host has Slurm and no cluster profile is"),
+    "Slurm might be here": (("/etc/slurm", False), "/etc/slurm hints at Slurm, but srun is not on"),
+}
+
+
+@pytest.mark.parametrize("what", HINTS)
+def test_nothing_is_guessed_where_slurm_may_be(refused, monkeypatch, what: str) -> None:
+    hint, words = HINTS[what]
+    monkeypatch.setattr(options, "slurm_hint", lambda: hint)
+    error = refused("submit", "gpt2_zero1")
+    assert words in error
+    assert "--cluster" in error
+
+
+@pytest.mark.parametrize("command", ["plan", "show", "render"])
+def test_other_commands_speak_alike(refused, command: str) -> None:
+    assert '(did you mean "tiny"?)' in refused(command, "gpt2_zero1", "-c", "pc", "-p", "tinny")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [("0", "--nodes 0: a job needs at least one node"), ("1,x", "as in --nodes 1,2,4"),
+     ("", "as in --nodes 1,2,4"), ("1,,2", "as in --nodes 1,2,4")],
+)  # fmt: skip
+def test_plan_refuses_odd_node_counts(refused, nodes: str, words: str) -> None:
+    assert words in refused("plan", "gpt2_zero1", "-c", "pc", "--nodes", nodes)

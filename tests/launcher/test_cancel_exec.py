@@ -1,0 +1,153 @@
+"""cancel and exec: what scancel and srun are asked to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trnslurm.status import process_start, run_status
+
+DONE = {"state": "COMPLETED", "exit_code": 0}
+RUNNING = {"state": "RUNNING"}
+PENDING = ("1001|PENDING|Resources|N/A|", "1002|PENDING|Dependency|N/A|")
+
+
+def test_cancel_takes_the_last_phase_first(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    fake_slurm.queue(*PENDING)
+    done = cli("cancel", run.name)
+    assert (done.code, done.out) == (0, f"Cancelled {run.name}\n")
+    (call,) = fake_slurm.calls("scancel")
+    assert call.arguments == ["1002", "1001"]
+    assert json.loads(run.cancelled_file.read_text())["by"]
+
+
+def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    fake_slurm.queue(*PENDING)
+    assert cli("cancel", run.name).code == 0
+    again = cli("cancel", run.name)
+    assert (again.code, again.out) == (0, f"{run.name} has ended already: CANCELLED\n")
+    assert len(fake_slurm.calls("scancel")) == 1
+
+
+def test_cancel_is_remembered_when_slurm_has_forgotten(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    fake_slurm.queue(*PENDING)
+    cli("cancel", run.name)
+    fake_slurm.queue()
+    assert run_status(run).state == "CANCELLED"
+
+
+def test_run_that_ended_stays_what_it_is(fake_slurm, make_run, cli) -> None:
+    run = make_run(states={"precompile": [DONE], "train": [DONE]})
+    done = cli("cancel", run.name)
+    assert (done.code, done.out) == (0, f"{run.name} has ended already: COMPLETED\n")
+    assert fake_slurm.calls("scancel") == []
+    assert not run.cancelled_file.exists()
+
+
+def test_job_that_ended_in_between_is_no_error(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    fake_slurm.queue(*PENDING)
+    fake_slurm.refuse(
+        "scancel", "scancel: error: Kill job error on job id 1001: Invalid job id specified"
+    )
+    assert cli("cancel", run.name).code == 0
+
+
+def test_cancel_that_failed_is_not_taken_for_one(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    fake_slurm.queue(*PENDING)
+    silent = "Unable to contact slurm controller (connect failure)"
+    fake_slurm.refuse("scancel", f"scancel: error: {silent}")
+    done = cli("cancel", run.name)
+    assert done.code == 1
+    assert silent in done.error
+    fake_slurm.refuse("squeue", f"slurm_load_jobs error: {silent}")
+    assert run_status(run).state == "PENDING"  # as far as anybody knows
+
+
+def test_cancel_of_a_local_run_ends_its_processes(make_run, cli) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
+        word = f"{process.pid}@{process_start(process.pid)}"
+        run = make_run(scheduler="local", jobs={"local": word}, states={"precompile": [RUNNING]})
+        try:
+            assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
+            assert process.wait(timeout=5) == -15
+        finally:
+            process.kill()
+
+
+def test_local_run_of_another_host_is_cancelled_there(make_run, cli) -> None:
+    run = make_run(
+        scheduler="local", host="elsewhere", jobs={"local": "1@1"},
+        states={"precompile": [RUNNING]}, heartbeat_age_s=1,
+    )  # fmt: skip
+    done = cli("cancel", run.name)
+    assert done.code == 1
+    assert done.error == f"{run.name} runs on elsewhere: cancel it there"
+    assert run_status(run).state == "PRECOMPILING"
+    assert not run.cancelled_file.exists()
+
+
+@pytest.fixture
+def running(fake_slurm, make_run):
+    """A run whose train phase runs on two nodes."""
+    run = make_run(states={"precompile": [DONE], "train": [{"state": "REQUEUED"}, RUNNING]})
+    fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
+    return run
+
+
+def test_exec_steps_into_the_allocation(fake_slurm, running, run_cli, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    done = run_cli("exec", running.name, "--node", "1", "--", "printf", "%s|", "a b", "-n", "$x")
+    assert (done.code, done.out) == (0, "a b|-n|$x|")
+    (call,) = fake_slurm.calls("srun")
+    assert call.arguments == [
+        "--jobid=1002", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=node-2",
+        f"--chdir={running.path}", "--export=ALL", "printf", "%s|", "a b", "-n", "$x",
+    ]  # fmt: skip
+    assert "SLURM_JOB_ID" not in call.environ
+
+
+def test_exec_gives_the_commands_exit_code(running, run_cli) -> None:
+    assert run_cli("exec", running.name, "--", "sh", "-c", "exit 7").code == 7
+
+
+def test_exec_while_precompiling_is_on_that_job(fake_slurm, make_run, run_cli) -> None:
+    run = make_run(states={"precompile": [RUNNING]})
+    fake_slurm.queue("1001|RUNNING|None|x|node-1", "1002|PENDING|Dependency|N/A|")
+    assert run_cli("exec", run.name, "--", "true").code == 0
+    assert "--jobid=1001" in fake_slurm.calls("srun")[0].arguments
+
+
+def test_exec_refusals(fake_slurm, make_run, running, cli) -> None:
+    error = cli("exec", running.name, "--node", "2", "--", "true").error
+    assert error == f"{running.name} has nodes 0 to 1, there is no node 2"
+    ended = make_run("20260102-000000-ended", states={"precompile": [DONE], "train": [DONE]})
+    error = cli("exec", ended.name, "--", "true").error
+    assert error == f"{ended.name} is COMPLETED: exec needs a running job"
+    starting = make_run("20260103-000000-starting", states={"precompile": [DONE]})
+    error = cli("exec", starting.name, "--", "true").error
+    assert "has not said yet which nodes it runs on: try again" in error
+    assert fake_slurm.calls("srun") == []
+
+
+def test_exec_on_a_local_run_is_here(make_run, run_cli) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
+        word = f"{process.pid}@{process_start(process.pid)}"
+        run = make_run(scheduler="local", jobs={"local": word}, states={"precompile": [RUNNING]})
+        done = run_cli("exec", run.name, "--", "pwd")
+        missing = run_cli("exec", run.name, "--", "no-such-command")
+        process.kill()
+    assert (done.code, done.out) == (0, f"{run.path}\n")
+    assert missing.code == 1
+    assert missing.error == "no-such-command: No such file or directory"

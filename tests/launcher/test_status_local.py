@@ -1,0 +1,189 @@
+"""status of local runs, and of run directories that are damaged or half made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from trnslurm.run import RunDir
+from trnslurm.status import process_start, run_status
+
+DONE = {"state": "COMPLETED", "exit_code": 0}
+RUNNING = {"state": "RUNNING"}
+SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+@pytest.fixture
+def alive() -> Iterator[str]:
+    """`pid@start` of a process that runs until the test has ended."""
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
+        yield f"{process.pid}@{process_start(process.pid)}"
+        process.kill()
+
+
+@pytest.fixture
+def dead() -> str:
+    """`pid@start` of a process that has ended, and been waited for."""
+    with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
+        word = f"{process.pid}@{process_start(process.pid)}"
+        process.kill()
+    return word
+
+
+def test_alive(make_run, alive: str, path_without_slurm) -> None:
+    def state(name: str, **states) -> tuple[str, str]:
+        run = make_run(name, scheduler="local", jobs={"local": alive}, states=states)
+        status = run_status(run)
+        return status.state, status.reason
+
+    assert state("a") == ("PENDING", "precompile: starting")
+    assert state("b", precompile=[RUNNING]) == ("PRECOMPILING", "")
+    assert state("c", precompile=[DONE]) == ("PENDING", "waiting for the precompile phase")
+    assert state("d", precompile=[DONE], train=[RUNNING]) == ("RUNNING", "")
+    assert state("e", precompile=[DONE], train=[DONE]) == ("COMPLETED", "")
+
+
+def test_dead(make_run, dead: str) -> None:
+    failed = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on x"}
+
+    def state(name: str, heartbeat_age_s: float | None = None, **states) -> tuple[str, str]:
+        run = make_run(
+            name, scheduler="local", jobs={"local": dead}, states=states,
+            heartbeat_age_s=heartbeat_age_s,
+        )  # fmt: skip
+        status = run_status(run)
+        return status.state, status.reason
+
+    assert state("a") == ("LOST", "precompile: never started: it ended")
+    assert state("b", precompile=[failed]) == ("FAILED", f"precompile: {failed['reason']}")
+    assert state("c", precompile=[DONE], train=[failed]) == ("FAILED", failed["reason"])
+    assert state("d", precompile=[DONE], train=[DONE]) == ("COMPLETED", "")
+    assert state("e", precompile=[DONE], train=[{"state": "CANCELLED"}]) == ("CANCELLED", "")
+    word, reason = state("f", 7200, precompile=[DONE], train=[RUNNING])
+    assert word == "LOST"
+    assert reason.startswith("no sign of life since 20")
+
+
+def test_pid_used_again_by_another_process_is_not_ours(make_run, alive: str) -> None:
+    pid = alive.partition("@")[0]
+    run = make_run(
+        scheduler="local", jobs={"local": f"{pid}@1"},
+        states={"precompile": [DONE], "train": [RUNNING]}, heartbeat_age_s=600,
+    )  # fmt: skip
+    assert run_status(run).state == "LOST"
+
+
+def test_run_of_another_host_is_judged_by_its_heartbeat(make_run, alive: str) -> None:
+    def state(name: str, age_s: float) -> str:
+        run = make_run(
+            name, scheduler="local", host="elsewhere", jobs={"local": alive},
+            states={"precompile": [DONE], "train": [RUNNING]}, heartbeat_age_s=age_s,
+        )  # fmt: skip
+        return run_status(run).state
+
+    assert state("fresh", 10) == "RUNNING"
+    assert state("stale", 600) == "LOST"
+
+
+def test_cancelled_before_it_started(make_run, dead: str) -> None:
+    run = make_run(scheduler="local", jobs={"local": dead})
+    run.cancelled_file.write_text("{}")
+    assert run_status(run).state == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '"x"', "{}", '{"run": "x"}', "\xff", "{" * 2000]
+)
+def test_damaged_record_is_told_and_the_others_are_shown(make_run, cli, text: str) -> None:
+    good = make_run("20260101-000000-good", states={"precompile": [DONE], "train": [DONE]})
+    bad = make_run("20260101-000001-bad")
+    bad.record_file.write_bytes(text.encode("latin-1"))
+    done = cli("runs")
+    assert done.code == 0
+    (warning,) = done.err.splitlines()
+    assert warning.startswith(f"warning: {bad.record_file}: damaged")
+    assert good.name in done.out and "COMPLETED" in done.out
+    alone = cli("status", bad.path)
+    assert alone.code == 1
+    assert str(bad.record_file) in alone.error
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"phase": "train"}', '{"odd": 1}', "\xff"])
+def test_half_written_state_file_is_an_attempt_all_the_same(make_run, fake_slurm, text) -> None:
+    run = make_run(states={"precompile": [DONE]})
+    (run.state / "train-1.json").write_bytes(text.encode("latin-1"))
+    fake_slurm.queue("1002|RUNNING|None|x|node-1")
+    status = run_status(run)
+    assert (status.state, status.phases[1].attempt) == ("RUNNING", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", None),
+        ("garbage\n", None),
+        ('{"step": 1, "steps": 9, "loss": 2.5}\n{"step": 2', "step 1/9, loss 2.5000"),
+        ('{"step": 1, "steps": 9, "loss": NaN}\n', "step 1/9, loss nan"),
+        ('{"step": 1, "steps": 9, "loss": null}\n', "step 1/9"),
+        ('{"step": 1}\n[]\n3\n', "step 1/?"),
+    ],
+)
+def test_metrics_as_they_may_be_found(make_run, cli, text: str, shown: str | None) -> None:
+    run = make_run(states={"precompile": [DONE], "train": [DONE]})
+    run.metrics_file.write_text(text)
+    for command in (("status", run.name), ("runs",)):
+        done = cli(*command)
+        assert (done.code, done.err) == (0, "")
+    lines = [line for line in cli("status", run.name).out.splitlines() if line.startswith("step")]
+    assert len(lines) == (0 if shown is None else 1)
+    assert all(line.startswith(str(shown)) for line in lines)
+
+
+def test_failed_run_shows_the_line_that_tells_why(make_run, cli) -> None:
+    reason = "exit code 1 while running on node-1,node-2"
+    failed = {"state": "FAILED", "exit_code": 1, "reason": reason}
+    run = make_run(states={"precompile": [DONE], "train": [failed]})
+    run.node_log("train", 1, 0).write_text("fine\nSignalException: an effect\n")
+    run.node_log("train", 1, 1).write_text("fine\n[rank1]: ValueError: the cause\nmore\n")
+    out = cli("status", run.name).out
+    assert f"{run.name}: FAILED ({reason})" in out
+    assert "logs/train-1-node1.log: [rank1]: ValueError: the cause" in out
+
+
+def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None:
+    first = make_run("20260101-000000-first", states={"train": [DONE]})
+    make_run("20260102-000000-second", states={"train": [DONE]})
+    assert cli("status", "last").out.startswith("20260102-000000-second: COMPLETED")
+    assert cli("status", "first").out.startswith(f"{first.name}: COMPLETED")
+    assert cli("status", first.path).out.startswith(f"{first.name}: COMPLETED")
+    several = cli("status", "2026")
+    assert several.code == 1 and "names 2 runs" in several.error
+    unknown = cli("status", "third")
+    assert unknown.error == (f"no run 'third' in {site.run_root}; `trnslurm runs` lists them")
+    assert "no run there" in cli("status", site.root).error
+
+
+def test_runs_lists_the_newest_last(make_run, cli) -> None:
+    for number in range(25):
+        make_run(f"20260101-0000{number:02d}-x", states={"train": [DONE]})
+    lines = cli("runs").out.splitlines()
+    assert len(lines) == 21 and lines[-1].startswith("20260101-000024-x")
+    assert len(cli("runs", "--all").out.splitlines()) == 26
+    assert json.loads(cli("runs", "--json").out)[0]["run"] == "20260101-000005-x"
+
+
+def test_no_runs_yet(site, cli) -> None:
+    done = cli("runs")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == "No runs yet: trnslurm submit gpt2_zero1 --nodes 2\n"
+    assert cli("status", "last").code == 1
+
+
+def test_directory_that_is_no_run(site, cli) -> None:
+    (site.run_root / "notes").mkdir(parents=True)
+    assert cli("runs").out == ""
+    assert "no run there (no run.json)" in cli("status", RunDir(site.run_root / "notes").path).error

@@ -1,0 +1,231 @@
+"""status on Slurm: every definite word, from state files, squeue and sacct as they are found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trnslurm.status import FINAL, run_status, statuses_of
+
+DONE = {"state": "COMPLETED", "exit_code": 0}
+RUNNING = {"state": "RUNNING"}
+NEVER = "it never started, and Slurm has no record of it"
+
+
+def case(
+    word: str,
+    reason: str = "",
+    *,
+    train: list[dict[str, Any]] | None = None,
+    precompile: list[dict[str, Any]] | None = None,
+    queue: tuple[str, ...] = (),
+    accounting: tuple[str, ...] = (),
+    silent: bool = False,
+    heartbeat_age_s: float | None = None,
+    **fields: Any,
+) -> Any:
+    """What is found -> the word and the reason; the precompile phase is done unless said."""
+    states = {"precompile": [DONE] if precompile is None else precompile, "train": train or []}
+    made = {"states": states, "heartbeat_age_s": heartbeat_age_s, **fields}
+    return word, reason, made, queue, accounting, silent
+
+
+def failed(reason: str) -> dict[str, Any]:
+    return {"state": "FAILED", "exit_code": 1, "reason": reason}
+
+
+CASES = {
+    # Pending
+    "first phase waits": case(
+        "PENDING", "precompile: waiting for free nodes", precompile=[],
+        queue=("1001|PENDING|Resources|N/A|", "1002|PENDING|Dependency|N/A|")),
+    "train waits for free nodes": case(
+        "PENDING", "waiting for free nodes", queue=("1002|PENDING|Resources|N/A|",)),
+    "reason with details": case(
+        "PENDING", "the nodes it needs are down, drained or reserved",
+        queue=("1002|PENDING|ReqNodeNotAvail, UnavailableNodes:node-[1-2]|N/A|",)),
+    "reason we have no words for": case(
+        "PENDING", "BadConstraints", queue=("1002|PENDING|BadConstraints|N/A|",)),
+    "no reason": case("PENDING", "", queue=("1002|PENDING|None|N/A|",)),
+    # Held
+    "held by its owner": case(
+        "HELD", "held by its owner: `scontrol release` lets it go",
+        queue=("1002|PENDING|JobHeldUser|N/A|",)),
+    "held by an admin": case(
+        "HELD", "held by an administrator", queue=("1002|PENDING|JobHeldAdmin|N/A|",)),
+    "held after a failed launch": case(
+        "HELD", "launch failed requeued held",
+        queue=("1002|PENDING|launch failed requeued held|N/A|",), train=[RUNNING]),
+    "requeued and held": case(
+        "HELD", "", queue=("1002|REQUEUE_HOLD|None|N/A|",), train=[RUNNING]),
+    # On its way
+    "nodes boot": case(
+        "CONFIGURING", "its nodes are booting", queue=("1002|CONFIGURING|None|x|node-[1-2]",)),
+    "nodes boot for the first phase": case(
+        "CONFIGURING", "precompile: its nodes are booting", precompile=[],
+        queue=("1001|CONFIGURING|None|x|node-1", "1002|PENDING|Dependency|N/A|")),
+    "precompiling": case(
+        "PRECOMPILING", "", precompile=[RUNNING],
+        queue=("1001|RUNNING|None|x|node-1", "1002|PENDING|Dependency|N/A|")),
+    "running": case("RUNNING", "", train=[RUNNING], queue=("1002|RUNNING|None|x|node-[1-2]",)),
+    "suspended": case(
+        "RUNNING", "suspended", train=[RUNNING], queue=("1002|SUSPENDED|None|x|node-1",)),
+    "running, no word of its script yet": case(
+        "RUNNING", "", queue=("1002|RUNNING|None|x|node-[1-2]",)),
+    "completing": case("COMPLETED", "", train=[DONE], queue=("1002|COMPLETING|None|x|node-1",)),
+    "completing, script not done": case(
+        "RUNNING", "", train=[RUNNING], queue=("1002|COMPLETING|None|x|node-1",)),
+    # Requeued
+    "requeued": case(
+        "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
+        train=[{"state": "REQUEUED", "reason": "requeued"}]),
+    "requeued without a word": case(
+        "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
+    "requeued, though its script took that for a cancel": case(
+        "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
+        train=[{"state": "CANCELLED"}]),
+    "second attempt runs": case(
+        "RUNNING", "", queue=("1002|RUNNING|None|x|node-1",),
+        train=[{"state": "REQUEUED"}, RUNNING]),
+    # Ended, Slurm still knows
+    "completed": case("COMPLETED", "", train=[DONE], queue=("1002|COMPLETED|None|x|node-1",)),
+    "failed, the script says why": case(
+        "FAILED", "exit code 1 while running on node-1",
+        train=[failed("exit code 1 while running on node-1")],
+        queue=("1002|FAILED|NonZeroExitCode|x|node-1",)),
+    "failed, the script was killed": case(
+        "FAILED", "NonZeroExitCode", train=[RUNNING],
+        queue=("1002|FAILED|NonZeroExitCode|x|node-1",)),
+    "out of memory": case(
+        "FAILED", "out of host memory", train=[RUNNING],
+        queue=("1002|OUT_OF_MEMORY|OutOfMemory|x|node-1",)),
+    "boot failure": case(
+        "FAILED", "its nodes failed to boot", queue=("1002|BOOT_FAIL|BootFailure|x|node-1",)),
+    "node failure": case(
+        "NODE_FAIL", "a node failed", train=[RUNNING], queue=("1002|NODE_FAIL|NodeDown|x|n",)),
+    "time limit": case(
+        "TIMEOUT", "time limit", train=[RUNNING], queue=("1002|TIMEOUT|TimeLimit|x|node-1",)),
+    "deadline": case(
+        "TIMEOUT", "its deadline passed", queue=("1002|DEADLINE|DeadLine|x|",)),
+    "preempted": case(
+        "PREEMPTED", "", train=[RUNNING], queue=("1002|PREEMPTED|None|x|node-1",)),
+    "cancelled": case("CANCELLED", "", queue=("1002|CANCELLED|None|x|",)),
+    "cancelled while it ran": case(
+        "CANCELLED", "", train=[{"state": "CANCELLED"}], queue=("1002|CANCELLED|None|x|n",)),
+    "stopped": case(
+        "STOPPED", "asked to", train=[{"state": "STOPPED", "reason": "asked to"}]),
+    # The first phase failed
+    "precompile failed": case(
+        "FAILED", "precompile: exit code 1 while running on node-1",
+        precompile=[failed("exit code 1 while running on node-1")],
+        queue=("1001|FAILED|NonZeroExitCode|x|n", "1002|CANCELLED|Dependency|x|")),
+    "precompile failed, train will never start": case(
+        "FAILED", "the precompile job failed, so it will never start",
+        queue=("1002|PENDING|DependencyNeverSatisfied|N/A|",)),
+    "precompile hit its limit": case(
+        "TIMEOUT", "precompile: time limit", precompile=[RUNNING],
+        queue=("1001|TIMEOUT|TimeLimit|x|n", "1002|CANCELLED|None|x|")),
+    # Forgotten by the controller (MinJobAge), accounting off
+    "forgotten, completed": case("COMPLETED", "", train=[DONE]),
+    "forgotten, failed": case("FAILED", "exit code 3", train=[failed("exit code 3")]),
+    "forgotten, timed out": case(
+        "TIMEOUT", "time limit", train=[{"state": "TIMEOUT", "reason": "time limit"}]),
+    "forgotten, preempted": case("PREEMPTED", "x", train=[{"state": "PREEMPTED", "reason": "x"}]),
+    "forgotten, never started": case("LOST", NEVER),
+    "forgotten before its heartbeat": case(
+        "LOST", "it ended without a word, before its first heartbeat", train=[RUNNING]),
+    "last phase never submitted": case("LOST", "not submitted", jobs={"precompile": "1001"}),
+    "nothing submitted": case("LOST", "precompile: not submitted", precompile=[], jobs={}),
+    "refused": case(
+        "FAILED", "refused at submission: sbatch: no", precompile=[], jobs={},
+        refused="sbatch: no"),
+    # Forgotten, but there is accounting
+    "accounting, completed": case(
+        "COMPLETED", "", train=[RUNNING], accounting=("1002|COMPLETED|0:0|node-1",)),
+    "accounting, failed": case(
+        "FAILED", "exit code 9", train=[RUNNING], accounting=("1002|FAILED|9:0|node-1",)),
+    "accounting, cancelled": case("CANCELLED", "", accounting=("1002|CANCELLED by 1000|0:0|",)),
+    "accounting, node failure": case(
+        "NODE_FAIL", "a node failed", train=[RUNNING], accounting=("1002|NODE_FAIL|1:0|n",)),
+    "accounting, requeued: the last record counts": case(
+        "COMPLETED", "", train=[RUNNING],
+        accounting=("1002|NODE_FAIL|1:0|n", "1002|COMPLETED|0:0|n")),
+    # The controller is silent
+    "silent, waiting as far as is known": case("PENDING", "as last seen; ", silent=True),
+    "silent, running": case(
+        "RUNNING", "as last seen; ", train=[RUNNING], heartbeat_age_s=5, silent=True),
+    "silent, no heartbeat either": case(
+        "LOST", "no sign of life since ", train=[RUNNING], heartbeat_age_s=7200, silent=True),
+    "silent, completed": case("COMPLETED", "", train=[DONE], silent=True),
+    "silent, requeued": case(
+        "REQUEUED", "as last seen; ", train=[{"state": "REQUEUED"}], heartbeat_age_s=5,
+        silent=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_word(fake_slurm, make_run, what: str) -> None:
+    word, reason, made, queue, accounting, silent = CASES[what]
+    run = make_run(**made)
+    fake_slurm.queue(*queue)
+    if accounting:
+        fake_slurm.answer("accounting", *accounting)
+    if silent:
+        fake_slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    status = run_status(run)
+    if reason.endswith((" ", "; ")):
+        assert (status.state, status.reason[: len(reason)]) == (word, reason)
+    else:
+        assert (status.state, status.reason) == (word, reason)
+    assert status.final == (word in FINAL)
+
+
+def test_the_table_has_every_word() -> None:
+    words = {word for word, *_ in CASES.values()}
+    assert words == FINAL | {
+        "PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED",
+    }  # fmt: skip
+
+
+def test_a_run_that_ended_costs_no_question(fake_slurm, make_run) -> None:
+    run_status(make_run(states={"precompile": [DONE], "train": [DONE]}))
+    assert fake_slurm.calls() == []
+
+
+def test_a_thousand_runs_cost_one_question(fake_slurm, make_run) -> None:
+    runs = [
+        make_run(f"20260101-000000-gpt-{n}", jobs={"precompile": f"1{n}", "train": f"2{n}"})
+        for n in range(1000)
+    ]
+    fake_slurm.queue(*(f"1{n}|PENDING|Resources|N/A|" for n in range(1000)))
+    statuses, broken = statuses_of(runs)
+    assert [s.state for s in statuses] == ["PENDING"] * 1000
+    assert broken == []
+    assert len(fake_slurm.calls("squeue")) == 1
+    assert len(fake_slurm.calls("sacct")) <= 1
+    assert len(fake_slurm.calls()) <= 2
+
+
+def test_runs_of_several_users_are_asked_about_together(fake_slurm, make_run) -> None:
+    runs = [make_run("a", user="ann"), make_run("b", user="bob"), make_run("c", user="ann")]
+    statuses_of(runs)
+    (call,) = fake_slurm.calls("squeue")
+    assert "--users=ann,bob" in call.arguments
+
+
+def test_status_and_its_json_say_the_same(fake_slurm, make_run, cli) -> None:
+    run = make_run(states={"precompile": [DONE], "train": [RUNNING]})
+    run.metrics_file.write_text('{"step": 4, "steps": 30, "loss": 5.5}\n{"step": 5, "ste')
+    fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
+    text, data = cli("status", run.name), json.loads(cli("status", run.name, "--json").out)
+    assert (text.code, text.err) == (0, "")
+    assert text.out.splitlines()[0] == f"{run.name}: RUNNING"
+    assert "step 4/30, loss 5.5000" in text.out
+    assert f"run directory: {run.path}" in text.out
+    assert (data["state"], data["metrics"]["step"]) == ("RUNNING", 4)
+    assert [(p["phase"], p["state"], p["job_id"]) for p in data["phases"]] == [
+        ("precompile", "COMPLETED", "1001"),
+        ("train", "RUNNING", "1002"),
+    ]

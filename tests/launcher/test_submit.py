@@ -1,0 +1,184 @@
+"""submit on Slurm: what is handed to sbatch, and what a run directory holds afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trnslurm.run import RunDir
+
+GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_two_phases_are_submitted_and_reported(site, fake_slurm, run_cli) -> None:
+    done = run_cli(*GPT2)
+    run = site.run()
+    assert done.code == 0, done.err
+    assert done.out == (
+        f"Submitted {run.name}  precompile 1001  train 1002\nSee: trnslurm status {run.name}\n"
+    )
+    assert [c.command for c in fake_slurm.calls()] == ["sbatch", "sbatch"]
+    assert run.record().jobs == {"precompile": "1001", "train": "1002"}
+    assert run_cli("status", "last").out.startswith(f"{run.name}: PENDING (precompile: ")
+
+
+def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, run_cli) -> None:
+    rendered = site.root / "rendered"
+    assert run_cli("render", *GPT2[1:], "-o", rendered).code == 0
+    assert run_cli(*GPT2).code == 0
+    run = site.run()
+    sha256 = run.record().sha256
+    for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
+        name = f"{phase}.sbatch"
+        assert call.script == (run.path / name).read_bytes() == (rendered / name).read_bytes()
+        assert sha256[name] == digest(call.script)
+    for name, checksum in sha256.items():
+        assert digest((run.path / name).read_bytes()) == checksum, name
+        assert digest((rendered / name).read_bytes()) == checksum, name
+
+
+def test_only_the_dependency_stands_on_the_command_line(site, fake_slurm, run_cli) -> None:
+    assert run_cli(*GPT2).code == 0
+    first, second = fake_slurm.calls("sbatch")
+    assert first.arguments[:-1] == []
+    assert second.arguments[:-1] == ["--dependency=afterok:1001", "--kill-on-invalid-dep=yes"]
+    assert b"--dependency=" not in directives(first.script) + directives(second.script)
+    assert b"kill-on-invalid-dep" not in directives(first.script) + directives(second.script)
+
+
+def directives(script: bytes) -> bytes:
+    return b"\n".join(line for line in script.splitlines() if line.startswith(b"#SBATCH"))
+
+
+def test_the_shells_own_slurm_variables_do_not_reach_sbatch(
+    site, fake_slurm, run_cli, monkeypatch
+) -> None:
+    overriding = ("SBATCH_TIMELIMIT", "SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_CPU_BIND",
+                  "SLURM_MEM_PER_NODE", "SRUN_CPUS_PER_TASK", "SQUEUE_FORMAT")  # fmt: skip
+    for name in overriding:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("SLURM_CONF", "/shared/slurm.conf")
+    assert run_cli(*GPT2).code == 0
+    assert run_cli("status", "last").code == 0
+    calls = fake_slurm.calls()
+    assert [c.command for c in calls] == ["sbatch", "sbatch", "squeue"]
+    for call in calls:
+        assert not set(overriding) & set(call.environ)
+        assert call.environ["SLURM_CONF"] == "/shared/slurm.conf"
+        assert call.environ["HOME"] == os.environ["HOME"]
+
+
+def test_sbatch_runs_in_the_run_directory(site, fake_slurm, run_cli) -> None:
+    assert run_cli(*GPT2).code == 0
+    run = site.run()
+    assert [c.cwd for c in fake_slurm.calls("sbatch")] == [run.path, run.path]
+    assert (run.path / "logs").is_dir() and (run.path / "state").is_dir()
+
+
+def test_nothing_of_submitit_is_left(site, fake_slurm, run_cli, monkeypatch, tmp_path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    assert run_cli(*GPT2).code == 0
+    assert list(scratch.iterdir()) == []
+    names = {f.name for f in site.run().path.iterdir()}
+    assert names - {"git.patch"} == {
+        "code", "config.yaml", "logs", "node.sh", "plan.json", "precompile.sbatch", "run.json",
+        "state", "train.sbatch",
+    }  # fmt: skip
+    leftovers = [f for f in site.run().path.rglob("*") if "submi" in f.name or f.suffix == ".pkl"]
+    assert leftovers == []
+
+
+@pytest.mark.parametrize(("readable", "mode"), [(False, 0o700), (True, 0o750)])
+def test_run_directories_are_private(site, fake_slurm, cli, readable: bool, mode: int) -> None:
+    site.profile(group_readable=readable)
+    before = os.umask(0o002)
+    try:
+        assert cli(*GPT2).code == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(site.run().path.stat().st_mode) == mode
+
+
+def test_later_edits_do_not_reach_the_snapshot(site, fake_slurm, cli) -> None:
+    site.recipe()
+    assert cli("submit", "toy", "--cluster", "pc").code == 0
+    site.write("jobs/toy/train.py", "print('edited')\n")
+    code = site.run().path / "code/jobs/toy/train.py"
+    assert code.read_text() == "print('trained')\n"
+    assert not code.is_symlink()
+
+
+def test_the_source_is_recorded_down_to_uncommitted_changes(site, fake_slurm, cli) -> None:
+    site.recipe()
+    author = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+    for words in (("init", "-q"), ("add", "."), (*author, "commit", "-qm", "first")):
+        subprocess.run(["git", "-C", site.root, *words], check=True, timeout=20)
+    site.write("jobs/toy/train.py", "print('not committed')\n")
+    assert cli("submit", "toy", "--cluster", "pc").code == 0
+    run = site.run()
+    assert run.record().git["dirty"] is True
+    assert len(run.record().git["commit"]) == 40
+    assert "+print('not committed')" in run.patch_file.read_text()
+
+
+def test_two_runs_in_one_second_get_two_directories(site, fake_slurm, cli, monkeypatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-000000")
+    assert cli(*GPT2).code == 0
+    assert cli(*GPT2).code == 0
+    assert [r.name for r in site.runs()] == [
+        "20260101-000000-gpt2_zero1", "20260101-000000-gpt2_zero1-2",
+    ]  # fmt: skip
+
+
+def test_every_path_may_have_a_weird_name(site, fake_slurm, run_cli, weird_path: Path) -> None:
+    site.run_root = weird_path / "runs"
+    site.profile(python=f"{weird_path}/bin/python")
+    assert run_cli(*GPT2, "--set", f"train.data={weird_path}/text").code == 0
+    run = site.run()
+    for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
+        assert call.cwd == run.path
+        assert call.script == run.script(phase).read_bytes()
+        subprocess.run(["bash", "-n", run.script(phase)], check=True, timeout=20)
+    assert json.loads(run.plan_file.read_text())["train"]["data"] == f"{weird_path}/text"
+    assert run_cli("status", run.path).out.startswith(f"{run.name}: PENDING")
+
+
+def test_bytes_do_not_depend_on_the_shells_locale(site, fake_slurm, run_cli) -> None:
+    site.profile(python="/shared/wëird/python")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run_cli(*GPT2, environ=ascii_only)
+    assert done.code == 0, done.err
+    for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
+        assert call.script == site.run().script(phase).read_bytes()
+
+
+def test_json_names_run_directory_and_jobs(site, fake_slurm, cli) -> None:
+    done = cli(*GPT2, "--json")
+    run = site.run()
+    assert json.loads(done.out) == {
+        "run": run.name,
+        "directory": str(run.path),
+        "jobs": {"precompile": "1001", "train": "1002"},
+    }
+
+
+def test_run_is_found_again_although_its_root_was_set_by_hand(
+    site, fake_slurm, cli, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    assert cli(*GPT2, "--set", f"run_root={elsewhere}").code == 0
+    (directory,) = elsewhere.iterdir()
+    assert RunDir(directory).record().user
+    assert cli("status", "last").out.startswith(f"{directory.name}: PENDING")

@@ -1,0 +1,211 @@
+"""submit: prices, questions, dry runs, passed-through options, and reviewed bundles."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
+GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
+
+
+@pytest.fixture(autouse=True)
+def toy(site) -> None:
+    site.recipe()
+
+
+def test_price_line(fake_slurm, cli) -> None:
+    done = cli(*TOY)
+    assert done.err == (
+        "toy on 2 x trn1.32xlarge: about 5.0 h, 10.0 node-hours, $215; "
+        "at most 19.0 node-hours by its time limits\n"
+    )
+
+
+def test_price_line_without_a_known_speed(site, fake_slurm, cli) -> None:
+    site.recipe("steps: 10\nbatch: {global_batch: 64}\n")
+    done = cli(*TOY, "--time", "90")
+    assert done.err == "toy on 2 x trn1.32xlarge: at most 6.0 node-hours by its time limits\n"
+
+
+def test_dry_run_makes_and_submits_nothing(site, fake_slurm, cli, home: Path) -> None:
+    done = cli(*TOY, "--dry-run")
+    assert done.code == 0
+    assert "node-hours" in done.err
+    assert fake_slurm.calls() == []
+    assert not site.run_root.exists()
+    assert not any(f for f in home.rglob("*") if f.is_file())
+
+
+def test_large_job_without_a_terminal_needs_yes(site, fake_slurm, cli) -> None:
+    site.profile(ask_above_node_hours=9)
+    refused = cli(*TOY)
+    assert refused.code == 1
+    price, error = refused.err.splitlines()
+    assert "10.0 node-hours" in price
+    assert error == "error: 10.0 node-hours is over the 9 above which pc asks: pass --yes"
+    assert fake_slurm.calls() == [] and not site.run_root.exists()
+    assert cli(*TOY, "--yes").code == 0
+    assert len(fake_slurm.calls("sbatch")) == 2
+
+
+def test_small_job_is_not_asked_about(site, fake_slurm, cli) -> None:
+    site.profile(ask_above_node_hours=10)
+    assert cli(*TOY).code == 0
+
+
+@pytest.mark.parametrize(("answer", "code", "submitted"), [("n", 130, 0), ("y", 0, 2)])
+def test_large_job_on_a_terminal_is_asked_about(
+    site, fake_slurm, answer: str, code: int, submitted: int
+) -> None:
+    site.profile(ask_above_node_hours=9)
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "trnslurm", *TOY],
+            stdin=theirs, capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "over 9 node-hours. Submit?" in done.stderr
+    assert done.returncode == code, done
+    assert len(fake_slurm.calls("sbatch")) == submitted
+
+
+def test_passed_through_options_stand_in_the_file(site, fake_slurm, cli) -> None:
+    words = (
+        "--sbatch=--mail-type=FAIL",
+        "--sbatch=--comment=it's $(mine) #1",
+        "--sbatch",
+        "--hold",
+    )
+    assert cli(*GPT2, *words).code == 0
+    for call in fake_slurm.calls("sbatch"):
+        lines = call.script.decode().splitlines()
+        for line in ("--mail-type=FAIL", '--comment="it\'s $(mine) #1"', "--hold"):
+            assert f"#SBATCH {line}" in lines
+        assert not any("mail-type" in word or "hold" in word for word in call.arguments)
+
+
+def test_options_land_in_the_script(site, fake_slurm, cli) -> None:
+    assert cli(*GPT2, "--time", "1-02:30:00", "--name", "first.try").code == 0
+    first, second = (c.script.decode().splitlines() for c in fake_slurm.calls("sbatch"))
+    assert directive(first, "--job-name") == "first.try-precompile"
+    assert directive(second, "--job-name") == "first.try-train"
+    assert directive(second, "--time") == "1-02:30:00"
+    assert directive(second, "--nodes") == "2"
+    assert directive(second, "--partition") == "compute"
+    assert site.run().name.endswith("-first.try")
+
+
+def directive(lines: list[str], name: str) -> str:
+    (found,) = [line for line in lines if line.startswith(f"#SBATCH {name}=")]
+    return found.split()[1].partition("=")[2]
+
+
+@pytest.fixture
+def reviewed(site, cli, tmp_path: Path) -> Path:
+    directory = tmp_path / "reviewed"
+    assert cli("render", *GPT2[1:], "-o", directory).code == 0
+    return directory
+
+
+def test_reviewed_bundle_is_submitted_byte_for_byte(site, fake_slurm, cli, reviewed: Path) -> None:
+    script = reviewed / "train.sbatch"
+    edited = script.read_bytes().replace(b"\nset -euo", b"\n# \xc3\xa9dited\r\nset -euo", 1)
+    script.write_bytes(edited)
+    (reviewed / "code/jobs/gpt2_zero1/extra.bin").write_bytes(b"\0\xff")
+    done = cli("submit", "--rendered", reviewed)
+    assert done.code == 0, done
+    run = site.run()
+    assert fake_slurm.calls("sbatch")[1].script == edited
+    assert run.script("train").read_bytes() == edited
+    assert run.record().sha256["train.sbatch"] == hashlib.sha256(edited).hexdigest()
+    assert (run.path / "code/jobs/gpt2_zero1/extra.bin").read_bytes() == b"\0\xff"
+    assert (run.record().recipe, run.record().cluster, run.record().nodes) == (
+        "gpt2_zero1",
+        "pc",
+        2,
+    )
+
+
+def test_reviewed_bytes_need_not_be_utf8(site, fake_slurm, cli, reviewed: Path) -> None:
+    script = reviewed / "train.sbatch"
+    script.write_bytes(script.read_bytes() + b"# caf\xe9, from an editor set to Latin-1\n")
+    assert cli("submit", "--rendered", reviewed).code == 0
+    assert fake_slurm.calls("sbatch")[1].script == script.read_bytes()
+
+
+def test_reviewed_bundle_does_not_need_its_recipe_any_more(
+    site, fake_slurm, cli, reviewed: Path, monkeypatch
+) -> None:
+    monkeypatch.delenv("TRNSLURM_PATH")
+    assert cli("submit", "--rendered", reviewed).code == 0
+    assert len(fake_slurm.calls("sbatch")) == 2
+
+
+def test_a_runs_own_directory_can_be_submitted_again(site, fake_slurm, cli) -> None:
+    assert cli(*GPT2).code == 0
+    first = site.run()
+    (first.logs / "train-1-node0.log").write_text("old")
+    assert cli("submit", "--rendered", first.path).code == 0
+    second = site.runs()[-1]
+    assert second.record().sha256 == first.record().sha256
+    assert [f.name for f in second.logs.iterdir()] == [".keep"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "2"], "leave out --nodes"),
+        (["--preset", "tiny"], "leave out --preset"),
+        (["--time", "5"], "leave out --time"),
+        (["--cluster", "pc"], "leave out --cluster"),
+        (["--workers", "8"], "leave out --workers"),
+        (["--set", "steps=3"], "leave out --set"),
+    ],
+)
+def test_reviewed_bundle_takes_no_options(
+    site, fake_slurm, cli, reviewed: Path, arguments: list[str], words: str
+) -> None:
+    done = cli("submit", "--rendered", reviewed, *arguments)
+    assert done.code == 2
+    assert words in done.error
+    assert fake_slurm.calls() == []
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "precompile.sbatch", "node.sh", "plan.json"])
+def test_incomplete_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, name: str) -> None:
+    (reviewed / name).unlink()
+    done = cli("submit", "--rendered", reviewed)
+    assert done.code == 1
+    assert name in done.error
+    assert fake_slurm.calls() == [] and not site.run_root.exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"- 1\n", b"a: [", b"config: 3\n", b"\xff\xfe\0", None])
+def test_damaged_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, text) -> None:
+    (reviewed / "config.yaml").unlink()
+    if text is not None:
+        (reviewed / "config.yaml").write_bytes(text)
+    done = cli("submit", "--rendered", reviewed)
+    assert done.code == 1
+    assert "config.yaml" in done.error
+    assert not site.run_root.exists()
+
+
+def test_recipe_and_reviewed_bundle_exclude_each_other(site, fake_slurm, cli, tmp_path) -> None:
+    assert cli("submit").code == 2
+    assert cli("submit", "gpt2_zero1", "--rendered", tmp_path).code == 2
+    missing = cli("submit", "--rendered", tmp_path / "none")
+    assert missing.code == 1
+    assert missing.error == f"{tmp_path / 'none'}: no such directory"

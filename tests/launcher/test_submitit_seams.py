@@ -1,0 +1,116 @@
+"""The private seams of submitit that are used, frozen: they may change with any other version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from submitit.core import core, utils
+from submitit.local.local import LocalExecutor
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from trnslurm.submit.on_slurm import RenderedSlurm
+from trnslurm.submit.on_this_machine import GuardedLocal
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was pickled")
+
+    monkeypatch.setattr(utils.DelayedSubmission, "dump", refuse)
+    monkeypatch.setattr(utils, "cloudpickle_dump", refuse)
+    monkeypatch.setattr(pickle, "dump", refuse)
+
+
+def test_version() -> None:
+    assert importlib.metadata.version("submitit") == "1.5.4"
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (SlurmExecutor.__init__, "self folder max_num_timeout max_pickle_size_gb python"),
+        (SlurmExecutor._make_submission_file_text, "self command uid"),
+        (SlurmExecutor._make_submission_command, "self submission_file_path"),
+        (SlurmExecutor._submit_command, "self command"),
+        (SlurmExecutor._get_job_id_from_submission_command, "string"),
+        (SlurmExecutor.affinity, ""),
+        (LocalExecutor.__init__, "self folder max_num_timeout max_pickle_size_gb python"),
+        (LocalExecutor._submit_command, "self command"),
+        (LocalExecutor.update_parameters, "self kwargs"),
+    ],
+)
+def test_signature(function, parameters: str) -> None:
+    assert " ".join(inspect.signature(function).parameters) == parameters
+
+
+def test_what_is_overridden_is_what_submission_uses() -> None:
+    source = inspect.getsource(core.PicklingExecutor._submit_command)
+    for name in ("_make_submission_file_text", "_make_submission_command", "CommandFunction"):
+        assert name in source
+    assert SlurmExecutor._submit_command is core.PicklingExecutor._submit_command
+    assert issubclass(SlurmExecutor, core.PicklingExecutor)
+
+
+def test_job_id_is_read_from_sbatchs_words() -> None:
+    read = SlurmExecutor._get_job_id_from_submission_command
+    assert read("Submitted batch job 4711") == "4711"
+    assert read("Submitted batch job 4711 on cluster two") == "4711"
+    with pytest.raises(utils.FailedSubmissionError):
+        read("queued")
+
+
+def test_slurm_submission_hands_our_text_to_our_command(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    seen = tmp_path / "seen"
+    program = f'for f; do :; done; cp "$f" {seen}; echo "$1 $2" > {seen}.argv; echo job 12'
+    text = "#!/bin/bash\n# exactly this ü\n"
+    assert (
+        RenderedSlurm(str(folder), text, ["sh", "-c", program, "sh", "--a", "--b"]).send() == "12"
+    )
+    assert seen.read_text(encoding="utf-8") == text
+    assert Path(f"{seen}.argv").read_text() == "--a --b\n"
+    assert [f.name for f in folder.rglob("*") if "pkl" in f.name or "pickle" in f.name] == []
+
+
+def test_failure_carries_words_and_exit_code(tmp_path: Path) -> None:
+    executor = RenderedSlurm(str(tmp_path), "", ["sh", "-c", "echo no >&2; exit 124", "sh"])
+    with pytest.raises(utils.FailedJobError, match="no") as failure:
+        executor.send()
+    cause = failure.value.__cause__
+    assert isinstance(cause, subprocess.CalledProcessError)
+    assert cause.returncode == 124
+
+
+def test_srun_need_not_be_on_path(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert RenderedSlurm.affinity() > 0
+    RenderedSlurm(str(tmp_path), "", [])
+
+
+def test_submission_asks_no_watcher(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the watcher was asked")
+
+    monkeypatch.setattr(SlurmJob.watcher, "update", refuse)
+    RenderedSlurm(str(tmp_path), "", ["echo", "job 1"]).send()
+
+
+def test_local_submission_runs_our_command_and_pickles_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    program = "import os, sys; print(os.environ['SUBMITIT_EXECUTOR'], sys.argv[1:])"
+    pid = GuardedLocal(folder).start([sys.executable, "-c", program, "it's", "a b"])
+    assert os.waitpid(pid, 0) == (pid, 0)
+    (out,) = folder.glob("*.out")
+    assert out.read_text() == "local [\"it's\", 'a b']\n"
+    assert out.name == f"{pid}_0_log.out"
+    assert [f.suffix for f in folder.iterdir() if f.suffix not in (".out", ".err")] == []

@@ -1,0 +1,264 @@
+"""Runs on this machine, for real: submitit's controller, guard, batch script, node.sh, torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+MARK = "TRNSLURM_TEST_MARK"
+
+RECIPE = """
+description: a job that does what the test says
+default_cluster: local
+steps: 3
+batch: {global_batch: 4}
+precompile: never
+train: {behaviour: "wait"}
+"""
+
+# Each rank says that it is there, then behaves. `wait` ignores TERM, as a hung collective would.
+JOB = """
+import json, os, pathlib, signal, sys, time
+plan = json.load(open(sys.argv[1]))
+rank = int(os.environ["RANK"])
+assert int(os.environ["WORLD_SIZE"]) == plan["workers"]
+run = pathlib.Path(os.environ["TRNSLURM_RUN_DIR"])
+behaviour = plan["train"]["behaviour"]
+if behaviour == "fail" and rank == 1:
+    raise ValueError("rank 1 was told to fail")
+if behaviour == "environment" and rank == 0:
+    (run / "environment.json").write_text(json.dumps(dict(os.environ)))
+if behaviour == "wait":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (run / f"there-{rank}").touch()
+if behaviour in ("wait", "fail"):
+    time.sleep(600)
+"""
+
+
+@dataclass
+class Machine:
+    """An isolated home, with a workspace that has the recipe above."""
+
+    home: Path
+    mark: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "PYTHONPATH": str(ROOT),
+            "TRNSLURM_PATH": str(self.home / "my recipes"),
+            MARK: self.mark,
+        }
+
+    @property
+    def run_root(self) -> Path:
+        return self.home / "it's a run root"
+
+    @property
+    def runs(self) -> list[Path]:
+        return sorted(self.run_root.glob("*"))
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "trnslurm", *arguments]
+
+    def submit(self, behaviour: str, *more: str) -> list[str]:
+        return self.command(
+            "submit", "obedient", "--cluster", "local", "--nodes", "2",
+            "--set", f"run_root={self.run_root}",
+            "--set", f"train.behaviour={behaviour}", *more,
+        )  # fmt: skip
+
+    def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=timeout_s,
+            stdin=subprocess.DEVNULL, check=False, cwd=self.home,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, object]:
+        done = self.run(*self.command("status", str(self.runs[-1]), "--json"))
+        assert done.returncode == 0, done.stderr
+        status: dict[str, object] = json.loads(done.stdout)
+        return status
+
+    def processes(self) -> list[str]:
+        """Every process below this run: it works in the run's directory, or names it."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+                where = str((entry / "cwd").readlink())
+            except OSError:
+                continue
+            if str(self.home) in words or where.startswith(str(self.home)):
+                found.append(f"{entry.name}: {words}".replace("\0", " "))
+        return found
+
+    def eventually(self, what: Callable[[], object], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not what():
+            assert time.monotonic() < deadline, f"still not so: {what.__doc__ or what}"
+            time.sleep(0.05)
+
+    def both_ranks_are_there(self) -> bool:
+        return bool(self.runs) and len(list(self.runs[-1].glob("there-*"))) == 2
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    job = tmp_path / "my recipes" / "jobs" / "obedient"
+    job.mkdir(parents=True)
+    (job / "recipe.yaml").write_text(RECIPE)
+    (job / "train.py").write_text(JOB)
+    machine = Machine(home=tmp_path, mark=str(tmp_path))
+    yield machine
+    assert machine.processes() == []
+
+
+@pytest.fixture
+def launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
+    """A followed submission whose two ranks wait for ever, TERM or not."""
+    log = (machine.home / "launcher.log").open("wb")
+    with log, subprocess.Popen(
+        machine.submit("wait"), env=machine.environment, cwd=machine.home,
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+    ) as process:  # fmt: skip
+        try:
+            machine.eventually(machine.both_ranks_are_there, 120)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_run_completes_and_says_so(machine: Machine) -> None:
+    done = machine.run(*machine.submit("nothing"))
+    assert done.returncode == 0, done.stderr
+    assert "COMPLETED" in done.stdout
+    assert machine.status()["state"] == "COMPLETED"
+    assert (machine.runs[0].stat().st_mode & 0o777) == 0o700
+
+
+def test_environment_is_closed(machine: Machine) -> None:
+    """A secret of the submitting shell does not reach the job."""
+    machine.run(*machine.submit("environment"))
+    seen = json.loads((machine.runs[0] / "environment.json").read_text())
+    assert MARK not in seen
+    assert seen["TRNSLURM_PHASE"] == "train"
+    assert seen["PYTHONPATH"] == str(machine.runs[0] / "code")
+
+
+def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
+    done = machine.run(*machine.submit("fail"))
+    assert done.returncode == 1
+    status = machine.status()
+    assert status["state"] == "FAILED"
+    assert "exit code 1" in str(status["reason"])
+    assert "ValueError: rank 1 was told to fail" in done.stdout
+    shown = machine.run(*machine.command("status", str(machine.runs[-1])))
+    assert "ValueError: rank 1 was told to fail" in shown.stdout
+
+
+def test_ctrl_c_stops_the_run(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=90) == 130
+    assert machine.processes() == []
+    assert machine.status()["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_no_orphan_when_the_launcher_dies(
+    machine: Machine, launcher: subprocess.Popen[bytes], number: int
+) -> None:
+    launcher.send_signal(number)
+    launcher.wait(timeout=30)
+    machine.eventually(lambda: not machine.processes(), 90)
+    assert machine.status()["state"] == "CANCELLED"
+
+
+def test_cancel_from_elsewhere(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:
+    inside = machine.run(*machine.command("exec", str(machine.runs[-1]), "--", "pwd"))
+    assert inside.stdout.strip() == str(machine.runs[-1])
+    done = machine.run(*machine.command("cancel", str(machine.runs[-1])))
+    assert done.returncode == 0, done.stderr
+    assert launcher.wait(timeout=90) == 1
+    assert machine.processes() == []
+    assert machine.status()["state"] == "CANCELLED"
+    again = machine.run(*machine.command("cancel", str(machine.runs[-1])))
+    assert again.returncode == 0
+    assert "has ended already" in again.stdout
+
+
+def test_detached_run_outlives_its_launcher(machine: Machine) -> None:
+    done = machine.run(*machine.submit("wait", "--detach"))
+    assert done.returncode == 0, done.stderr
+    machine.eventually(machine.both_ranks_are_there, 120)
+    assert machine.status()["state"] == "RUNNING"
+    assert machine.run(*machine.command("cancel", str(machine.runs[-1]))).returncode == 0
+    assert machine.processes() == []
+
+
+def test_lost_when_everything_was_killed_at_once(
+    machine: Machine, launcher: subprocess.Popen[bytes]
+) -> None:
+    """As after a power cut: nothing had the time to write anything down."""
+    pids = [int(line.split(":")[0]) for line in machine.processes()]
+    for _ in range(3):  # guard's two halves watch each other; stop all, then kill all
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except ProcessLookupError:
+                pass
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    launcher.wait(timeout=30)
+    machine.eventually(lambda: not machine.processes(), 60)
+    status = machine.status()
+    assert status["state"] == "LOST"
+    assert "no sign of life since" in str(status["reason"])
+
+
+def test_what_was_submitted_runs_however_the_source_is_edited(machine: Machine) -> None:
+    rendered = machine.run(
+        *machine.command(
+            "render", "obedient", "--cluster", "local", "--nodes", "2", "-o", "reviewed",
+            "--set", f"run_root={machine.run_root}",
+            "--set", "train.behaviour=nothing",
+        )
+    )  # fmt: skip
+    assert rendered.returncode == 0, rendered.stderr
+    (machine.home / "my recipes/jobs/obedient/train.py").write_text("raise SystemExit('edited')")
+    done = machine.run(*machine.command("submit", "--rendered", "reviewed"))
+    assert done.returncode == 0, done.stderr
+    for name in ("train.sh", "node.sh", "plan.json"):
+        reviewed, ran = machine.home / "reviewed" / name, machine.runs[-1] / name
+        assert reviewed.read_bytes() == ran.read_bytes()
+
+
+def test_by_hand_with_plain_bash(machine: Machine) -> None:
+    machine.run(
+        *machine.command("render", "obedient", "--cluster", "local", "--nodes", "2",
+                         "-o", "by hand", "--set", "train.behaviour=nothing")
+    )  # fmt: skip
+    environment = {**machine.environment, "TRNSLURM_PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", "by hand/train.sh"], env=environment, cwd=machine.home, timeout=120, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    state = json.loads((machine.home / "by hand/state/train-1.json").read_text())
+    assert state["state"] == "COMPLETED"

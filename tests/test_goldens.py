@@ -1,0 +1,140 @@
+"""The rendered scripts, whole, for the clusters that matter; `make goldens` rewrites them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trnslurm.bundle import Bundle, diff
+from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.render import render
+from trnslurm.spec import make_spec
+
+ROOT = Path(__file__).parent.parent
+GOLDENS = Path(__file__).parent / "goldens"
+
+# Name -> nodes, cluster, preset, --set.
+CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "trn1-1-node": (1, "trn1", "xl", []),
+    "trn1-2-nodes": (2, "trn1", "xl", []),
+    "trn1-3-nodes": (3, "trn1", "xl", []),
+    "trn1-16-nodes": (16, "trn1", "xl", []),
+    "trn1n-2-nodes": (2, "trn1", "xl", ["instance_type=trn1n.32xlarge", "slurm.time_min=2880"]),
+    "p4d-2-nodes": (2, "p4d", "xl", ["slurm.time_min=2880"]),
+    "local-2-nodes": (2, "local", "tiny", []),
+    # Every option of a profile at once, with values that need quoting.
+    "every-option": (
+        2,
+        "trn1",
+        "xl",
+        [
+            "slurm.account=ml team",
+            "slurm.qos=high",
+            "slurm.constraint=[rack1|rack2]",
+            "slurm.reservation=august",
+            "slurm.exclusive=false",
+            "slurm.requeue=false",
+            "slurm.cpus_per_task=64",
+            'slurm.sbatch=["--comment=it\'s a $(test) #1", "--mail-type=FAIL,END"]',
+            "activate=[module load efa, source /opt/env/bin/activate]",
+            "group_readable=true",
+            'env.GREETING=it\'s $HOME; `true` "x"',
+        ],
+    ),
+}
+
+# A file that `source` names is not here, and a dollar in a single-quoted value is meant.
+DATA_NOT_CODE = ("--exclude=SC1091,SC2016",)
+
+
+def rendered(name: str) -> Bundle:
+    nodes, cluster, preset, settings = CASES[name]
+    workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset, settings=settings)
+    return render(make_spec(config, nodes), workspace.template_dirs())
+
+
+def reviewed_part(bundle: Bundle) -> Bundle:
+    """What a person reviews: everything but the snapshot of the code."""
+    parts = ("code/", "logs/", "state/")
+    return Bundle(files={n: d for n, d in bundle.files.items() if not n.startswith(parts)})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
+    new = reviewed_part(rendered(name))
+    directory = GOLDENS / name
+    if request.config.getoption("--update-goldens"):
+        for old in directory.glob("*"):
+            old.unlink()
+        directory.mkdir(parents=True, exist_ok=True)
+        new.write(directory)
+    files = {f.name: f.read_bytes() for f in directory.glob("*") if f.is_file()}
+    changes = list(diff(Bundle(files=files), new))
+    assert files == dict(new.files), "\n".join(["run `make goldens` and review:", *changes])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_are_clean_shell(name: str) -> None:
+    scripts = sorted(f for f in (GOLDENS / name).iterdir() if f.suffix in (".sh", ".sbatch"))
+    assert len(scripts) >= 2
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)
+    done = subprocess.run(
+        ["shellcheck", *DATA_NOT_CODE, *map(str, scripts)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_shellcheck_sees_an_unquoted_value(tmp_path: Path) -> None:
+    """The check above is worth something: it refuses a script that was quoted badly."""
+    script = tmp_path / "bad.sh"
+    script.write_text("#!/bin/bash\ncd $1\n")
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, timeout=60, check=False)
+    assert done.returncode != 0
+
+
+def test_same_bytes_in_two_processes_and_directories(tmp_path: Path) -> None:
+    sums = []
+    for seed in ("1", "2"):
+        where = tmp_path / seed
+        where.mkdir()
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "trnslurm", "render", "gpt2_zero1", "--nodes", "2"]
+        command += ["--cluster", "trn1", "-o", "bundle"]
+        subprocess.run(
+            command, cwd=where, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL
+        )
+        files = sorted(f for f in (where / "bundle").rglob("*") if f.is_file())
+        assert len(files) > 10
+        sums.append(
+            {str(f.relative_to(where)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+        )
+    assert sums[0] == sums[1]
+
+
+def test_nothing_of_this_machine_or_user_is_in_the_bytes() -> None:
+    words = "|".join(map(re.escape, (os.uname().nodename, str(Path.home()), str(ROOT))))
+    for name, data in reviewed_part(rendered("trn1-2-nodes")).files.items():
+        assert not re.search(rf"(?<!\w)({words})(?!\w)", data.decode()), name
+
+
+def test_values_reach_the_shell_unchanged() -> None:
+    """The environment block of the hardest case, run by a real shell."""
+    script = rendered("every-option").files["train.sbatch"].decode()
+    line = next(li for li in script.splitlines() if li.startswith("export GREETING="))
+    done = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "$GREETING"'],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == 'it\'s $HOME; `true` "x"'

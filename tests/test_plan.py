@@ -1,0 +1,196 @@
+"""The batch plan: the tutorial's numbers, the refusals, and the arithmetic over all shapes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trnslurm.catalog import catalog, find
+from trnslurm.errors import ConfigError, PlanError
+from trnslurm.plan import BatchPlan, Throughput, estimate, even_nodes, plan_batch
+
+# BERT-large pretraining as AWS's tutorial has it: 32 workers on one trn1.32xlarge.
+PHASE1 = {"global_batch": 16384, "micro_batch": 16, "workers_per_node": 32}
+PHASE2 = {"global_batch": 32768, "micro_batch": 2, "workers_per_node": 32}
+
+
+def lay_out(**changes: object) -> BatchPlan:
+    values = {"global_batch": 512, "micro_batch": 1, "nodes": 2, "workers_per_node": 32}
+    return plan_batch(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_headline_command() -> None:
+    plan = lay_out()
+    assert (plan.workers, plan.accumulation, plan.padding_units) == (64, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "accumulation", "padding_units"),
+    [
+        (1, 32, 16, 0),
+        (2, 64, 8, 0),
+        (3, 96, 6, 64),
+        (4, 128, 4, 0),
+        (8, 256, 2, 0),
+        (16, 512, 1, 0),
+    ],
+)
+def test_gpt2_xl(nodes: int, workers: int, accumulation: int, padding_units: int) -> None:
+    plan = lay_out(nodes=nodes)
+    assert (plan.workers, plan.accumulation, plan.padding_units) == (
+        workers, accumulation, padding_units,
+    )  # fmt: skip
+
+
+def test_bert_phase1_as_the_tutorial_has_it() -> None:
+    one, two = lay_out(**PHASE1, nodes=1), lay_out(**PHASE1, nodes=2)
+    assert one.accumulation == 32
+    assert 16 * one.workers * one.accumulation == 16384
+    assert two.accumulation == 16
+    hours = estimate(
+        one, steps=28125, known=[Throughput(nodes=1, samples_per_s=2877)], price_per_hour=21.50
+    )
+    assert hours is not None
+    assert hours.hours == pytest.approx(44.49, abs=0.01)  # "about 45 hours"
+    assert hours.cost == pytest.approx(hours.hours * 21.50)
+
+
+def test_bert_phase2_as_the_tutorial_has_it() -> None:
+    plan = lay_out(**PHASE2, nodes=1)
+    assert plan.accumulation == 512
+    assert 2 * plan.workers * plan.accumulation == 32768
+
+
+def test_three_nodes_keep_the_batch() -> None:
+    """Integer division would train with 10 x 96 x 16 = 15360 samples per step."""
+    plan = lay_out(**PHASE1, nodes=3)
+    assert plan.global_batch == 16384
+    assert (plan.accumulation, plan.padding_units) == (11, 32)
+    assert plan.padding == pytest.approx(32 / 1056)
+    assert even_nodes(plan) == [2, 4]
+
+
+def test_batch_grows_with_the_workers_when_asked_to() -> None:
+    for nodes, expected in ((1, 32), (2, 64), (3, 96)):
+        plan = lay_out(mode="per_worker", per_worker=1, global_batch=None, nodes=nodes)
+        assert plan.global_batch == expected
+        assert plan.padding_units == 0
+
+
+def test_refusal_names_the_nearest_choices() -> None:
+    with pytest.raises(PlanError) as refusal:
+        lay_out(global_batch=96, micro_batch=2, nodes=2)
+    text = str(refusal.value)
+    assert "48 micro-batches per step, fewer than 2 x 32 workers" in text
+    for choice in ("1 node", "micro-batch 1", "global batch 128", "--allow-idle"):
+        assert choice in text
+    # Each choice that it names works.
+    assert lay_out(global_batch=96, micro_batch=2, nodes=1).units == 48
+    assert lay_out(global_batch=96, micro_batch=1, nodes=2).units == 96
+    assert lay_out(global_batch=128, micro_batch=2, nodes=2).padding_units == 0
+    assert lay_out(global_batch=96, micro_batch=2, nodes=2, allow_idle=True).padding_units == 16
+
+
+def test_uneven_micro_batch_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PlanError, match="micro-batch 16 or 32, or global batch 500 or 525"):
+        lay_out(global_batch=512, micro_batch=25)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"nodes": 0}, {"micro_batch": 0}, {"global_batch": 0}, {"global_batch": None},
+     {"mode": "per_worker", "per_worker": None}],
+)  # fmt: skip
+def test_impossible_numbers_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(PlanError):
+        lay_out(**change)
+
+
+@given(
+    units=st.integers(1, 5000),
+    micro_batch=st.integers(1, 64),
+    nodes=st.integers(1, 64),
+    workers_per_node=st.sampled_from([1, 2, 8, 32, 64]),
+)
+def test_every_sample_once_and_every_worker_alike(
+    units: int, micro_batch: int, nodes: int, workers_per_node: int
+) -> None:
+    plan = lay_out(
+        global_batch=units * micro_batch, micro_batch=micro_batch, nodes=nodes,
+        workers_per_node=workers_per_node, allow_idle=True,
+    )  # fmt: skip
+    slots = plan.accumulation * plan.workers
+    assert plan.units * plan.micro_batch == plan.global_batch
+    assert slots - plan.padding_units == plan.units
+    assert 0 <= plan.padding_units < plan.workers
+    for count in even_nodes(plan):
+        even = lay_out(
+            global_batch=plan.global_batch, micro_batch=micro_batch, nodes=count,
+            workers_per_node=workers_per_node,
+        )  # fmt: skip
+        assert even.padding_units == 0
+
+
+def test_estimates_between_and_beyond_what_is_known() -> None:
+    known = [Throughput(nodes=4, samples_per_s=45), Throughput(nodes=1, samples_per_s=14)]
+
+    def speed(nodes: int) -> float:
+        found = estimate(lay_out(nodes=nodes), steps=100, known=known, price_per_hour=None)
+        assert found is not None and found.cost is None
+        return found.samples_per_s
+
+    assert speed(1) == 14
+    assert 14 < speed(2) < 28
+    assert speed(4) == 45
+    assert speed(8) == 90
+    assert estimate(lay_out(), steps=100, known=[], price_per_hour=1.0) is None
+
+
+def test_padding_costs_time() -> None:
+    known = [Throughput(nodes=1, samples_per_s=32)]
+    padded = estimate(lay_out(nodes=3), steps=10, known=known, price_per_hour=None)
+    assert padded is not None
+    assert padded.samples_per_s == pytest.approx(96 * (1 - 64 / 576))
+
+
+def test_instance_types_can_be_overridden_and_added() -> None:
+    types = catalog(
+        {
+            "trn1.32xlarge": {"price_per_hour": 10},
+            "box": {"device": "cuda", "accelerators": 2, "workers": [2, 1],
+                    "multi_node_workers": [2], "vcpus": 16, "host_gib": 64},
+        }
+    )  # fmt: skip
+    assert find(types, "trn1.32xlarge").price_per_hour == 10
+    assert find(types, "trn1.32xlarge").efa == 8
+    assert find(types, "box").workers == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prize_per_hour": 1}, 'unknown field prize_per_hour (did you mean "price_per_hour"?)'),
+        ({"efa": "eight"}, "efa: expected int, found 'eight'"),
+        ({"efa": True}, "efa: expected int, found True"),
+        ({"workers": [0]}, "positive whole numbers"),
+        ({"device": "tpu"}, "'tpu' is not one of"),
+        (7, "expected a mapping"),
+    ],
+)
+def test_bad_overrides_say_where(values: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"instance_types\.trn1\.32xlarge") as refusal:
+        catalog({"trn1.32xlarge": values})
+    assert words in str(refusal.value)
+
+
+def test_worker_counts_of_trainium() -> None:
+    types = catalog()
+    find(types, "trn1.32xlarge").check_workers(8, nodes=1)
+    for name, workers, nodes, words in (
+        ("trn1.32xlarge", 7, 1, "choose 1, 2, 8 or 32"),
+        ("trn1.32xlarge", 8, 2, "choose 32"),
+        ("trn1.2xlarge", 2, 2, "does not run multi-node jobs"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            find(types, name).check_workers(workers, nodes=nodes)

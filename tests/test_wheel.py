@@ -1,0 +1,84 @@
+"""One wheel carries everything: in an empty environment elsewhere it renders and plans."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    done = run([sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+def test_wheel_holds_templates_jobs_and_profiles(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for part in ("templates", "jobs", "cluster-config"):
+        here = {
+            f"trnslurm/share/{f.relative_to(ROOT)}"
+            for f in (ROOT / part).rglob("*")
+            if f.is_file() and "__pycache__" not in f.parts
+        }
+        assert here and here <= names
+    assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
+
+
+def test_installed_wheel_renders_and_plans_as_the_checkout_does(
+    wheel: Path, tmp_path: Path
+) -> None:
+    assert run([sys.executable, "-m", "venv", str(tmp_path / "venv")]).returncode == 0
+    pip = run([str(tmp_path / "venv/bin/pip"), "install", "--quiet", str(wheel)])
+    assert pip.returncode == 0, pip.stderr
+    installed = str(tmp_path / "venv/bin/trnslurm")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    render = ["render", "gpt2_zero1", "--nodes", "2", "--cluster", "trn1", "-o"]
+    for program, target in (
+        ([installed], "installed"),
+        ([sys.executable, "-m", "trnslurm"], "checkout"),
+    ):
+        done = run([*program, *render, target], cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr
+    same = run(["diff", "-r", "installed", "checkout"], cwd=tmp_path)
+    assert same.returncode == 0, same.stdout
+    plan = run([installed, "plan", "gpt2_zero1", "--nodes", "2"], cwd=tmp_path, env=environment)
+    assert plan.returncode == 0 and "524,288" in plan.stdout
+    # The launcher comes without the training stack.
+    assert run([str(tmp_path / "venv/bin/python"), "-c", "import torch"]).returncode == 1
+
+
+def test_neuron_extra_fails_clearly_on_the_public_index(wheel: Path, tmp_path: Path) -> None:
+    """The public index has empty placeholders of these names; they must never be installed."""
+    done = run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed",
+         "--disable-pip-version-check", *neuron_pins()],
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "No matching distribution found for torch-neuronx==2.9.0.2.15.32035" in done.stderr
+    assert "Would install" not in done.stdout
+
+
+def neuron_pins() -> list[str]:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins: list[str] = project["optional-dependencies"]["neuron"]
+    assert all("==" in pin for pin in pins)
+    return pins

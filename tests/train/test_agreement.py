@@ -1,0 +1,41 @@
+"""Workers whose parameters differ in a single bit do not agree."""
+
+import torch
+from torch import nn
+
+from trnslurm.train.agreement import parameters_agree
+
+
+class TwoWorkers:
+    """Answers as a device whose other worker holds other_values."""
+
+    def __init__(self, other_values=None):
+        self.other_values = other_values
+        self.values = None
+
+    def largest(self, values):
+        self.values = list(values)
+        return [max(pair) for pair in zip(values, self.other_values or values, strict=True)]
+
+
+def make_model(change=0.0):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight[0, 0] += change
+    return model
+
+
+def agree(model, other):
+    device = TwoWorkers()
+    parameters_agree(device, other)
+    return parameters_agree(TwoWorkers(device.values), model)
+
+
+def test_equal_parameters_agree():
+    assert agree(make_model(), make_model())
+
+
+def test_the_smallest_difference_is_seen_by_both_workers():
+    assert not agree(make_model(), make_model(change=1e-7))
+    assert not agree(make_model(change=1e-7), make_model())
