@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test check unit format goldens wheel clean
+.PHONY: all help demo test check unit format goldens bench wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -43,6 +43,9 @@ format: .venv/.train  ## Format the sources
 
 goldens: .venv/.train  ## Write the rendered scripts that the tests compare with; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens
+
+bench: .venv/.train  ## Measure start-up times, as ratios
+	$(BIN)/python benchmarks/startup.py
 
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -63,7 +63,7 @@ class FakeSlurm:
     def __init__(self, state: Path) -> None:
         self._state = state
         (state / "calls").mkdir(parents=True)
-        for name in ("order", "queue"):
+        for name in ("order", "queue", "places"):
             (state / name).touch()
 
     def calls(self, command: str | None = None) -> list[Call]:
@@ -91,6 +91,10 @@ class FakeSlurm:
     def refuse(self, command: str, words: str) -> None:
         """Let a command (`sbatch`), or one call of it (`sbatch-2`), fail with these words."""
         self.answer(f"{command}.stderr", words)
+
+    def answer_late(self, call: str) -> None:
+        """Let one call of sbatch (`sbatch-2`) take the job, and never say so."""
+        self.answer(f"{call}.late")
 
     def relent(self, command: str) -> None:
         """Let a command that refused answer again."""

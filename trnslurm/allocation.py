@@ -13,28 +13,31 @@ from typing import Any
 
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.render import search_path
 from trnslurm.run import RunDir
 from trnslurm.slurm import Slurm, without_overrides
 from trnslurm.status import run_status
 
 # Prints what the nodes' Python is and has, as JSON; it must run on any Python 3.
 _PROBE = """
-import json, platform, sys
+import json, platform, shutil, sys
 from importlib import metadata
 def version(name):
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-names = sys.argv[1:]
+names, commands = (word.split(",") for word in sys.argv[1:3])
 print(json.dumps({"python": platform.python_version(), "executable": sys.executable,
-                  "host": platform.node(), "packages": {n: version(n) for n in names}}))
+                  "host": platform.node(), "packages": {n: version(n) for n in names},
+                  "commands": {c: shutil.which(c) for c in commands if c}}))
 """
 _PINS = {"torch": "2.9", "transformers": "4.57"}
 _PINS_OF_DEVICE = {
     "neuron": {"torch-xla": "2.9", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360"},
     "xla-cpu": {"torch-xla": "2.9"},
 }
+_COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
 
 
 def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
@@ -57,14 +60,15 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
         "--ntasks=1", f"--nodelist={hosts[node]}", f"--chdir={run.path}", "--export=ALL",
     ]  # fmt: skip
     argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    return _attached([*argv, *command])
+    return _attached([*argv, *command], path=search_path("", record.bin_dir))
 
 
-def _attached(argv: Sequence[str], cwd: str | None = None) -> int:
+def _attached(argv: Sequence[str], cwd: str | None = None, path: str = "") -> int:
+    environment = without_overrides(os.environ)
+    if path:  # the node's commands, such as neuron-top, before this shell's
+        environment["PATH"] = f"{path}:{environment.get('PATH', '')}"
     try:
-        return subprocess.run(
-            list(argv), cwd=cwd, env=without_overrides(os.environ), check=False
-        ).returncode
+        return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode
     except OSError as error:
         raise RunError(f"{argv[0]}: {error.strerror}") from None
 
@@ -72,12 +76,16 @@ def _attached(argv: Sequence[str], cwd: str | None = None) -> int:
 def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[str, Any]:
     """Ask a node's Python for its versions, as the batch script would start it."""
     pins = _PINS | _PINS_OF_DEVICE.get(device, {})
-    report = _probe(cluster, list(pins), timeout_s)
+    commands = _COMMANDS_OF_DEVICE.get(device, ())
+    report = _probe(cluster, list(pins), commands, timeout_s)
     packages: Mapping[str, str | None] = report["packages"]
     report["problems"] = [
         f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
         for name, pin in pins.items()
         if not _matches(packages.get(name), pin)
+    ]
+    report["problems"] += [
+        f"{command} is not on PATH" for command, path in report["commands"].items() if not path
     ]
     if tuple(map(int, report["python"].split(".")[:2])) < (3, 11):
         report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
@@ -88,14 +96,16 @@ def _matches(version: str | None, pin: str) -> bool:
     return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")
 
 
-def _probe(cluster: Cluster, names: Sequence[str], timeout_s: float) -> dict[str, Any]:
+def _probe(
+    cluster: Cluster, names: Sequence[str], commands: Sequence[str], timeout_s: float
+) -> dict[str, Any]:
     local = cluster.scheduler == "local"
     python = sys.executable if local and cluster.python == "python3" else cluster.python
-    probe = shlex.join([python, "-", *names])
-    path = "export PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}"
+    probe = shlex.join([python, "-", ",".join(names), ",".join(commands)])
+    path = f"export PATH={shlex.quote(search_path(python, cluster.slurm.bin_dir))}"
     here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
     script = "\n".join(["set -e", path, *cluster.activate, *here_document])
-    argv = ["bash", "-s"] if local else [*_srun(cluster), "/bin/bash", "-s"]
+    argv = ["/bin/bash", "-s"] if local else [*_srun(cluster), "/bin/bash", "-s"]
     try:
         done = subprocess.run(
             argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -122,5 +132,5 @@ def _srun(cluster: Cluster) -> list[str]:
     options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
     return [
         Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
-        "--job-name=trnslurm-env-check", "--export=NONE", *options,
+        "--job-name=trnslurm-env-check", "--export=NONE", *options, *slurm.sbatch,
     ]  # fmt: skip

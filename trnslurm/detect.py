@@ -13,6 +13,8 @@ from trnslurm.catalog import InstanceType
 from trnslurm.errors import SlurmError
 from trnslurm.slurm import Slurm
 
+_GPUS = re.compile(r"gpu:(?:[^:,()]+:)?(\d+)")  # gpu:8, gpu:a100:8(S:0-1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
@@ -81,6 +83,11 @@ def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
         "activate: []",
         f"python: {_scalar(sys.executable)}",
         "",
+        "# Neuron's compile cache, on a shared file system (its default is each node's /var/tmp).",
+        "compile_cache: null",
+        "# submit asks (or needs --yes) above this many node-hours; null: never.",
+        "ask_above_node_hours: null",
+        "",
         "slurm:",
         f"  partition: {_scalar(partition.name)}",
         f"  max_nodes: {partition.nodes}",
@@ -127,7 +134,9 @@ def _partition(
     ours = [n for n in nodes if name in n.get("Partitions", "").split(",")]
     features = Counter(f for n in ours for f in n.get("AvailableFeatures", "").split(","))
     known = [f for f, _ in features.most_common() if f in types]
-    gpus = [int(m[1]) for n in ours if (m := re.search(r"gpu:(?:\w+:)?(\d+)", n.get("Gres", "")))]
+    gpus = [
+        int(m[1]) for n in ours if (m := re.search(r"gpu:(?:[^:,()]+:)?(\d+)", n.get("Gres", "")))
+    ]
     return Partition(
         name=name,
         default=fields.get("Default") == "YES",

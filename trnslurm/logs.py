@@ -12,7 +12,7 @@ from trnslurm.errors import RunError
 from trnslurm.run import RunDir
 
 _POLL_S = 0.5
-_TAIL_BYTES = 1 << 20
+_SEARCHED_BYTES = 1 << 20  # of a log's end, for the line that tells why
 _CHUNK_BYTES = 1 << 16
 _ERROR = re.compile(r"^(\[rank\d+\]:\s*)?(error: |[A-Za-z_.]*(Error|Exception): |error in )")
 # What torchrun says about a worker that failed: an effect, never the cause.
@@ -48,18 +48,33 @@ def choose_log(
     return None
 
 
-def tail(file: Path, lines: int) -> tuple[bytes, int]:
-    """Return the last lines of a file, and the offset behind them."""
+def tail_offset(file: Path, lines: int | None) -> int:
+    """Return where the last lines of a file begin; None: where all of them do."""
+    if lines is None:
+        return 0
     with file.open("rb") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(0, size - _TAIL_BYTES))
-        data = stream.read()
-        end = stream.tell()
-    return b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b"", end
+        end = stream.seek(0, 2)
+        window = _CHUNK_BYTES
+        while True:
+            start = max(0, end - window)
+            stream.seek(start)
+            # Without the newline that ends the last line, each newline starts one more line.
+            data = stream.read(end - start).removesuffix(b"\n")
+            last = data.split(b"\n")[-lines:]
+            if len(last) == lines and len(b"\n".join(last)) < len(data):
+                return start + len(data) - len(b"\n".join(last))
+            if start == 0:
+                return 0
+            window *= 4
+
+
+def print_log(file: Path, lines: int | None) -> Iterator[bytes]:
+    """Yield the last lines of a log; None: all of it."""
+    yield from _rest(file, tail_offset(file, lines))
 
 
 def follow_log(
-    choose: Callable[[], Path | None], ended: Callable[[], bool], *, lines: int
+    choose: Callable[[], Path | None], ended: Callable[[], bool], *, lines: int | None
 ) -> Iterator[bytes]:
     """Yield a log's end and what is added, then a newer attempt's log, until the run ends."""
     current: Path | None = None
@@ -71,10 +86,11 @@ def follow_log(
             if current is not None:
                 yield from _rest(current, offset)
                 yield f"==> {newest.name} <==\n".encode()
-            start, offset = tail(newest, lines) if current is None else (b"", 0)
+            offset = tail_offset(newest, lines) if current is None else 0
             current = newest
-            yield start
         if current is not None:
+            if current.stat().st_size < offset:
+                offset = 0  # truncated under us: start again
             for chunk in _rest(current, offset):
                 offset += len(chunk)
                 yield chunk
@@ -85,8 +101,6 @@ def follow_log(
 
 def _rest(file: Path, offset: int) -> Iterator[bytes]:
     with file.open("rb") as stream:
-        if stream.seek(0, 2) < offset:
-            offset = 0  # truncated under us: start again
         stream.seek(offset)
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
@@ -105,8 +119,10 @@ def first_error(run: RunDir) -> ErrorLine | None:
 
 
 def _error_line(file: Path) -> str:
-    text, _ = tail(file, 100_000)
-    for line in text.decode(errors="replace").splitlines():
+    with file.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, 2) - _SEARCHED_BYTES))
+        text = stream.read().decode(errors="replace")
+    for line in text.splitlines():
         if _ERROR.match(line) and not any(word in line for word in _EFFECTS):
             return line.strip()
     return ""

@@ -30,8 +30,14 @@ _OWN_OPTIONS = {
     "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
     "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
     "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
-    "--parsable": "", "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
+    "--clusters": "", "--uid": "", "--gid": "", "--nodefile": "", "--parsable": "",
+    "--quiet": "", "--help": "", "--usage": "", "--version": "",
+    "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
 }  # fmt: skip
+_TIME_REASONS = {
+    "precompile": "compiling large models takes up to an hour or two",
+    "train": "the plan's estimate plus a quarter, or as asked",
+}
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
 
 
@@ -68,7 +74,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
     return {
         "format": 1,
         "recipe": config.recipe_name,
-        "preset": config.preset,
+        "preset": config.preset or "",
         "cluster": config.cluster_name,
         "instance_type": spec.instance.name,
         "device": spec.device,
@@ -154,8 +160,11 @@ def _fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any])
         raise RenderError(f"template {error.name} not found on the search path") from None
     except jinja2.TemplateSyntaxError as error:
         raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
-    except jinja2.TemplateError as error:
-        raise RenderError(f"{_template_line(environment, name, error)}: {error.message}") from None
+    except RenderError:
+        raise
+    except Exception as error:  # a template is a program: it may fail in any way
+        words = str(error) or type(error).__name__
+        raise RenderError(f"{_template_line(environment, name, error)}: {words}") from None
 
 
 def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
@@ -172,7 +181,8 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
     config, cluster = spec.config, spec.config.cluster
     return {
         "version": __version__,
-        "title": _title(spec, phase),
+        "title": f"{_title(spec)}: {phase}",
+        "node_title": f"{_title(spec)}: one node's part",
         "phase": phase,
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
@@ -183,10 +193,11 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "padding_percent": f"{100 * spec.batch.padding:.1f}",
         "by_hand": _by_hand(spec),
         "cpus_per_task": cluster.slurm.cpus_per_task or spec.instance.vcpus,
+        "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": _directives(spec) if spec.on_slurm else [],
         "umask": "027" if cluster.group_readable else "077",
-        "path": _path(cluster.slurm.bin_dir),
+        "path": search_path(cluster.python, cluster.slurm.bin_dir),
         "activate": cluster.activate,
         "python": cluster.python,
         "neuron_cc_flags": config.recipe.neuron.cc_flags,
@@ -204,10 +215,10 @@ def _job_environment(spec: JobSpec) -> dict[str, str]:
     return {**neuron, **spec.config.cluster.env}
 
 
-def _title(spec: JobSpec, phase: str) -> str:
+def _title(spec: JobSpec) -> str:
     preset = f" ({spec.config.preset})" if spec.config.preset else ""
     return (
-        f"{spec.config.recipe_name}{preset}, {phase}, on {spec.nodes} x {spec.instance.name}, "
+        f"{spec.config.recipe_name}{preset} on {spec.nodes} x {spec.instance.name}, "
         f"cluster {spec.config.cluster_name}"
     )
 
@@ -245,17 +256,21 @@ def _passed_through(option: str) -> str:
             f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
         )
     name = option.partition("=")[0]
-    if name in _OWN_OPTIONS:
-        instead = f"use {_OWN_OPTIONS[name]}" if _OWN_OPTIONS[name] else "the template sets it"
-        raise RenderError(f"--sbatch {option}: {instead}")
+    for own, instead in _OWN_OPTIONS.items():
+        if own.startswith(name):  # sbatch takes --parti for --partition
+            what = f"use {instead}" if instead else "it would change what the template relies on"
+            raise RenderError(f"--sbatch {option}: {what}")
     return option
 
 
-def _path(bin_dir: str | None) -> str:
+def search_path(python: str, bin_dir: str | None) -> str:
+    """Return the PATH of everything that runs on a node."""
+    # neuron_parallel_compile and neuronx-cc are installed beside the interpreter.
+    beside = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # Where ParallelCluster, Neuron's and EFA's installers put their commands.
     sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
-    words = [bin_dir or "", *sites.split(":"), *standard.split(":")]
+    words = [beside, bin_dir or "", *sites.split(":"), *standard.split(":")]
     return ":".join(word for word in dict.fromkeys(words) if word)
 
 
@@ -269,6 +284,7 @@ def _config_yaml(spec: JobSpec) -> str:
         "name": spec.name,
         "nodes": spec.nodes,
         "phases": list(spec.phases),
+        "time_min": dict(spec.time_min),
     }
     note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
     return note + yaml.safe_dump(head | {"config": dict(config.tree)}, sort_keys=True)

@@ -155,7 +155,7 @@ class RunDir:
             return Record(**known)
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run directory: it has no run.json") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self.record_file}: damaged or unreadable ({error})") from None
 
     def write_record(self, record: Record) -> None:
@@ -218,6 +218,8 @@ def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir
     try:
         root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
         info = root.stat()
+        if group_readable and info.st_uid == os.getuid() and not info.st_mode & stat.S_IXGRP:
+            root.chmod(info.st_mode | 0o050)  # made by an earlier, private run
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"

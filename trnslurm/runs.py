@@ -19,7 +19,11 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     runs = list_runs(roots)
     if word == "last" and runs:
         return runs[-1]
-    matches = [r for r in runs if r.name == word] or [r for r in runs if word in r.name]
+    matches = (
+        [r for r in runs if r.name == word]
+        or [r for r in runs if r.name.endswith(f"-{word}")]
+        or [r for r in runs if word in r.name]
+    )
     if len(matches) == 1:
         return matches[0]
     if matches:

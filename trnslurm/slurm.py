@@ -69,6 +69,12 @@ def overriding(environment: Iterable[str]) -> list[str]:
     return sorted(k for k in environment if _OVERRIDES.fullmatch(k) and k not in _KEPT)
 
 
+def own_words(command: str, stderr: str) -> str:
+    """Return what a command said of its failure as one line that names it once."""
+    said = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
+    return f"{command}: {said}" if said else ""
+
+
 @dataclass(frozen=True)
 class Slurm:
     """Slurm's commands in one directory, or on PATH."""
@@ -111,8 +117,8 @@ class Slurm:
         except OSError as error:
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
         if done.returncode:
-            words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-            raise SlurmError(f"{command}: {words}")
+            words = own_words(command, done.stderr)
+            raise SlurmError(words or f"{command}: exit code {done.returncode}")
         return done.stdout
 
     def queue(self, users: Sequence[str]) -> dict[str, QueueEntry]:
@@ -122,6 +128,14 @@ class Slurm:
             "--format=%A|%T|%r|%S|%N",
         )  # fmt: skip
         return {e.job_id: e for line in text.splitlines() if (e := _queue_entry(line))}
+
+    def jobs_in(self, directory: str, user: str) -> dict[str, str]:
+        """Return name -> id of the jobs that were submitted from a directory."""
+        text = self.call(
+            "squeue", "--noheader", "--states=all", f"--users={user}", "--format=%A|%j|%Z"
+        )
+        rows = [line.split("|", 2) for line in text.splitlines()]
+        return {row[1]: row[0] for row in rows if len(row) == 3 and row[2] == directory}
 
     def job(self, job_id: str) -> dict[str, str]:
         """Return the controller's record of a job, empty if it has forgotten it."""

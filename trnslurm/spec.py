@@ -48,11 +48,6 @@ class JobSpec:
     def tokens_per_step(self) -> int:
         return self.batch.global_batch * self.config.recipe.seq_len
 
-    @property
-    def limit_node_hours(self) -> float:
-        """Node-hours if every phase ran into its time limit."""
-        return sum(self.time_min.values()) / 60 * self.nodes
-
 
 def make_spec(
     config: Config, nodes: int, *, name: str | None = None, need_time: bool = True

@@ -123,16 +123,18 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> _
 def _settled(run: RunDir, record: Record) -> bool:
     """Whether the state files alone have the last word."""
     last = run.attempts(record.phases[-1])
-    return bool(last) and last[-1].state in ("COMPLETED", "CANCELLED")
+    return bool(last) and last[-1].state == "COMPLETED"
 
 
 def _status(run: RunDir, record: Record, seen: _Seen | None) -> RunStatus:
-    phases = tuple(_phase_status(run, record, phase, seen) for phase in record.phases)
+    phases: list[PhaseStatus] = []
+    for phase in record.phases:
+        phases.append(_phase_status(run, record, phase, seen, before=phases))
     state, reason = _overall(record, phases)
     return RunStatus(
         run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
-        created=record.created, phases=phases, metrics=run.last_metrics(),
+        created=record.created, phases=tuple(phases), metrics=run.last_metrics(),
     )  # fmt: skip
 
 
@@ -145,18 +147,22 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
             continue
         if phase.state == "RUNNING":
             return "PRECOMPILING", phase.reason
-        return phase.state, f"{phase.phase}: {phase.reason}" if phase.reason else phase.phase
+        where = f"{phase.phase}: {phase.reason}" if phase.reason else f"in {phase.phase}"
+        return phase.state, where
     return phases[-1].state, phases[-1].reason
 
 
-def _phase_status(run: RunDir, record: Record, phase: str, seen: _Seen | None) -> PhaseStatus:
+def _phase_status(
+    run: RunDir, record: Record, phase: str, seen: _Seen | None, *, before: Sequence[PhaseStatus]
+) -> PhaseStatus:
     attempts = run.attempts(phase)
     last = attempts[-1] if attempts else None
     job_id = record.jobs.get(phase, "")
+    never = _never_started(record, before) if last is None else ""
     if record.scheduler == "local":
-        state, reason = _local_state(run, record, phase, last)
+        state, reason = _local_state(run, record, phase, last, never)
     else:
-        state, reason = _slurm_state(run, job_id, last, seen or _Seen({}, {}))
+        state, reason = _slurm_state(run, job_id, last, never, seen or _Seen({}, {}))
     return PhaseStatus(
         phase=phase,
         state=state,
@@ -169,10 +175,21 @@ def _phase_status(run: RunDir, record: Record, phase: str, seen: _Seen | None) -
     )
 
 
-def _slurm_state(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> tuple[str, str]:
+def _never_started(record: Record, before: Sequence[PhaseStatus]) -> str:
+    """Why a phase without any attempt will not have one; empty if it still may."""
+    if record.refused:
+        return "never submitted"
+    if any(p.state in FINAL and p.state != "COMPLETED" for p in before):
+        return "never started: the phase before it did not complete"
+    return ""
+
+
+def _slurm_state(
+    run: RunDir, job_id: str, last: Attempt | None, never: str, seen: _Seen
+) -> tuple[str, str]:
     entry = seen.queue.get(job_id) if job_id else None
     if entry is None:
-        return _forgotten(run, job_id, last, seen)
+        return ("CANCELLED", never) if never else _forgotten(run, job_id, last, seen)
     if entry.state == "CONFIGURING":
         return "CONFIGURING", "its nodes are booting"
     if entry.state in _QUEUED:
@@ -200,7 +217,8 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     # The script's own word is more exact than Slurm's, where the two agree that it ended.
     if last and last.state in _WRITTEN and (last.state == state or state == "FAILED"):
         return last.state, last.reason
-    return state, reason or entry.why
+    # squeue keeps the reason for which a job once waited.
+    return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 
 
 def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> tuple[str, str]:
@@ -212,7 +230,8 @@ def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> t
         return _ended(seen.accounting[job_id], last)
     age = run.heartbeat_age_s()
     if seen.silent and (last is None or (age is not None and age < _STALE_S)):
-        return ("RUNNING" if last else "PENDING"), f"as last seen; {seen.silent}"
+        word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
+        return word, f"as last seen; {seen.silent}"
     if last is None:
         return (
             "LOST",
@@ -221,11 +240,13 @@ def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> t
     return "LOST", _since(age)
 
 
-def _local_state(run: RunDir, record: Record, phase: str, last: Attempt | None) -> tuple[str, str]:
+def _local_state(
+    run: RunDir, record: Record, phase: str, last: Attempt | None, never: str
+) -> tuple[str, str]:
     if last and last.state in _WRITTEN:
         return last.state, last.reason
-    if last is None and run.cancelled_file.exists():
-        return "CANCELLED", ""
+    if never or (last is None and run.cancelled_file.exists()):
+        return "CANCELLED", never
     if record.host != socket.gethostname():
         age = run.heartbeat_age_s()
         fresh = age is not None and age < _STALE_S
@@ -235,11 +256,6 @@ def _local_state(run: RunDir, record: Record, phase: str, last: Attempt | None) 
             return "RUNNING", ""
         first = phase == record.phases[0]
         return "PENDING", "starting" if first else "waiting for the precompile phase"
-    if last is None:
-        earlier = (
-            "the phase before it did not complete" if phase != record.phases[0] else "it ended"
-        )
-        return "CANCELLED" if phase != record.phases[0] else "LOST", f"never started: {earlier}"
     return "LOST", _since(run.heartbeat_age_s())
 
 

@@ -38,7 +38,7 @@ RECIPES = {
     "type": ("steps: many\n", "steps must be a whole number, found 'many'"),
     "list": ("- steps\n", "expected `key: value` lines, found list"),
     "scalar": ("hello\n", "expected `key: value` lines, found str"),
-    "mapping": (GOOD.replace("{global_batch: 64}", "64"), "batch. must be a mapping, found 64"),
+    "mapping": (GOOD.replace("{global_batch: 64}", "64"), "batch must be a mapping, found 64"),
     "site facts": (GOOD + "run_root: /x\n", "unknown key run_root"),
     "presets": (GOOD + "presets: [xl]\n", "presets must be a mapping of names"),
     "key not text": (GOOD + "1: 2\n", "unknown key 1"),

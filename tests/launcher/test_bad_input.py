@@ -70,6 +70,7 @@ WORDS = {
     "broken YAML": (["--set", "batch={a: ["], "is not a value"),
     "job's own type": (["--set", "train.lr=fast"], "train.lr must be a number, found 'fast'"),
     "secret": (["--set", "env.HF_TOKEN=hf_abcdefghij"], "env.HF_TOKEN looks like a secret"),
+    "no UTF-8": (["--set", "env.A=caf\udce9"], "env.A"),  # as Python reads Latin-1 arguments
     "env name": (["--set", "env.A B=x"], "env.A B: not a name of an environment variable"),
 }
 NAMES_AND_TIMES = {
@@ -84,7 +85,7 @@ NAMES_AND_TIMES = {
     "empty days": (["--time", "1-"], "--time 1-: expected"),
     "endless": (["--time", "UNLIMITED"], "--time UNLIMITED: expected"),
     "own option": (["--sbatch=--nodes=3"], "--sbatch --nodes=3: use --nodes"),
-    "own directive": (["--sbatch=--output=x"], "--sbatch --output=x: the template sets it"),
+    "own directive": (["--sbatch=--output=x"], "--sbatch --output=x: "),
     "dependency": (["--sbatch=--dependency=1"], "--sbatch --dependency=1"),
     "short option": (["--sbatch", "-N2"], "expected one long option, as in"),
     "two options": (["--sbatch", "--hold --x"], "expected one long option"),

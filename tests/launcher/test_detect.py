@@ -158,7 +158,7 @@ def test_gpus(site, fake_slurm, cli, gres: str) -> None:
     [
         (["--partition", "big"], "--partition big: parallelcluster has small, compute"),
         (["--write", "--name", "../x"], "use letters, digits, '-' and '_'"),
-        (["--write", "--name", ""], "--name"),
+        (["--write", "--name", "a b"], "--name 'a b'"),
     ],
 )
 def test_refusals(parallelcluster, cli, arguments: list[str], words: str, home: Path) -> None:

@@ -20,13 +20,22 @@ GOOD = {
 def node(site, fake_slurm, tmp_path: Path):
     """Make the cluster's Python one that answers with these packages."""
 
-    def make(python: str = "3.11.9", activate: tuple[str, ...] = (), **changes: str | None) -> Path:
+    def make(
+        python: str = "3.11.9",
+        activate: tuple[str, ...] = (),
+        compiler: str | None = "/shared/venv/bin/neuronx-cc",
+        **changes: str | None,
+    ) -> Path:
         packages = GOOD | {k.replace("_", "-"): v for k, v in changes.items()}
-        answer = {"python": python, "executable": "x", "host": "node-1", "packages": packages}
+        commands = {"neuronx-cc": compiler}
+        answer = {
+            "python": python, "executable": "x", "host": "node-1", "packages": packages,
+            "commands": commands,
+        }  # fmt: skip
         program = tmp_path / "the node's python"
         program.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(answer)}'\n")
         program.chmod(0o755)
-        slurm = {"partition": "compute", "account": "team"}
+        slurm = {"partition": "compute", "account": "team", "sbatch": ["--mem=0"]}
         site.profile(python=str(program), activate=list(activate), slurm=slurm)
         return program
 
@@ -41,7 +50,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
     (call,) = fake_slurm.calls("srun")
     assert call.arguments == [
         "--nodes=1", "--ntasks=1", "--time=5", "--quiet", "--job-name=trnslurm-env-check",
-        "--export=NONE", "--partition=compute", "--account=team", "/bin/bash", "-s",
+        "--export=NONE", "--partition=compute", "--account=team", "--mem=0", "/bin/bash", "-s",
     ]  # fmt: skip
 
 
@@ -54,6 +63,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
         ({"transformers": "5.0.0"}, "transformers is 5.0.0, the jobs are made for 4.57"),
         ({"neuronx_cc": "2.26.6361"}, "neuronx-cc is 2.26.6361, the jobs are made for 2.26.6360"),
         ({"torch_neuronx": "2.9.0.2.15"}, "torch-neuronx is 2.9.0.2.15"),
+        ({"compiler": None}, "neuronx-cc is not on PATH"),
         ({"python": "3.10.2"}, "Python is 3.10.2, the jobs need 3.11"),
     ],
 )

@@ -37,7 +37,7 @@ def test_price_line_without_a_known_speed(site, fake_slurm, cli) -> None:
 def test_dry_run_makes_and_submits_nothing(site, fake_slurm, cli, home: Path) -> None:
     done = cli(*TOY, "--dry-run")
     assert done.code == 0
-    assert "node-hours" in done.err
+    assert "10.0 node-hours" in done.out and done.err == ""
     assert fake_slurm.calls() == []
     assert not site.run_root.exists()
     assert not any(f for f in home.rglob("*") if f.is_file())
@@ -136,6 +136,17 @@ def test_reviewed_bundle_is_submitted_byte_for_byte(site, fake_slurm, cli, revie
         "pc",
         2,
     )
+
+
+def test_reviewed_bundle_is_asked_about_too(site, fake_slurm, cli, tmp_path: Path) -> None:
+    site.profile(ask_above_node_hours=9)
+    bundle = tmp_path / "bundle"
+    assert cli("render", *TOY[1:], "-o", bundle).code == 0
+    refused = cli("submit", "--rendered", bundle)
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1].endswith("above which pc asks: pass --yes")
+    assert fake_slurm.calls() == []
+    assert cli("submit", "--rendered", bundle, "--yes").code == 0
 
 
 def test_reviewed_bytes_need_not_be_utf8(site, fake_slurm, cli, reviewed: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-import os
 import pickle
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -67,23 +67,24 @@ def test_job_id_is_read_from_sbatchs_words() -> None:
         read("queued")
 
 
-def test_slurm_submission_hands_our_text_to_our_command(tmp_path: Path, monkeypatch) -> None:
+def test_slurm_submission_hands_our_script_to_our_command(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     folder = tmp_path / "folder"
     folder.mkdir()
     seen = tmp_path / "seen"
     program = f'for f; do :; done; cp "$f" {seen}; echo "$1 $2" > {seen}.argv; echo job 12'
-    text = "#!/bin/bash\n# exactly this ü\n"
-    assert (
-        RenderedSlurm(str(folder), text, ["sh", "-c", program, "sh", "--a", "--b"]).send() == "12"
-    )
-    assert seen.read_text(encoding="utf-8") == text
+    script = tmp_path / "script"
+    script.write_bytes(b"#!/bin/bash\n# exactly this \xff\r\n")
+    executor = RenderedSlurm(str(folder), script, ["sh", "-c", program, "sh", "--a", "--b"])
+    assert executor.send() == "12"
+    assert seen.read_bytes() == script.read_bytes()
     assert Path(f"{seen}.argv").read_text() == "--a --b\n"
     assert [f.name for f in folder.rglob("*") if "pkl" in f.name or "pickle" in f.name] == []
 
 
 def test_failure_carries_words_and_exit_code(tmp_path: Path) -> None:
-    executor = RenderedSlurm(str(tmp_path), "", ["sh", "-c", "echo no >&2; exit 124", "sh"])
+    argv = ["sh", "-c", "echo no >&2; exit 124", "sh"]
+    executor = RenderedSlurm(str(tmp_path), tmp_path / "script", argv)
     with pytest.raises(utils.FailedJobError, match="no") as failure:
         executor.send()
     cause = failure.value.__cause__
@@ -94,7 +95,7 @@ def test_failure_carries_words_and_exit_code(tmp_path: Path) -> None:
 def test_srun_need_not_be_on_path(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert RenderedSlurm.affinity() > 0
-    RenderedSlurm(str(tmp_path), "", [])
+    RenderedSlurm(str(tmp_path), tmp_path / "script", [])
 
 
 def test_submission_asks_no_watcher(tmp_path: Path, monkeypatch) -> None:
@@ -102,15 +103,16 @@ def test_submission_asks_no_watcher(tmp_path: Path, monkeypatch) -> None:
         raise AssertionError("the watcher was asked")
 
     monkeypatch.setattr(SlurmJob.watcher, "update", refuse)
-    RenderedSlurm(str(tmp_path), "", ["echo", "job 1"]).send()
+    RenderedSlurm(str(tmp_path), tmp_path / "script", ["echo", "job 1"]).send()
 
 
 def test_local_submission_runs_our_command_and_pickles_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     program = "import os, sys; print(os.environ['SUBMITIT_EXECUTOR'], sys.argv[1:])"
-    pid = GuardedLocal(folder).start([sys.executable, "-c", program, "it's", "a b"])
-    assert os.waitpid(pid, 0) == (pid, 0)
+    command = shlex.join([sys.executable, "-c", program, "it's", "a b"])
+    job = GuardedLocal(folder)._submit_command(command)
+    assert job._process.wait(timeout=30) == 0
     (out,) = folder.glob("*.out")
     assert out.read_text() == "local [\"it's\", 'a b']\n"
-    assert out.name == f"{pid}_0_log.out"
-    assert [f.suffix for f in folder.iterdir() if f.suffix not in (".out", ".err")] == []
+    assert out.name == f"{job.job_id}_0_log.out"
+    assert {f.suffix for f in folder.iterdir()} == {".out", ".err"}

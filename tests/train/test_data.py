@@ -54,5 +54,5 @@ def test_a_text_shorter_than_a_block_is_refused(text_path):
 
 
 def test_a_missing_text_is_refused(tmp_path):
-    with pytest.raises(TrainError, match="none.txt cannot be read"):
+    with pytest.raises(TrainError, match=r"none\.txt cannot be read"):
         open_text(tmp_path / "none.txt")

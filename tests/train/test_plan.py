@@ -61,7 +61,7 @@ def test_a_plan_that_is_no_json_is_refused(tmp_path):
 
 @pytest.mark.parametrize("running", [world(2), world(3, local=1), world(4)])
 def test_another_world_is_refused(values, load, running):
-    with pytest.raises(TrainError, match="plan.json is for 3 workers"):
+    with pytest.raises(TrainError, match=r"plan\.json is for 3 workers"):
         check_world(load(values), running)
 
 

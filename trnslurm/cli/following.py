@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trnslurm.cli.output import figure
 from trnslurm.follow import follow
 from trnslurm.logs import first_error
 from trnslurm.run import RunDir
@@ -59,10 +60,8 @@ def _with_lines(run: RunDir) -> RunStatus:
 def _figures(metrics: dict[str, Any] | Any | None) -> str:
     if not metrics:
         return ""
-    parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
-    if "tokens_per_s" in metrics:
-        parts.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
-    return "  ".join(parts)
+    loss = figure(metrics.get("loss"), ".4f")
+    return f"loss {loss}  {figure(metrics.get('tokens_per_s'), ',.0f')} tokens/s"
 
 
 def _report(run: RunDir, status: RunStatus) -> None:
@@ -71,8 +70,9 @@ def _report(run: RunDir, status: RunStatus) -> None:
     first, last = run.first_metrics(), status.metrics
     if "loss" in first and "loss" in last:
         click.echo(
-            f"loss {first['loss']:.4f} at step {first['step']} -> {last['loss']:.4f} at step "
-            f"{last['step']}, {last.get('tokens_per_s', 0):,.0f} tokens/s"
+            f"loss {figure(first['loss'], '.4f')} at step {first['step']} -> "
+            f"{figure(last['loss'], '.4f')} at step {last['step']}, "
+            f"{figure(last.get('tokens_per_s'), ',.0f')} tokens/s"
         )
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
         if error := first_error(run):

@@ -29,7 +29,9 @@ def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any
 
 
 def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    recipe = ctx.params.get("recipe")
+    # While an option's value is missing, click leaves the recipe among the unparsed words.
+    words = [ctx.params.get("recipe"), *ctx.args]
+    recipe = next((w for w in words if w in workspace.recipes()), None)
     return presets_of(workspace.recipe_dir(recipe)) if recipe else []
 
 
@@ -126,7 +128,7 @@ def choose_cluster(
         preset = "tiny"
         announced.append("--preset tiny")
     if announced and to_submit:
-        click.echo(f"No cluster here: using {' '.join(announced)}", err=True)
+        click.echo(f"Using {' '.join(announced)}, as no other was chosen", err=True)
     return cluster, preset
 
 

@@ -37,3 +37,13 @@ def hours(value: float | None) -> str:
 def dollars(value: float | None) -> str:
     """A sum of US dollars."""
     return "-" if value is None else f"${value:,.0f}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun: `1 node`, `2 nodes`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def figure(value: Any, form: str) -> str:
+    """A number of the job's metrics, which may be anything: `-` where it is no number."""
+    return format(value, form) if isinstance(value, int | float) else "-"

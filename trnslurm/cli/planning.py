@@ -17,10 +17,10 @@ from trnslurm.cli.options import (
     spec_options,
     workspace_of,
 )
-from trnslurm.cli.output import dollars, echo_json, echo_table, hours
+from trnslurm.cli.output import count, dollars, echo_json, echo_table, hours
 from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
-from trnslurm.errors import PlanError, TrnslurmError
+from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.plan import even_nodes
 from trnslurm.spec import JobSpec, make_spec
 
@@ -113,21 +113,21 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     config = config_of(workspace, recipe, options, cluster, preset)
     specs, refused = [], []
-    for count in parse_nodes(nodes):
+    for number in parse_nodes(nodes):
         try:
-            specs.append(make_spec(config, count, name=options["name"], need_time=False))
-        except PlanError as error:
-            refused.append((count, error))
+            specs.append(make_spec(config, number, name=options["name"], need_time=False))
+        except (ConfigError, PlanError) as error:
+            refused.append((number, error))
     if not specs:
         raise refused[0][1]
     if as_json:
         rows = [_plan_row(spec) for spec in specs]
-        errors = [{"nodes": count, "error": str(error)} for count, error in refused]
+        errors = [{"nodes": n, "error": str(error)} for n, error in refused]
         echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
     else:
         _print_plan(specs)
     if refused:
-        raise TrnslurmError("; ".join(f"{n} nodes: {e}" for n, e in refused))
+        raise TrnslurmError("; ".join(f"{count(n, 'node')}: {e}" for n, e in refused))
 
 
 def _plan_row(spec: JobSpec) -> dict[str, Any]:
@@ -149,8 +149,9 @@ def _print_plan(specs: list[JobSpec]) -> None:
     click.echo(
         f"{first.config.recipe_name} ({first.config.preset or 'no preset'}) on "
         f"{first.instance.name}, "
-        f"{batch.workers_per_node} workers per node, {recipe.precision}, "
-        f"{first.steps:,} steps of sequence length {recipe.seq_len}"
+        f"{count(batch.workers_per_node, 'worker')} per node, {recipe.precision}, "
+        + count(first.steps, "step")
+        + (f" of sequence length {recipe.seq_len}" if recipe.seq_len else "")
     )
     if batch.mode == "per_worker":
         click.echo("The global batch GROWS with the nodes (batch.mode per_worker):")
@@ -174,7 +175,8 @@ def _print_plan(specs: list[JobSpec]) -> None:
         if spec.estimate:
             bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
     for basis, counts in bases.items():
-        click.echo(f"Hours on {', '.join(counts)} nodes: {basis}")
+        noun = "node" if counts == ["1"] else "nodes"
+        click.echo(f"Hours on {', '.join(counts)} {noun}: {basis}")
     if not bases:
         click.echo(f"Hours: no throughput of this preset is known on {first.instance.name}")
 
@@ -183,7 +185,8 @@ def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
     batch, estimate = spec.batch, spec.estimate
     return (
         str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
-        str(batch.accumulation), f"{100 * batch.padding:.1f}", f"{spec.tokens_per_step:,}",
+        str(batch.accumulation), f"{100 * batch.padding:.1f}",
+        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-",
         hours(estimate.hours if estimate else None),
         hours(estimate.node_hours if estimate else None),
         dollars(estimate.cost if estimate else None),

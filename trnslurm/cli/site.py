@@ -12,7 +12,7 @@ from trnslurm.allocation import check_environment
 from trnslurm.catalog import catalog, find
 from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
 from trnslurm.cli.output import echo_json, echo_table
-from trnslurm.config import Cluster, resolve_cluster, user_root
+from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
 from trnslurm.config.search import SETTINGS_FILE
 from trnslurm.detect import Partition, Site, detect, profile_text
 from trnslurm.errors import ConfigError, TrnslurmError
@@ -53,6 +53,7 @@ def detect_command(
     elif not write:
         _print_site(site, chosen)
     if write:
+        _refuse_shadowing(name or site.cluster, given=name is not None)
         target = user_root() / "cluster-config" / f"{_profile_name(name or site.cluster)}.yaml"
         _write_profile(target, profile_text(site, chosen, slurm.bin_dir))
 
@@ -78,6 +79,13 @@ def _profile_name(name: str) -> str:
     if not name.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"--name {name!r}: use letters, digits, '-' and '_'")
     return name
+
+
+def _refuse_shadowing(name: str, *, given: bool) -> None:
+    if not given and (packaged_root() / "cluster-config" / f"{name}.yaml").is_file():
+        raise ConfigError(
+            f"trnslurm comes with a profile {name}, which yours would hide: pass --name"
+        )
 
 
 def _print_site(site: Site, chosen: Partition) -> None:

@@ -16,10 +16,10 @@ from trnslurm.cli.options import (
     spec_options,
     workspace_of,
 )
-from trnslurm.cli.output import dollars, echo_json, hours
+from trnslurm.cli.output import count, dollars, echo_json, hours
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
-from trnslurm.spec import JobSpec, make_spec
+from trnslurm.spec import make_spec
 from trnslurm.submit import Job, job_of, job_of_bundle, stop_local, submit
 
 
@@ -51,21 +51,19 @@ def submit_command(
         raise click.UsageError("give either a RECIPE or --rendered DIR")
     if rendered is not None:
         _refuse_options(options, nodes)
-        job, spec = job_of_bundle(Path(rendered)), None
+        job = job_of_bundle(Path(rendered))
     else:
         assert recipe is not None
         workspace = workspace_of(options)
         cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
-        spec = make_spec(
-            config_of(workspace, recipe, options, cluster, preset), nodes, name=options["name"]
-        )
+        config = config_of(workspace, recipe, options, cluster, preset)
+        spec = make_spec(config, nodes, name=options["name"])
         job = job_of(spec, workspace.template_dirs())
-    if spec is not None:
-        click.echo(_price_line(spec), err=True)
+    click.echo(_size_line(job), err=not dry_run)
     if dry_run:
         return
-    if spec is not None and not yes:
-        _confirm(spec)
+    if not yes:
+        _confirm(job)
     run = submit(job, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
     _after_submission(run, job, follow=follow, detach=detach, as_json=as_json)
 
@@ -100,30 +98,28 @@ def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
     return 0 if status.state == "COMPLETED" else 1
 
 
-def _price_line(spec: JobSpec) -> str:
-    preset = spec.config.preset
-    name = spec.config.recipe_name + (f" ({preset})" if preset else "")
-    where = f"{spec.nodes} x {spec.instance.name}"
-    if not spec.on_slurm:
-        return f"{name} on {spec.nodes} emulated nodes of this machine ({spec.device})"
-    line = f"{name} on {where}: "
-    if spec.estimate:
+def _size_line(job: Job) -> str:
+    name = job.recipe + (f" ({job.preset})" if job.preset else "")
+    if job.scheduler == "local":
+        return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
+    line = f"{name} on {job.nodes} x {job.instance_type}: "
+    if expected := job.estimate:
         line += (
-            f"about {hours(spec.estimate.hours)} h, {hours(spec.estimate.node_hours)} node-hours, "
-            f"{dollars(spec.estimate.cost)}; "
+            f"about {hours(expected.hours)} h, {hours(expected.node_hours)} node-hours, "
+            f"{dollars(expected.cost)}; "
         )
-    return line + f"at most {hours(spec.limit_node_hours)} node-hours by its time limits"
+    return line + f"at most {hours(job.limit_node_hours)} node-hours by its time limits"
 
 
-def _confirm(spec: JobSpec) -> None:
-    limit = spec.config.cluster.ask_above_node_hours
-    expected = spec.estimate.node_hours if spec.estimate else spec.limit_node_hours
-    if not spec.on_slurm or limit is None or expected <= limit:
+def _confirm(job: Job) -> None:
+    limit = job.ask_above_node_hours
+    expected = job.estimate.node_hours if job.estimate else job.limit_node_hours
+    if job.scheduler == "local" or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():
         raise SubmitError(
-            f"{hours(expected)} node-hours is over the {limit:g} above which "
-            f"{spec.config.cluster_name} asks: pass --yes"
+            f"{hours(expected)} node-hours is over the {limit:g} above which {job.cluster} asks: "
+            "pass --yes"
         )
     click.confirm(f"That is over {limit:g} node-hours. Submit?", abort=True, err=True)
 

@@ -10,9 +10,9 @@ import click
 
 from trnslurm.allocation import exec_in_run
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli.output import echo_json, echo_table, figure
 from trnslurm.errors import RunError
-from trnslurm.logs import choose_log, first_error, follow_log, tail
+from trnslurm.logs import choose_log, first_error, follow_log, print_log
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run, list_runs
 from trnslurm.status import RunStatus, run_status, statuses_of
@@ -52,7 +52,7 @@ def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None
 def _progress(status: RunStatus) -> tuple[str, str]:
     metrics = status.metrics
     step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
-    return step, f"{metrics['loss']:.4f}" if "loss" in metrics else "-"
+    return step, figure(metrics.get("loss"), ".4f")
 
 
 @click.command("status")
@@ -111,7 +111,7 @@ def logs_command(
       trnslurm logs last --node 1 -n 20
     """
     directory = _run(run, path)
-    wanted = lines if lines > 0 else sys.maxsize
+    wanted = lines if lines > 0 else None
 
     def choose() -> Any:
         return choose_log(directory, phase=phase, node=node, batch=batch)
@@ -127,7 +127,8 @@ def logs_command(
         status = run_status(directory)
         reason = f": {status.reason}" if status.reason else ""
         raise RunError(f"{directory.name} has no such log yet; it is {status.state}{reason}")
-    out.write(tail(file, wanted)[0])
+    for chunk in print_log(file, wanted):
+        out.write(chunk)
 
 
 @click.command("cancel")

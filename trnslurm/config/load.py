@@ -6,7 +6,7 @@ A site file that the cluster's admin owns stands above all of them for the keys 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,8 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster))]
     layers.append(_profile_layer(workspace.cluster_file(name)))
     layers += _machine_layer(_merged(layers))
+    locks = [(d, v) for d, v in _site_locks() if d.partition(".")[0] in _CLUSTER]
+    layers += [Layer(name="site lock", source=str(SITE_FILE), tree=nest(d, v)) for d, v in locks]
     return build(Cluster, _merged(layers))
 
 
@@ -227,31 +229,57 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
             return Any
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
-            names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
-            raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, names)}")
+            names = [".".join([*passed, k]) for k in known]
+            raise ConfigError(
+                f"{source}: {_unknown(dotted, names or [k for k, _ in flatten(tree)])}"
+            )
         passed.append(key)
         hint = known[key]
     return hint
+
+
+def _unknown(dotted: str, known: Iterable[str]) -> str:
+    names = list(known)
+    hint = did_you_mean(dotted, names) or f"; known: {', '.join(names)}"
+    return f"unknown key {dotted}{hint}"
 
 
 def _declared_hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     first = dotted.split(".", 1)[0]
     leaves = {f"{first}.{k}": v for k, v in flatten(tree[first])}
     if dotted not in leaves:
-        raise ConfigError(f"{source}: unknown key {dotted}{did_you_mean(dotted, leaves)}")
+        raise ConfigError(f"{source}: {_unknown(dotted, leaves)}")
     value = leaves[dotted]
     return Any if value is None or isinstance(value, list | Mapping) else type(value)
 
 
-def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
+def _site_locks() -> list[tuple[str, Any]]:
     if not SITE_FILE.is_file():
         return []
     site = read_yaml(SITE_FILE)
     for key in site:
         if key != "lock":
             raise ConfigError(f"{SITE_FILE}: unknown key {key} (the file has one: lock)")
+    locks = site.get("lock") or {}
+    if not isinstance(locks, Mapping):
+        raise ConfigError(f"{SITE_FILE}: lock must be a mapping, found {locks!r}")
+    return list(flatten(locks))
+
+
+def refuse_locked(values: Iterable[tuple[str, Any]], where: str) -> None:
+    """Refuse finished values (a reviewed bundle's) that break a lock of the site."""
+    asked = dict(values)
+    for dotted, locked in _site_locks():
+        if dotted in asked and asked[dotted] != locked:
+            raise ConfigError(
+                f"{where}: {dotted} is {asked[dotted]!r}, and {SITE_FILE} locks it to {locked!r}: "
+                "render it again"
+            )
+
+
+def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
     found: list[Layer] = []
-    for dotted, value in flatten(site.get("lock") or {}):
+    for dotted, value in _site_locks():
         hint = _hint(dotted, str(SITE_FILE), _merged(layers))
         locked = value if hint is Any else convert(value, hint, str(SITE_FILE), dotted)
         _refuse_breaking(dotted, locked, layers)
@@ -280,11 +308,19 @@ def _check_values(tree: Mapping[str, Any]) -> None:
         for name, value in env.items():
             _check_variable(f"{prefix}.{name}", name, value)
     for dotted, value in flatten(tree):
-        if isinstance(value, str) and "\0" in value:
-            raise ConfigError(f"{dotted} holds a NUL character")
+        if isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
+            raise ConfigError(f"{dotted} is not text in UTF-8, or holds a NUL character")
     for key in ("seq_len", "steps"):
         if tree[key] < 0:
             raise ConfigError(f"{key} is {tree[key]}; it cannot be negative")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that were no UTF-8
+        return False
+    return True
 
 
 def _check_variable(dotted: str, name: str, value: str) -> None:

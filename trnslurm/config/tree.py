@@ -78,7 +78,7 @@ def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> 
 def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
     """Return `value` as the type that `hint` asks for, or raise a ConfigError."""
     if dataclasses.is_dataclass(hint):
-        return check(value, fields_of(hint), where, f"{dotted}.")  # type: ignore[arg-type]
+        return check(value, fields_of(hint), where, f"{dotted}.")
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
+import os
 import platform
 import socket
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.errors import SubmitError
+from trnslurm.errors import SlurmError, SubmitError
 from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
 from trnslurm.runs import remember_root
@@ -30,13 +31,18 @@ def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
     """Make the run directory and start the job; what was refused is said in one line."""
     root = check_run_root(Path(job.run_root))
     start = _starter(job, detach)  # what is missing on this host is found before anything is made
-    run = create_run(root, job.name, group_readable=job.group_readable)
-    job.bundle.write(run.path)
-    run.write_record(_record(job, run, command))
-    if job.source_dir and (patch := git_patch(Path(job.source_dir))):
-        run.patch_file.write_bytes(patch)
-    remember_root(root)
-    start(run)
+    # The run is as private as its profile says, whatever this shell's umask.
+    umask = os.umask(0o027 if job.group_readable else 0o077)
+    try:
+        run = create_run(root, job.name, group_readable=job.group_readable)
+        job.bundle.write(run.path)
+        run.write_record(_record(job, run, command))
+        if job.source_dir and (patch := git_patch(Path(job.source_dir))):
+            run.patch_file.write_bytes(patch)
+        remember_root(root)
+        start(run)
+    finally:
+        os.umask(umask)
     return run
 
 
@@ -57,15 +63,19 @@ def _starter(job: Job, detach: bool) -> Callable[[RunDir], None]:
 def cancel(run: RunDir) -> None:
     """Cancel the whole chain of a run."""
     record = run.record()
-    # Slurm forgets that of a job that never started.
+    if record.scheduler == "local" and record.host != socket.gethostname():
+        raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
+    # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
     write_json(run.cancelled_file, {"by": getpass.getuser(), "time": _now()})
-    if record.scheduler == "local":
-        if record.host != socket.gethostname():
-            raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
-        stop_local(run)
-    elif record.jobs:
-        # The last phase first: else the end of the first could still release it.
-        Slurm(record.bin_dir).cancel(list(record.jobs.values())[::-1])
+    try:
+        if record.scheduler == "local":
+            stop_local(run)
+        elif record.jobs:
+            # The last phase first: else the end of the first could still release it.
+            Slurm(record.bin_dir).cancel(list(record.jobs.values())[::-1])
+    except SlurmError:
+        run.cancelled_file.unlink(missing_ok=True)
+        raise
 
 
 def stop_local(run: RunDir) -> None:

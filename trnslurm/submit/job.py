@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from trnslurm.bundle import Bundle, read_bundle
-from trnslurm.config import Config
+from trnslurm.config import Config, flatten, refuse_locked
 from trnslurm.errors import SubmitError
+from trnslurm.plan import Estimate
 from trnslurm.render import render, script_name
 from trnslurm.spec import JobSpec
 
@@ -26,13 +27,24 @@ class Job:
     cluster: str
     scheduler: str
     nodes: int
+    instance_type: str
     phases: tuple[str, ...]
+    time_min: Mapping[str, int]
+    """Time limit of each phase; empty on the local cluster."""
+    estimate: Estimate | None
+    """What the plan expects; None where no throughput is known, or of a reviewed bundle."""
+    ask_above_node_hours: float | None
     run_root: str
     group_readable: bool
     bin_dir: str | None
     python: str
     source_dir: str | None
     """The recipe's directory, whose git state is recorded."""
+
+    @property
+    def limit_node_hours(self) -> float:
+        """Node-hours if every phase ran into its time limit."""
+        return sum(self.time_min.values()) / 60 * self.nodes
 
 
 def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
@@ -46,7 +58,11 @@ def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
         cluster=config.cluster_name,
         scheduler=config.cluster.scheduler,
         nodes=spec.nodes,
+        instance_type=spec.instance.name,
         phases=spec.phases,
+        time_min=spec.time_min,
+        estimate=spec.estimate,
+        ask_above_node_hours=config.cluster.ask_above_node_hours,
         run_root=config.cluster.run_root,
         group_readable=config.cluster.group_readable,
         bin_dir=config.cluster.slurm.bin_dir,
@@ -71,7 +87,11 @@ def job_of_bundle(directory: Path) -> Job:
             cluster=head["cluster_name"],
             scheduler=scheduler,
             nodes=int(head["nodes"]),
+            instance_type=cluster["instance_type"],
             phases=phases,
+            time_min={str(k): int(v) for k, v in head["time_min"].items()},
+            estimate=None,
+            ask_above_node_hours=cluster["ask_above_node_hours"],
             run_root=cluster["run_root"],
             group_readable=bool(cluster["group_readable"]),
             bin_dir=cluster["slurm"]["bin_dir"],
@@ -83,6 +103,7 @@ def job_of_bundle(directory: Path) -> Job:
             f"{directory} is not a rendered bundle: its config.yaml is missing or damaged; "
             "make one with `trnslurm render -o DIR`"
         ) from None
+    refuse_locked(flatten(cluster), str(directory))
     scripts = [script_name(p, scheduler) for p in phases]
     if missing := [n for n in (*scripts, "node.sh", "plan.json") if n not in files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")

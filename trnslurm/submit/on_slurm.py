@@ -14,29 +14,33 @@ from pathlib import Path
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from trnslurm.errors import SubmitError, TrnslurmError
-from trnslurm.run import RunDir
-from trnslurm.slurm import Slurm, overriding
+from trnslurm.errors import SlurmError, SubmitError, TrnslurmError
+from trnslurm.run import RunDir, write_json
+from trnslurm.slurm import Slurm, overriding, own_words
 
 _TIMEOUT_S = 60
+
+
+class NoAnswerError(SubmitError):
+    """sbatch gave up waiting: whether the controller has the job is not known."""
 
 
 class RenderedSlurm(SlurmExecutor):
     """Submits a finished script, with options of ours on sbatch's command line."""
 
-    def __init__(self, folder: str, text: str, argv: Sequence[str]) -> None:
+    def __init__(self, folder: str, script: Path, argv: Sequence[str]) -> None:
         super().__init__(folder)
-        self._text, self._argv = text, list(argv)
+        self._script, self._argv = script, list(argv)
 
     @classmethod
     def affinity(cls) -> int:
         return 2  # sbatch was found already; srun need not be on this shell's PATH
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self._text
+        return ""  # the file that submitit makes is scratch: the script itself is submitted
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return [*self._argv, str(submission_file_path)]
+        return [*self._argv, str(self._script)]
 
     def send(self) -> str:
         """Submit, and return Slurm's job id."""
@@ -51,7 +55,7 @@ def start(run: RunDir, slurm: Slurm) -> None:
         try:
             previous = _submit(run, phase, slurm, after=previous)
         except TrnslurmError as error:
-            _take_back(run, slurm, str(error))
+            _take_back(run, slurm, error)
             raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
         run.add_job(phase, previous)
 
@@ -60,32 +64,40 @@ def _submit(run: RunDir, phase: str, slurm: Slurm, *, after: str) -> str:
     options = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
     argv = ["env", *(f"--unset={name}" for name in overriding(os.environ))]
     argv += ["timeout", str(_TIMEOUT_S), slurm.path("sbatch"), *options]
-    text = run.script(phase).read_bytes().decode()
-    said = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as scratch,  # what submitit writes down is ours already
         contextlib.chdir(run.path),  # becomes SLURM_SUBMIT_DIR, where the script finds its bundle
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(io.StringIO()),  # it prints what it raises
     ):
         try:
-            return RenderedSlurm(scratch, text, argv).send()
+            return RenderedSlurm(scratch, run.script(phase), argv).send()
         except (FailedJobError, FailedSubmissionError) as error:
-            raise SubmitError(_sbatch_words(error)) from None
+            raise _failure(error) from None
 
 
-def _take_back(run: RunDir, slurm: Slurm, reason: str) -> None:
-    record = run.record()
-    if record.jobs:
-        slurm.cancel(list(record.jobs.values()))
-    run.write_record(replace(record, refused=reason))
-
-
-def _sbatch_words(error: Exception) -> str:
+def _failure(error: Exception) -> SubmitError:
     cause = error.__cause__
+    words = own_words("sbatch", str(error)) or "sbatch: failed without a word"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
-        return (
-            f"sbatch: no answer in {_TIMEOUT_S} s; the job may have been accepted all the same: "
-            "look at squeue before submitting again"
-        )
-    words = " ".join(str(error).split()) or "failed without a word"
-    return words if words.startswith("sbatch") else f"sbatch: {words}"
+        return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
+    return NoAnswerError(words) if "timed out" in words.lower() else SubmitError(words)
+
+
+def _take_back(run: RunDir, slurm: Slurm, error: TrnslurmError) -> None:
+    """Leave nothing running of a run that was refused, in whole or in part.
+
+    A controller that did not answer may have taken the job, or may take it later: what it has is
+    cancelled, and what comes later sees the mark and ends at once.
+    """
+    record = run.record()
+    run.write_record(replace(record, refused=str(error)))
+    write_json(run.cancelled_file, {"by": "trnslurm submit", "why": str(error)})
+    jobs = set(record.jobs.values())
+    try:
+        if isinstance(error, NoAnswerError):
+            jobs |= set(slurm.jobs_in(str(run.path), record.user).values())
+        if jobs:
+            slurm.cancel(sorted(jobs))
+    except SlurmError as silent:
+        left = f"cancel {' '.join(sorted(jobs))}" if jobs else f"look for jobs of {run.name}"
+        raise SubmitError(f"{error}; and then {silent}: {left} by hand") from None

@@ -42,7 +42,7 @@ def find_python(configured: str) -> str:
         if importlib.util.find_spec(module) is None:
             raise SubmitError(
                 f"{sys.executable} has no {module}, which the job needs: "
-                "pip install 'trnslurm[train]' there, or set python: in a cluster profile"
+                "install trnslurm there with its [train] extra, or set python: in a cluster profile"
             )
     return sys.executable
 
@@ -51,6 +51,7 @@ def start(run: RunDir, python: str, *, detach: bool) -> None:
     """Start the phases one after another; unless detached, they end with this process."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     kept |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
     argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]

@@ -63,7 +63,8 @@ class Zero1(GlobalOptimizer):
             # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
             # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
             options = {**options, "capturable": True}
-        self._zero = ZeroRedundancyOptimizer(
+        zero: Any = ZeroRedundancyOptimizer  # its own annotations are too narrow
+        self._zero = zero(
             groups,
             cls,
             optimizer_dtype=torch.float32,

@@ -64,7 +64,8 @@ class XlaDevice(Device):
 
     def graphs(self) -> int:
         """Count the graphs that this process had not seen before."""
-        return torch_xla.debug.metrics.counter_value("UncachedCompile") or 0
+        metrics: Any = torch_xla.debug.metrics  # not annotated
+        return metrics.counter_value("UncachedCompile") or 0
 
     def barrier(self, name: str) -> None:
         """Wait at torch_xla's rendezvous."""

@@ -41,7 +41,12 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any
 
 
 def reduce_scatter(
-    reduce_type: str, input: Any, scale: float, scatter_dim: int, shard_count: int, **options: Any
+    reduce_type: str,
+    input: Any,  # noqa: A002  (torch_xla passes it by this name)
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    **options: Any,
 ) -> Any:
     """Reduce over all workers and keep this worker's shard; of a tensor or of each in a list."""
     _check(options)

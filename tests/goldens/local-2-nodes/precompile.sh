@@ -1,5 +1,5 @@
 #!/bin/bash
-# gpt2_zero1 (tiny), precompile, on 2 x local, cluster local
+# gpt2_zero1 (tiny) on 2 x local, cluster local: precompile
 # Written by trnslurm 0.1.0. Paths are relative to this directory, so these bytes
 # can be reviewed, copied and submitted as they are.
 #
@@ -72,7 +72,7 @@ trap 'finish $?' EXIT
 on_term() {  # reached by a trap: scancel, the time limit, preemption and requeue all arrive as TERM
   trap '' TERM INT HUP
   state=CANCELLED
-  write_state                               # at once: KILL may follow before the step has ended
+  write_state
   if [ -n "$step" ]; then
     kill -TERM "$step" 2> /dev/null || true
     wait "$step" || true
@@ -80,11 +80,17 @@ on_term() {  # reached by a trap: scancel, the time limit, preemption and requeu
   exit 143
 }
 trap on_term TERM INT HUP
+if [ -e state/cancelled.json ]; then        # nothing brings a cancelled run back
+  echo "error: this run was cancelled; remove state/cancelled.json to run it all the same" >&2
+  state=CANCELLED reason='cancelled before it started'
+  exit 1
+fi
 write_state
 
 # Environment: closed. What the job sees is what stands here.
 doing='setting up the environment'
-export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-python3}"
+default_python=python3
+export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$default_python}"
 export PYTHONPATH="$PWD/code"               # the snapshot: later edits of the source change nothing
 export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_PHASE="$phase" TRNSLURM_ATTEMPT="$attempt"

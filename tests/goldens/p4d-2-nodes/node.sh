@@ -1,5 +1,5 @@
 #!/bin/bash
-# gpt2_zero1 (xl), train, on 2 x p4d.24xlarge, cluster p4d: one node's part.
+# gpt2_zero1 (xl) on 2 x p4d.24xlarge, cluster p4d: one node's part
 # Its environment comes from the batch script; its rank is known only here, inside the step.
 set -euo pipefail
 phase=${1:?usage: node.sh precompile or node.sh train}

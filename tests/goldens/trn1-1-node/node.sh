@@ -1,5 +1,5 @@
 #!/bin/bash
-# gpt2_zero1 (xl), train, on 1 x trn1.32xlarge, cluster trn1: one node's part.
+# gpt2_zero1 (xl) on 1 x trn1.32xlarge, cluster trn1: one node's part
 # Its environment comes from the batch script; its rank is known only here, inside the step.
 set -euo pipefail
 phase=${1:?usage: node.sh precompile or node.sh train}

@@ -1,0 +1,152 @@
+"""Who may import whom: the arrows between the parts of trnslurm, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trnslurm
+
+PACKAGE = Path(trnslurm.__file__).parent
+JOBS = Path(__file__).parents[2] / "jobs"
+HEAVY = {"torch", "torch_xla", "transformers", "numpy"}
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it; `from x import y` gives x.y too."""
+    package = file.relative_to(PACKAGE.parent).parent.parts if PACKAGE in file.parents else ()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package[: len(package) - node.level + 1]
+                base = ".".join([*above, *filter(None, [node.module])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def ours(file: Path) -> set[str]:
+    """The first word below trnslurm of everything of ours that a file imports."""
+    words = [name.split(".") for name in imports(file) if name.split(".")[0] == "trnslurm"]
+    return {word[1] for word in words if len(word) > 1 and word[1] != "__version__"}
+
+
+def foreign(file: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(file)} - {"trnslurm"}
+
+
+def files(*parts: str) -> list[Path]:
+    """The sources of these parts of the package."""
+    found = []
+    for part in parts:
+        directory = PACKAGE / part
+        found += sorted(directory.rglob("*.py")) if directory.is_dir() else [PACKAGE / f"{part}.py"]
+    assert found
+    return found
+
+
+PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PACKAGE.rglob("*.py")})
+LAUNCHER = [p for p in PARTS if p not in ("node", "train")]
+# What each part may import of ours, besides itself. A part that is not here may import any of the
+# launcher but cli.
+ALLOWED = {
+    "errors": set(),
+    "catalog": {"errors"},
+    "config": {"errors"},
+    "plan": {"errors"},
+    "spec": {"errors", "catalog", "config", "plan"},
+    "bundle": {"errors"},
+    "render": {"errors", "catalog", "config", "plan", "spec", "bundle"},
+    "run": {"errors"},
+    "slurm": {"errors"},
+    "node": set(),
+    "train": set(),
+    "__main__": {"cli"},
+}
+
+
+def test_the_parts_are_found() -> None:
+    assert {"cli", "config", "submit", "status", "run", "slurm", "node", "train"} <= set(PARTS)
+    assert set(ALLOWED) <= set(PARTS)
+
+
+def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("import a.b\nfrom c import d\ndef f():\n    import e\n    from g.h import i\n")
+    assert set(imports(file)) == {"a.b", "c", "c.d", "e", "g.h", "g.h.i"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_imports_only_what_it_may(part: str) -> None:
+    allowed = ALLOWED.get(part, set(LAUNCHER) - {"__main__", "cli"}) | {part}
+    for file in files(part):
+        assert ours(file) <= allowed, file
+
+
+@pytest.mark.parametrize("part", LAUNCHER)
+def test_launcher_meets_neither_train_nor_node_nor_torch(part: str) -> None:
+    for file in files(part):
+        assert not ours(file) & {"train", "node"}, file
+        assert not foreign(file) & HEAVY, file
+
+
+@pytest.mark.parametrize("part", [p for p in PARTS if p != "submit"])
+def test_only_submit_imports_submitit(part: str) -> None:
+    for file in files(part):
+        assert "submitit" not in foreign(file), file
+
+
+def test_submit_does_import_it() -> None:
+    assert any("submitit" in foreign(file) for file in files("submit"))
+
+
+def test_only_slurm_starts_slurms_commands() -> None:
+    """Elsewhere no command of Slurm's is the first word of an argument list."""
+    word = re.compile(r"""\[\s*["'](sbatch|srun|squeue|scontrol|sacct|scancel)["']\s*,""")
+    for part in LAUNCHER:
+        for file in files(part):
+            assert not word.search(file.read_text(encoding="utf-8")), file
+
+
+def test_nodes_programs_need_the_standard_library_only() -> None:
+    for file in files("node"):
+        assert foreign(file) <= sys.stdlib_module_names, file
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.rglob("*.py")), ids=lambda f: str(f.relative_to(JOBS)))
+def test_jobs_import_of_ours_only_train(file: Path) -> None:
+    assert ours(file) <= {"train"}
+    assert "submitit" not in foreign(file)
+
+
+@pytest.mark.parametrize(
+    "statement", ["import trnslurm.cli", "from trnslurm.cli import cli, planning, rendering"]
+)
+def test_the_command_line_starts_without_heavy_imports(statement: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", statement],
+        env={"PYTHONPATH": str(PACKAGE.parent), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert {"trnslurm", "click"} <= loaded
+    assert not loaded & (HEAVY | {"submitit", "rich", "cloudpickle"})
+
+
+def test_help_of_every_command_needs_no_submitit(run_cli, monkeypatch) -> None:
+    done = run_cli("submit", "--help", environ={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.code == 0
+    assert "import time:" in done.err and "| submitit" not in done.err

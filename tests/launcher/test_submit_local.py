@@ -1,0 +1,164 @@
+"""submit on this machine, with a stand-in for torchrun: the rest of the chain is the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trnslurm.status import local_job_alive, run_status
+
+RECIPE = "steps: 3\nbatch: {global_batch: 8}\nprecompile: %s\n"
+SUBMIT = ("submit", "toy", "--cluster", "here", "--nodes", "2")
+
+
+@pytest.fixture
+def here(site, tmp_path: Path) -> Callable[..., None]:
+    """Make this machine a cluster whose Python runs bash lines in the place of torchrun."""
+
+    def make(program: str, *, precompile: str = "never") -> None:
+        python = tmp_path / "a python"
+        python.write_text(
+            f'#!/bin/bash\nif [ "$2" != torch.distributed.run ]; then\n'
+            f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
+        )
+        python.chmod(0o755)
+        site.profile(
+            "here", scheduler="local", instance_type="local", device="cpu", workers_per_node=1,
+            python=str(python), slurm={},
+        )  # fmt: skip
+        site.recipe(RECIPE % precompile)
+
+    return make
+
+
+def await_true(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
+
+
+def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
+    here(
+        'echo "phase $TRNSLURM_PHASE node $SLURM_NODEID secret ${MY_SECRET:-none}"\n'
+        'if [ "$SLURM_NODEID$TRNSLURM_PHASE" = 0train ]; then\n'
+        '  echo \'{"step": 1, "steps": 3, "loss": 9.5, "tokens_per_s": 100}\' > metrics.jsonl\n'
+        '  echo \'{"step": 3, "steps": 3, "loss": 7.5, "tokens_per_s": 200}\' >> metrics.jsonl\n'
+        "fi",
+        precompile="always",
+    )
+    monkeypatch.setenv("MY_SECRET", "leaked")
+    done = run_cli(*SUBMIT)
+    run = site.run()
+    assert done.code == 0, done
+    assert done.out.splitlines() == [
+        f"Submitted {run.name}",
+        f"{run.name}: COMPLETED",
+        "loss 9.5000 at step 1 -> 7.5000 at step 3, 200 tokens/s",
+        f"run directory: {run.path}",
+    ]
+    for phase in ("precompile", "train"):
+        for node in (0, 1):
+            text = run.node_log(phase, 1, node).read_text()
+            assert f"phase {phase} node {node} secret none" in text
+    assert run_cli("status", "last").out.startswith(f"{run.name}: COMPLETED")
+
+
+def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:
+    here('[ "$SLURM_NODEID" = 0 ] && exec sleep 60; echo "ValueError: the cause"; exit 3')
+    done = run_cli(*SUBMIT)
+    run = site.run()
+    assert done.code == 1
+    assert f"{run.name}: FAILED (exit code 3 while running on local-0,local-1)" in done.out
+    assert "logs/train-1-node1.log: ValueError: the cause" in done.out
+    (attempt,) = run.attempts("train")
+    assert (attempt.state, attempt.exit_code) == ("FAILED", 3)
+
+
+def test_train_does_not_start_when_the_precompile_failed(site, here, run_cli) -> None:
+    here('[ "$TRNSLURM_PHASE" = train ]', precompile="always")
+    done = run_cli(*SUBMIT, "--json")
+    run = site.run()
+    assert done.code == 1
+    assert json.loads(done.out)["run"] == run.name
+    status = run_status(run)
+    assert status.state == "FAILED"
+    assert status.reason.startswith("precompile: exit code 1 while running")
+    assert run.attempts("train") == []
+
+
+WAITING = 'touch "started-$SLURM_NODEID"\nexec sleep 60'
+
+
+def started(site) -> bool:
+    return bool(site.runs()) and len(list(site.run().path.glob("started-*"))) == 2
+
+
+def test_interrupted_from_the_keyboard(site, here) -> None:
+    here(WAITING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "trnslurm", *SUBMIT],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            await_true(lambda: started(site), "both nodes run")
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of it
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    run = site.run()
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == f"{run.name}: CANCELLED"
+    assert run.attempts("train")[0].state == "CANCELLED"
+    assert not local_job_alive(run.record())
+
+
+def test_detached_runs_on_and_can_be_cancelled(site, here, run_cli) -> None:
+    here(WAITING)
+    done = run_cli(*SUBMIT, "--detach")
+    run = site.run()
+    assert (done.code, done.out) == (
+        0, f"Submitted {run.name}\nSee: trnslurm status {run.name}\n",
+    )  # fmt: skip
+    await_true(lambda: started(site), "both nodes run")
+    assert run_status(run).state == "RUNNING"
+    assert run_cli("cancel", "last").out == f"Cancelled {run.name}\n"
+    assert run_status(run).state == "CANCELLED"
+    assert not local_job_alive(run.record())
+
+
+def test_killed_submission_leaves_nothing_running(site, here) -> None:
+    here(WAITING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "trnslurm", *SUBMIT],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            await_true(lambda: started(site), "both nodes run")
+        finally:
+            process.kill()
+    run = site.run()
+    await_true(lambda: not local_job_alive(run.record()), "the local job has ended")
+    await_true(lambda: run_status(run).final, "its state is told")
+    assert run_status(run).state == "CANCELLED"
+
+
+def test_script_runs_by_hand_as_well(site, here, cli, tmp_path: Path) -> None:
+    here('echo "by hand on node $SLURM_NODEID"')
+    bundle = tmp_path / "by hand"
+    assert cli("render", *SUBMIT[1:], "-o", bundle).code == 0
+    done = subprocess.run(["bash", bundle / "train.sh"], timeout=60, check=False)
+    assert done.returncode == 0
+    assert "by hand on node 1" in (bundle / "logs/train-1-node1.log").read_text()
+    assert json.loads((bundle / "state/train-1.json").read_text())["state"] == "COMPLETED"

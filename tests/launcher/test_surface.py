@@ -1,0 +1,177 @@
+"""The command line as users and their scripts know it: a change here is a change for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from trnslurm import __version__
+from trnslurm.cli import cli as group
+
+ROOT = Path(__file__).parents[2]
+SPEC = "--path -c/--cluster -p/--preset --set --workers --time --name --sbatch --allow-idle"
+SURFACE = {
+    "recipes": "--path --json",
+    "show": f"RECIPE {SPEC} --json",
+    "plan": f"RECIPE -n/--nodes {SPEC} --json",
+    "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
+    "submit": (
+        f"RECIPE -n/--nodes {SPEC} --rendered --dry-run -y/--yes -f/--follow --detach --json"
+    ),
+    "runs": "-a/--all --path --json",
+    "status": "RUN --path --json",
+    "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
+    "cancel": "RUN --path",
+    "exec": "RUN --node COMMAND --path",
+    "clusters": "--path --json",
+    "cluster detect": "--partition --write --name --bin-dir --json",
+    "env check": "--path -c/--cluster --timeout --json",
+    "completion": "SHELL",
+}
+DEFAULTS = {
+    ("plan", "nodes"): "1,2,4,8,16",
+    ("render", "nodes"): 1,
+    ("submit", "nodes"): 1,
+    ("logs", "node"): 0,
+    ("logs", "lines"): 100,
+    ("exec", "node"): 0,
+    ("env check", "timeout"): 600.0,
+}
+
+
+def walk(command: click.Command = group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command by its full name, groups included."""
+    if name:
+        yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for word in command.list_commands(context):
+            below = command.get_command(context, word)
+            assert below is not None
+            yield from walk(below, f"{name} {word}".strip())
+
+
+COMMANDS = dict(walk())
+VERBS = [name for name, command in COMMANDS.items() if not isinstance(command, click.Group)]
+
+
+def word_of(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option):
+        return "/".join([*parameter.opts, *parameter.secondary_opts])
+    return str(parameter.name).upper()
+
+
+def test_every_command_and_option() -> None:
+    found = {name: " ".join(map(word_of, COMMANDS[name].params)) for name in VERBS}
+    assert found == SURFACE
+
+
+def test_defaults() -> None:
+    found = {
+        (name, p.name): p.default
+        for name in VERBS
+        for p in COMMANDS[name].params
+        if isinstance(p, click.Option) and isinstance(p.default, int | float | str)
+        if not p.is_flag
+    }
+    assert found == DEFAULTS
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_has_an_example(cli, name: str) -> None:
+    done = cli(*name.split(), "--help")
+    assert (done.code, done.err) == (0, "")
+    assert "Example:" in done.out
+    assert f"trnslurm {name}".strip() in done.out.partition("Example:")[2]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_examples_in_the_help_parse(name: str) -> None:
+    """Each example line is one that click accepts, with the options that it has today."""
+    text = COMMANDS[name].help or ""
+    lines = re.findall(r"^ *trnslurm (.*)$", text.partition("Example:")[2], re.MULTILINE)
+    assert lines
+    for line in lines:
+        words = re.split(r"\s{2,}|\s>>?\s", line)[0].split()
+        assert " ".join(words).startswith(name), line
+        COMMANDS[name].make_context(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_documented(name: str) -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert any(f"trnslurm {name}" in page.read_text(encoding="utf-8") for page in pages)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_option_has_help(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+def test_version_and_no_arguments(run_cli) -> None:
+    done = run_cli("--version")
+    assert (done.code, done.out, done.err) == (0, f"trnslurm {__version__}\n", "")
+    bare = run_cli()
+    assert bare.code == 2
+    assert "Commands:" in bare.out + bare.err
+
+
+def test_every_command_is_named_in_the_overview(cli) -> None:
+    out = cli("--help").out.partition("Commands:")[2]
+    assert re.findall(r"^  ([a-z]+)", out, re.MULTILINE) == [
+        name for name in COMMANDS if " " not in name
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(cli, shell: str) -> None:
+    done = cli("completion", shell)
+    assert done.code == 0
+    assert "_TRNSLURM_COMPLETE" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("trnslurm su", {"submit"}),
+        ("trnslurm submit gpt2", {"gpt2_zero1"}),
+        ("trnslurm submit gpt2_zero1 --cluster p", {"pc", "p4d"}),
+        ("trnslurm submit gpt2_zero1 --preset ti", {"tiny"}),
+        ("trnslurm status 2026", {"20260101-000000-gpt"}),
+        ("trnslurm status la", {"last"}),
+        ("trnslurm submit no_such_recipe --preset ", set()),
+    ],
+)
+def test_completion_knows_our_names(make_run, run_cli, words: str, found: set[str]) -> None:
+    make_run()
+    environ = {
+        "_TRNSLURM_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = run_cli(environ=environ)
+    assert {line.partition(",")[2] for line in done.out.split()} == found
+    assert done.err == ""
+
+
+def test_reader_that_has_seen_enough_gets_no_traceback(site, home: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "trnslurm", "render", "gpt2_zero1", "--cluster", "pc"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.stderr == ""
+    assert done.returncode != 0
