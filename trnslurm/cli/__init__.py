@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 import click
@@ -83,10 +82,6 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", _INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -75,7 +75,7 @@ def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
 @spec_options
 @json_option
 def show_command(recipe: str, as_json: bool, **options: Any) -> None:
-    """Show the resolved configuration, each value with where it came from.
+    """Show the resolved configuration and its origins.
 
     \b
     Example:
@@ -103,7 +103,7 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
 @spec_options
 @json_option
 def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None:
-    """Show how the global batch lies on each node count, and what the run would take.
+    """Show the batch on each node count, hours and cost.
 
     \b
     Example:

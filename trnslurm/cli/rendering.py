@@ -40,9 +40,9 @@ _READING_ORDER = (
 def render_command(
     recipe: str, nodes: int, output: str | None, force: bool, against: str | None, **options: Any
 ) -> None:
-    """Print the scripts, or write the whole bundle to a directory for review and sbatch.
+    """Print the scripts, or write them to a directory.
 
-    --diff exits with 1 if there are differences, like diff.
+    The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are differences, like diff.
 
     \b
     Example:

@@ -37,7 +37,7 @@ def submit_command(
     recipe: str | None, nodes: int, rendered: str | None, dry_run: bool, yes: bool, follow: bool,
     detach: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Submit a job: precompile where the device needs it, then train.
+    """Submit a job: precompile if needed, then train.
 
     On the local cluster it is followed until it ends, and Ctrl-C stops it.
 

@@ -103,7 +103,7 @@ def logs_command(
     run: str, node: int, phase: str | None, batch: bool, follow: bool, lines: int,
     path: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Show the log of one node of a run, or of its batch script.
+    """Show the log of a node, or of the batch script.
 
     \b
     Example:
@@ -156,7 +156,9 @@ def cancel_command(run: str, path: tuple[str, ...]) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @path_option
 def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str, ...]) -> None:
-    """Run a command on a node of a running job, inside its allocation.
+    """Run a command on a node of a running job.
+
+    On Slurm this is a step inside the job's allocation.
 
     \b
     Example:
