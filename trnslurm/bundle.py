@@ -38,6 +38,8 @@ def read_bundle(directory: Path) -> Bundle:
     """Read a bundle back, byte for byte, without the results of a run that happened in it."""
     if not directory.is_dir():
         raise RenderError(f"{directory}: no such directory")
+    if not (directory / "plan.json").is_file():
+        raise RenderError(f"{directory} is not a rendered bundle: it has no plan.json")
     found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
     found += [f for f in (directory / "code").rglob("*") if "__pycache__" not in f.parts]
     try:

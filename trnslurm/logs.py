@@ -14,7 +14,11 @@ from trnslurm.run import RunDir
 _POLL_S = 0.5
 _SEARCHED_BYTES = 1 << 20  # of a log's end, for the line that tells why
 _CHUNK_BYTES = 1 << 16
-_ERROR = re.compile(r"^(\[rank\d+\]:\s*)?(error: |[A-Za-z_.]*(Error|Exception): |error in )")
+_ERROR = re.compile(
+    r"^(\[rank\d+\]:\s*)?(error: |[A-Za-z_.]*(Error|Exception): |error in )"
+    r"|^\S.*: line \d+: .*(command not found|syntax error|No such file|unbound variable)"
+    r"|^\s*traceback\s*: Signal \d+ \(SIG\w+\) received"  # torchrun's report of a killed worker
+)
 # What torchrun says about a worker that failed: an effect, never the cause.
 _EFFECTS = ("ChildFailedError", "SignalException", "torch.distributed.elastic")
 

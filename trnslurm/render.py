@@ -36,7 +36,7 @@ _OWN_OPTIONS = {
 }  # fmt: skip
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
-    "train": "the plan's estimate plus a quarter, or as asked",
+    "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
 }
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
 
@@ -234,20 +234,24 @@ def _by_hand(spec: JobSpec) -> list[str]:
     ]
 
 
-def _directives(spec: JobSpec) -> list[str]:
-    """The #SBATCH options that depend on the site."""
+def _directives(spec: JobSpec) -> list[tuple[str, str]]:
+    """The #SBATCH options that depend on the site, each with its reason."""
     slurm = spec.config.cluster.slurm
     named = ("partition", "account", "qos", "constraint", "reservation")
-    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
+    site = f"as {spec.config.cluster_name}'s profile, or an option, says"
+    options = [(f"--{n}={v}", site) for n in named if (v := getattr(slurm, n)) is not None]
     gpus = slurm.gpus_per_node
     if gpus is None and spec.instance.device == "cuda":
         gpus = spec.instance.accelerators
     if gpus:
-        options.append(f"--gpus-per-node={gpus}")
+        options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
-        options.append("--exclusive")
-    options.append("--requeue" if slurm.requeue else "--no-requeue")
-    return options + [_passed_through(option) for option in slurm.sbatch]
+        options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
+    if slurm.requeue:
+        options.append(("--requeue", "start again after a node failure; for now from step 0"))
+    else:
+        options.append(("--no-requeue", "do not start again after a node failure"))
+    return options + [(_passed_through(option), site) for option in slurm.sbatch]
 
 
 def _passed_through(option: str) -> str:

@@ -152,6 +152,8 @@ class RunDir:
             known = {k: v for k, v in data.items() if k in Record.__dataclass_fields__}
             known["phases"] = tuple(known["phases"])
             known["command"] = tuple(known.get("command", ()))
+            known["nodes"] = int(known["nodes"])
+            known["jobs"] = {str(k): str(v) for k, v in known.get("jobs", {}).items()}
             return Record(**known)
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run directory: it has no run.json") from None
@@ -204,6 +206,8 @@ class RunDir:
 
 def check_run_root(root: Path) -> Path:
     """Return the absolute run root, or refuse one that scripts or other users could break."""
+    if re.match(r"\$\w|\$\{", str(root)):
+        raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
     absolute = root.expanduser().absolute()
     if _BAD_PATH.search(str(absolute)):
         raise RunError(
@@ -242,8 +246,12 @@ def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir
 def write_json(file: Path, data: Any) -> None:
     """Replace a JSON file whole, so that no reader sees half of it."""
     temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(file)
+    try:
+        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _first_object(lines: Iterable[bytes]) -> dict[str, Any]:

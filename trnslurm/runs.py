@@ -11,6 +11,8 @@ from trnslurm.run import RunDir
 
 def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of one, or `last`."""
+    if not word:
+        raise RunError("name a run, or say `last`")
     if "/" in word or (Path(word) / "run.json").is_file():
         path = Path(word).absolute()
         if not (path / "run.json").is_file():

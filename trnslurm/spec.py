@@ -154,4 +154,4 @@ def _time_limits(
             "more nodes or fewer steps"
         )
     precompile = _PRECOMPILE_MIN if limit is None else min(_PRECOMPILE_MIN, limit)
-    return {p: train if p == "train" else min(precompile, max(train, 30)) for p in phases}
+    return {p: train if p == "train" else precompile for p in phases}

@@ -190,6 +190,8 @@ def _slurm_state(
     entry = seen.queue.get(job_id) if job_id else None
     if entry is None:
         return ("CANCELLED", never) if never else _forgotten(run, job_id, last, seen)
+    if never and entry.state in ("CANCELLED", "FAILED"):
+        return "CANCELLED", never
     if entry.state == "CONFIGURING":
         return "CONFIGURING", "its nodes are booting"
     if entry.state in _QUEUED:
@@ -229,7 +231,9 @@ def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> t
     if job_id in seen.accounting:
         return _ended(seen.accounting[job_id], last)
     age = run.heartbeat_age_s()
-    if seen.silent and (last is None or (age is not None and age < _STALE_S)):
+    # A silent controller proves nothing; only a script that should show life and does not, does.
+    stale = last is not None and last.state == "RUNNING" and (age or 0) >= _STALE_S
+    if seen.silent and not stale:
         word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
         return word, f"as last seen; {seen.silent}"
     if last is None:
@@ -245,7 +249,7 @@ def _local_state(
 ) -> tuple[str, str]:
     if last and last.state in _WRITTEN:
         return last.state, last.reason
-    if never or (last is None and run.cancelled_file.exists()):
+    if never:
         return "CANCELLED", never
     if record.host != socket.gethostname():
         age = run.heartbeat_age_s()
@@ -256,6 +260,8 @@ def _local_state(
             return "RUNNING", ""
         first = phase == record.phases[0]
         return "PENDING", "starting" if first else "waiting for the precompile phase"
+    if run.cancelled_file.exists():
+        return "CANCELLED", ""
     return "LOST", _since(run.heartbeat_age_s())
 
 

@@ -54,7 +54,7 @@ def test_job_that_cannot_be_taken_back_is_named(site, fake_slurm, cli) -> None:
     assert done.code == 1
     error = error_line(done)
     assert WORDS in error  # the cause, not only that of the second trouble
-    assert "1001" in error  # the job that is left to a person
+    assert f"trnslurm cancel {run.name}" in error  # what is left to a person
     assert run.record().refused
 
 
@@ -69,6 +69,7 @@ def test_script_kept_can_be_submitted_as_it_is(site, fake_slurm, cli) -> None:
 @pytest.mark.parametrize("call", ["sbatch", "sbatch-2"])
 def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch, call: str) -> None:
     monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
     fake_slurm.hang(call)
     done = cli(*GPT2)
     assert fake_slurm.hangs()
@@ -85,6 +86,7 @@ def test_job_that_a_silent_controller_took_is_cancelled(
     site, fake_slurm, cli, monkeypatch, number: int
 ) -> None:
     monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
     fake_slurm.answer_late(f"sbatch-{number}")
     assert cli(*GPT2).code == 1
     (call,) = fake_slurm.calls("scancel")

@@ -82,6 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", _INTERRUPTED)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -42,7 +42,8 @@ def render_command(
 ) -> None:
     """Print the scripts, or write them to a directory.
 
-    The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are differences, like diff.
+    The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are
+    differences, like diff.
 
     \b
     Example:
@@ -50,6 +51,8 @@ def render_command(
       trnslurm render gpt2_zero1 --nodes 2 --cluster trn1 -o reviewed
       trnslurm render gpt2_zero1 --nodes 4 --cluster trn1 --diff reviewed
     """
+    if against is not None and output is not None:
+        raise click.UsageError("--diff only shows: leave out -o")
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     spec = make_spec(
@@ -80,9 +83,8 @@ def render_command(
 def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
     """Write a bundle to a new directory, whole or not at all."""
     occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
-    if occupied and not (force and (directory / "plan.json").is_file()):
-        what = "pass --force to replace it" if (directory / "plan.json").is_file() else "not ours"
-        raise RenderError(f"{directory} is there already: {what}, or choose another directory")
+    if occupied:
+        _refuse_replacing(directory, force=force)
     scratch = directory.absolute().with_name(f".{directory.name}.{os.getpid()}")
     try:
         scratch.mkdir(parents=True)
@@ -94,6 +96,16 @@ def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
         raise RenderError(f"{directory}: cannot be written ({error.strerror})") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _refuse_replacing(directory: Path, *, force: bool) -> None:
+    if not (directory / "plan.json").is_file():
+        raise RenderError(f"{directory} is there already and is no bundle: choose another name")
+    results = [f for d in ("logs", "state") for f in (directory / d).glob("[!.]*")]
+    if results or (directory / "run.json").exists() or (directory / "metrics.jsonl").exists():
+        raise RenderError(f"{directory} holds the results of a run: choose another name")
+    if not force:
+        raise RenderError(f"{directory} is there already: pass --force to replace it")
 
 
 def bundle_instructions(bundle: Bundle) -> list[str]:

@@ -20,7 +20,7 @@ from trnslurm.cli.output import count, dollars, echo_json, hours
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
 from trnslurm.spec import make_spec
-from trnslurm.submit import Job, job_of, job_of_bundle, stop_local, submit
+from trnslurm.submit import Job, cancel, job_of, job_of_bundle, submit
 
 
 @click.command("submit")
@@ -92,7 +92,7 @@ def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
             click.echo(f"\n{run.name} goes on: trnslurm status {run.name}", err=True)
             return 130
         click.echo("\nStopping …", err=True)
-        stop_local(run)
+        cancel(run)
         click.echo(f"{run.name}: CANCELLED", err=True)
         return 130
     return 0 if status.state == "COMPLETED" else 1

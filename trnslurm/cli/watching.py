@@ -10,12 +10,12 @@ import click
 
 from trnslurm.allocation import exec_in_run
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.cli.output import echo_json, echo_table, figure
+from trnslurm.cli.output import count, echo_json, echo_table, figure
 from trnslurm.errors import RunError
 from trnslurm.logs import choose_log, first_error, follow_log, print_log
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run, list_runs
-from trnslurm.status import RunStatus, run_status, statuses_of
+from trnslurm.status import FINAL, RunStatus, run_status, statuses_of
 from trnslurm.submit import cancel
 
 
@@ -74,7 +74,7 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     reason = f" ({status.reason})" if status.reason else ""
     click.echo(f"{status.run}: {status.state}{reason}")
     preset = f" ({status.preset})" if status.preset else ""
-    click.echo(f"{status.recipe}{preset} on {status.nodes} nodes of {status.cluster}\n")
+    click.echo(f"{status.recipe}{preset} on {count(status.nodes, 'node')} of {status.cluster}\n")
     header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")
     rows = [
         (p.phase, p.state, p.job_id or "-", str(p.attempt or "-"), p.started or "-",
@@ -143,7 +143,9 @@ def cancel_command(run: str, path: tuple[str, ...]) -> None:
     """
     directory = _run(run, path)
     before = run_status(directory)
-    if before.final:
+    # What is lost may still run, and so may an early phase of what was refused.
+    settled = before.state != "LOST" and all(p.state in FINAL for p in before.phases)
+    if before.final and settled:
         click.echo(f"{directory.name} has ended already: {before.state}")
         return
     cancel(directory)

@@ -3,6 +3,7 @@
 from trnslurm.config.load import (
     describe,
     presets_of,
+    read_cluster,
     refuse_locked,
     resolve,
     resolve_cluster,
@@ -24,6 +25,7 @@ __all__ = [
     "flatten",
     "packaged_root",
     "presets_of",
+    "read_cluster",
     "refuse_locked",
     "resolve",
     "resolve_cluster",

@@ -99,6 +99,12 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     return build(Cluster, _merged(layers))
 
 
+def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
+    """Return the cluster's part of a saved tree, checked again."""
+    checked = check({k: v for k, v in tree.items() if k in _CLUSTER}, _CLUSTER, where)
+    return build(Cluster, checked)
+
+
 def describe(file: Path) -> str:
     """Return the one-line description that a recipe or a profile gives of itself."""
     return str(read_yaml(file).get("description", ""))
@@ -129,6 +135,9 @@ def _recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
     presets = tree.pop("presets", None) or {}
     if not isinstance(presets, dict):
         raise ConfigError(f"{file}: presets must be a mapping of names, found {presets!r}")
+    for name, preset in presets.items():
+        if not isinstance(name, str) or not isinstance(preset, Mapping | None):
+            raise ConfigError(f"{file}: preset {name!r} must be a quoted name with a mapping")
     checked = check(tree, _RECIPE_LAYER, str(file))
     return Layer(name="recipe", source=str(file), tree=checked), presets
 

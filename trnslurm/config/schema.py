@@ -110,7 +110,7 @@ class Recipe:
     default_preset: str | None = None
     seq_len: int = 0
     """Tokens per sample; 0: unknown."""
-    steps: int = 0
+    steps: int = 1
     """Optimizer steps of the whole run."""
     seed: int = 1234
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"

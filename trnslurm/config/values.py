@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from trnslurm.config.tree import flatten
+from trnslurm.config.tree import flatten, lookup
 from trnslurm.errors import ConfigError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(_|$)", re.I)
+# The scripts would break, or the ranks not find each other. PATH: `activate` can add to it.
+_RESERVED = re.compile(
+    r"PATH|PYTHONPATH|HOME|USER|BASH_ENV|ENV|IFS|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
+    r"|RANK|WORLD_SIZE|LOCAL_RANK|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID"
+)
+_LEAST = {
+    "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
+    "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
+    "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1,
+}  # fmt: skip
+_NOT_EMPTY = (
+    "python", "run_root", "compile_cache", "slurm.partition", "slurm.account", "slurm.qos",
+    "slurm.constraint", "slurm.reservation", "slurm.bin_dir",
+)  # fmt: skip
 _SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
 
 
@@ -22,9 +37,32 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for dotted, value in flatten(tree):
         if isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
             raise ConfigError(f"{dotted} is not text in UTF-8, or holds a NUL character")
-    for key in ("seq_len", "steps"):
-        if tree[key] < 0:
-            raise ConfigError(f"{key} is {tree[key]}; it cannot be negative")
+    for dotted, least in _LEAST.items():
+        value = lookup(tree, dotted)
+        if value is not None and value < least:
+            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
+    for dotted in _NOT_EMPTY:
+        if lookup(tree, dotted) == "":
+            raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
+    for section in ("model", "train"):
+        _check_job_values(section, tree[section])
+    for reference in tree["reference"]:
+        if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:
+            raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
+
+
+def _check_job_values(dotted: str, value: Any) -> None:
+    """Only what JSON can hold reaches the job."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_job_values(f"{dotted}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_job_values(dotted, inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{dotted} is {value}; it must be a finite number")
+    elif not isinstance(value, str | int | float | None):
+        raise ConfigError(f"{dotted} is a {type(value).__name__}: quote it")
 
 
 def _is_utf8(text: str) -> bool:
@@ -38,6 +76,8 @@ def _is_utf8(text: str) -> bool:
 def _check_variable(dotted: str, name: str, value: str) -> None:
     if not _ENV_NAME.fullmatch(name):
         raise ConfigError(f"{dotted}: not a name of an environment variable")
+    if _RESERVED.fullmatch(name):
+        raise ConfigError(f"{dotted}: the scripts set {name} themselves, and rely on it")
     if _SECRET.search(name) and len(value) > _SWITCH_CHARS:
         raise ConfigError(
             f"{dotted} looks like a secret, and a run's files are no place for one: "

@@ -11,20 +11,21 @@ import getpass
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.errors import SlurmError, SubmitError
+from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
 from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
 from trnslurm.submit.job import Job, job_of, job_of_bundle
 
-__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "stop_local", "submit"]
+__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "submit"]
 
 
 def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
@@ -34,15 +35,27 @@ def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
     # The run is as private as its profile says, whatever this shell's umask.
     umask = os.umask(0o027 if job.group_readable else 0o077)
     try:
-        run = create_run(root, job.name, group_readable=job.group_readable)
-        job.bundle.write(run.path)
-        run.write_record(_record(job, run, command))
-        if job.source_dir and (patch := git_patch(Path(job.source_dir))):
-            run.patch_file.write_bytes(patch)
-        remember_root(root)
+        run = _make_run(job, root, command)
         start(run)
     finally:
         os.umask(umask)
+    return run
+
+
+def _make_run(job: Job, root: Path, command: Sequence[str]) -> RunDir:
+    """Make the run directory, whole or not at all."""
+    run = create_run(root, job.name, group_readable=job.group_readable)
+    try:
+        job.bundle.write(run.path)
+        if job.source_dir and (patch := git_patch(Path(job.source_dir))):
+            run.patch_file.write_bytes(patch)
+        run.write_record(_record(job, run, command))
+        remember_root(root)
+    except BaseException as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(f"{run.path}: cannot be written ({error.strerror})") from None
+        raise
     return run
 
 
@@ -66,23 +79,26 @@ def cancel(run: RunDir) -> None:
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
     # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
-    write_json(run.cancelled_file, {"by": getpass.getuser(), "time": _now()})
+    try:
+        write_json(run.cancelled_file, {"by": getpass.getuser(), "time": _now()})
+    except OSError:
+        pass  # a full disk is no reason to let the job run on
     try:
         if record.scheduler == "local":
-            stop_local(run)
-        elif record.jobs:
+            from trnslurm.submit import on_this_machine
+
+            on_this_machine.stop(run)
+        else:
             # The last phase first: else the end of the first could still release it.
-            Slurm(record.bin_dir).cancel(list(record.jobs.values())[::-1])
+            slurm = Slurm(record.bin_dir)
+            jobs = list(record.jobs.values()) or list(
+                slurm.jobs_in(str(run.path), record.user).values()
+            )
+            if jobs:
+                slurm.cancel(jobs[::-1])
     except SlurmError:
         run.cancelled_file.unlink(missing_ok=True)
         raise
-
-
-def stop_local(run: RunDir) -> None:
-    """End a local run, and return when it has ended."""
-    from trnslurm.submit import on_this_machine
-
-    on_this_machine.stop(run)
 
 
 def _record(job: Job, run: RunDir, command: Sequence[str]) -> Record:

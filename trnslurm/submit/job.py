@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import yaml
 
 from trnslurm.bundle import Bundle, read_bundle
-from trnslurm.config import Config, flatten, refuse_locked
+from trnslurm.config import Config, flatten, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
 from trnslurm.plan import Estimate
 from trnslurm.render import render, script_name
-from trnslurm.spec import JobSpec
+from trnslurm.spec import JobSpec, check_job_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,37 +75,43 @@ def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
 def job_of_bundle(directory: Path) -> Job:
     """Read a reviewed bundle back, byte for byte."""
     bundle = read_bundle(directory)
-    files = bundle.files
     try:
-        head = yaml.safe_load(files["config.yaml"])
-        cluster = head["config"]
-        scheduler, phases = cluster["scheduler"], tuple(head["phases"])
+        head = yaml.safe_load(bundle.files["config.yaml"])
+        tree, recipe = head["config"], str(head["recipe_name"])
+        cluster = read_cluster(tree, f"{directory}/config.yaml")
         job = Job(
             bundle=bundle,
-            name=head["name"],
-            recipe=head["recipe_name"],
+            name=check_job_name(str(head["name"])),
+            recipe=recipe,
             preset=head["preset"],
-            cluster=head["cluster_name"],
-            scheduler=scheduler,
+            cluster=str(head["cluster_name"]),
+            scheduler=cluster.scheduler,
             nodes=int(head["nodes"]),
-            instance_type=cluster["instance_type"],
-            phases=phases,
+            instance_type=cluster.instance_type,
+            phases=tuple(map(str, head["phases"])),
             time_min={str(k): int(v) for k, v in head["time_min"].items()},
             estimate=None,
-            ask_above_node_hours=cluster["ask_above_node_hours"],
-            run_root=cluster["run_root"],
-            group_readable=bool(cluster["group_readable"]),
-            bin_dir=cluster["slurm"]["bin_dir"],
-            python=cluster["python"],
+            ask_above_node_hours=cluster.ask_above_node_hours,
+            run_root=cluster.run_root,
+            group_readable=cluster.group_readable,
+            bin_dir=cluster.slurm.bin_dir,
+            python=cluster.python,
             source_dir=None,
         )
-    except (KeyError, TypeError, ValueError, yaml.YAMLError):
+        planned = json.loads(bundle.files["plan.json"])["nodes"]
+        entry = f"code/jobs/{recipe}/{tree['entry']}"
+    except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(
-            f"{directory} is not a rendered bundle: its config.yaml is missing or damaged; "
-            "make one with `trnslurm render -o DIR`"
+            f"{directory} is not a rendered bundle: its config.yaml or plan.json is missing or "
+            "damaged; make one with `trnslurm render -o DIR`"
         ) from None
-    refuse_locked(flatten(cluster), str(directory))
-    scripts = [script_name(p, scheduler) for p in phases]
-    if missing := [n for n in (*scripts, "node.sh", "plan.json") if n not in files]:
+    refuse_locked(flatten(tree), str(directory))
+    scripts = [script_name(p, job.scheduler) for p in job.phases]
+    if missing := [n for n in (*scripts, "node.sh", entry) if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
+    if planned != job.nodes:
+        raise SubmitError(
+            f"{directory}: plan.json is for {planned} nodes, config.yaml for {job.nodes}; "
+            "render it again"
+        )
     return job

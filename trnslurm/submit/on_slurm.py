@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from trnslurm.run import RunDir, write_json
 from trnslurm.slurm import Slurm, overriding, own_words
 
 _TIMEOUT_S = 60
+# A controller that was busy answers again before it has read all that was sent to it meanwhile.
+_LOOKS_S = (0, 10, 20)
 
 
 class NoAnswerError(SubmitError):
@@ -51,13 +55,30 @@ class RenderedSlurm(SlurmExecutor):
 def start(run: RunDir, slurm: Slurm) -> None:
     """Submit every phase, each to start when the one before it has succeeded."""
     previous = ""
-    for phase in run.record().phases:
-        try:
-            previous = _submit(run, phase, slurm, after=previous)
-        except TrnslurmError as error:
-            _take_back(run, slurm, error)
-            raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
-        run.add_job(phase, previous)
+    with _interrupts_deferred() as interrupts:
+        for phase in run.record().phases:
+            try:
+                previous = _submit(run, phase, slurm, after=previous)
+            except TrnslurmError as error:
+                _take_back(run, slurm, error)
+                raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
+            run.add_job(phase, previous)
+            if interrupts:
+                _take_back(run, slurm, SubmitError("interrupted"))
+                return
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[list[int]]:
+    """Let no Ctrl-C come between a job and our knowing its id; raise it afterwards."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            raise KeyboardInterrupt
 
 
 def _submit(run: RunDir, phase: str, slurm: Slurm, *, after: str) -> str:
@@ -92,12 +113,28 @@ def _take_back(run: RunDir, slurm: Slurm, error: TrnslurmError) -> None:
     record = run.record()
     run.write_record(replace(record, refused=str(error)))
     write_json(run.cancelled_file, {"by": "trnslurm submit", "why": str(error)})
-    jobs = set(record.jobs.values())
-    try:
-        if isinstance(error, NoAnswerError):
-            jobs |= set(slurm.jobs_in(str(run.path), record.user).values())
-        if jobs:
-            slurm.cancel(sorted(jobs))
-    except SlurmError as silent:
-        left = f"cancel {' '.join(sorted(jobs))}" if jobs else f"look for jobs of {run.name}"
-        raise SubmitError(f"{error}; and then {silent}: {left} by hand") from None
+    silent = _cancel_all(run, slurm, looking=isinstance(error, NoAnswerError))
+    if silent:
+        raise SubmitError(
+            f"{error}; and then {silent}: once it answers, trnslurm cancel {run.name}"
+        ) from None
+
+
+def _cancel_all(run: RunDir, slurm: Slurm, *, looking: bool) -> SlurmError | None:
+    """Cancel what is known and, `looking`, what else was taken; return why it could not be done."""
+    record = run.record()
+    known = set(record.jobs.values())
+    silent: SlurmError | None = None
+    for wait_s in _LOOKS_S if looking else (0,):
+        time.sleep(wait_s)
+        try:
+            found = slurm.jobs_in(str(run.path), record.user).values() if looking else ()
+            jobs = known | set(found)
+            if jobs:
+                slurm.cancel(sorted(jobs, reverse=True))
+            silent = None
+            if jobs - known:
+                break
+        except SlurmError as why:
+            silent = why
+    return silent

@@ -1,10 +1,12 @@
 """What a run says of its progress: a line in the log and one in metrics.jsonl, from rank 0."""
 
 import json
+import math
 import time
 
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
 
 # The first optimizer step makes state and differs from the second; after that nothing is new.
@@ -19,6 +21,8 @@ class Progress:
     ) -> None:
         self._plan = plan
         self._attempt = environment.attempt
+        # In a precompile on Neuron every number is invalid.
+        self._training = environment.phase == "train"
         self._device = device
         self._steps = steps
         self._log_every = log_every
@@ -26,7 +30,7 @@ class Progress:
         self._last_step = 0
         self._last_time = time.monotonic()
         self._file = None
-        if device.rank == 0 and environment.phase == "train":
+        if device.rank == 0 and self._training:
             # Line buffered: every line reaches the file system as soon as it is whole.
             path = environment.run_dir / "metrics.jsonl"
             self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -59,9 +63,16 @@ class Progress:
             "time": round(time.time(), 3),
         }
         if self._file:
-            self._file.write(json.dumps(line) + "\n")
+            # JSON has no NaN.
+            kept = {k: v if math.isfinite(v) else None for k, v in line.items()}
+            self._file.write(json.dumps(kept) + "\n")
         if self._device.rank == 0:
             print(_format(line), flush=True)
+        if self._training and not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise TrainError(
+                f"loss {loss} and gradient norm {grad_norm} at step {step}: this training is lost; "
+                "a lower train.lr or a longer warm-up may help"
+            )
         if step == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
 

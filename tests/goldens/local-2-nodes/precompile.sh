@@ -4,7 +4,7 @@
 # can be reviewed, copied and submitted as they are.
 #
 #   global batch G   8          micro-batch m    1
-#   workers W        2          = 2 nodes x 1 workers
+#   workers W        2          = 2 x 1 per node
 #   units U = G/m    8          accumulation A   4 per worker and step
 #   steps            30         zero-weight      0 units per step (0.0 %)
 #
@@ -34,6 +34,7 @@ reason=
 hosts=
 doing='starting'
 step=
+launched=
 heartbeat=
 
 write_state() {  # replaces the file whole, so that a reader never sees half of it
@@ -54,6 +55,9 @@ finish() {  # reached by a trap: the last word on this attempt, however the scri
   local code=$1
   trap '' TERM INT HUP
   if [ -n "$heartbeat" ]; then kill "$heartbeat" 2> /dev/null || true; fi
+  if [ "$code" -eq 0 ] && [ -z "$launched" ]; then
+    code=1                                  # something left the script before it had done its work
+  fi
   case $state in
     CANCELLED | TIMEOUT | PREEMPTED | REQUEUED) ;;
     *)
@@ -65,6 +69,7 @@ finish() {  # reached by a trap: the last word on this attempt, however the scri
   esac
   write_state "$code"
   echo "$(date -u +%FT%TZ) $phase attempt $attempt: $state${reason:+ ($reason)}"
+  exit "$code"
 }
 trap 'finish $?' EXIT
 
@@ -120,4 +125,5 @@ heartbeat=$!
 step=$!
 code=0
 wait "$step" || code=$?
+launched=yes
 exit "$code"
