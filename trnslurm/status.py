@@ -45,6 +45,10 @@ class PhaseStatus:
     started: str = ""
     ended: str = ""
 
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
@@ -147,8 +151,9 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
             continue
         if phase.state == "RUNNING":
             return "PRECOMPILING", phase.reason
-        where = f"{phase.phase}: {phase.reason}" if phase.reason else f"in {phase.phase}"
-        return phase.state, where
+        if phase.reason:
+            return phase.state, f"{phase.phase}: {phase.reason}"
+        return phase.state, f"in {phase.phase}" if phase.final else ""
     return phases[-1].state, phases[-1].reason
 
 
@@ -179,7 +184,7 @@ def _never_started(record: Record, before: Sequence[PhaseStatus]) -> str:
     """Why a phase without any attempt will not have one; empty if it still may."""
     if record.refused:
         return "never submitted"
-    if any(p.state in FINAL and p.state != "COMPLETED" for p in before):
+    if any(p.final and p.state != "COMPLETED" for p in before):
         return "never started: the phase before it did not complete"
     return ""
 

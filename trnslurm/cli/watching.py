@@ -15,7 +15,7 @@ from trnslurm.errors import RunError
 from trnslurm.logs import choose_log, first_error, follow_log, print_log
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run, list_runs
-from trnslurm.status import FINAL, RunStatus, run_status, statuses_of
+from trnslurm.status import RunStatus, run_status, statuses_of
 from trnslurm.submit import cancel
 
 
@@ -144,7 +144,7 @@ def cancel_command(run: str, path: tuple[str, ...]) -> None:
     directory = _run(run, path)
     before = run_status(directory)
     # What is lost may still run, and so may an early phase of what was refused.
-    settled = before.state != "LOST" and all(p.state in FINAL for p in before.phases)
+    settled = before.state != "LOST" and all(p.final for p in before.phases)
     if before.final and settled:
         click.echo(f"{directory.name} has ended already: {before.state}")
         return
