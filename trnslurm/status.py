@@ -202,6 +202,8 @@ def _slurm_state(
     if entry.state in _QUEUED:
         return _queued(entry, last)
     if entry.state in _ALIVE:
+        if last and last.state == "REQUEUED":
+            return "REQUEUED", last.reason
         if last and last.state in _WRITTEN and entry.state == "COMPLETING":
             return last.state, last.reason
         return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""

@@ -101,6 +101,8 @@ def _failure(error: Exception) -> SubmitError:
     words = own_words("sbatch", str(error)) or "sbatch: failed without a word"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
         return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
+    if "time limit" in words.lower():
+        words += " (set slurm.max_time_min to what the partition allows)"
     return NoAnswerError(words) if "timed out" in words.lower() else SubmitError(words)
 
 
