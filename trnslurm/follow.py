@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 
 from trnslurm.run import RunDir
-from trnslurm.status import RunStatus, run_status
+from trnslurm.status import RunStatus, local_job_alive, run_status
 
 _LOCAL_POLL_S = 0.3
+_LOCAL_END_POLL_S = 0.02
+_LOCAL_END_POLLS = 1500  # half a minute
 _SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
 
 
@@ -19,5 +21,15 @@ def follow(run: RunDir) -> Iterator[RunStatus]:
         status = run_status(run)
         yield status
         if status.final:
+            _await_local_end(run)
             return
         time.sleep(poll_s)
+
+
+def _await_local_end(run: RunDir) -> None:
+    """Wait for the local job's processes, which end a moment after the script's last word."""
+    record = run.record()
+    for _ in range(_LOCAL_END_POLLS):
+        if not local_job_alive(record):
+            return
+        time.sleep(_LOCAL_END_POLL_S)
