@@ -137,14 +137,6 @@ class Slurm:
         rows = [line.split("|", 2) for line in text.splitlines()]
         return {row[1]: row[0] for row in rows if len(row) == 3 and row[2] == directory}
 
-    def job(self, job_id: str) -> dict[str, str]:
-        """Return the controller's record of a job, empty if it has forgotten it."""
-        try:
-            text = self.call("scontrol", "show", "job", "-o", job_id)
-        except SlurmError:
-            return {}
-        return dict(re.findall(r"(\w+)=(\S*)", text))
-
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
         """Return what sacct knows of the jobs; empty where there is no accounting."""
         if not job_ids or not self.find("sacct"):

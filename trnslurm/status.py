@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -299,8 +299,3 @@ def _since(age: float | None) -> str:
         return "it ended without a word, before its first heartbeat"
     then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
     return f"no sign of life since {then}"
-
-
-def active(statuses: Iterable[RunStatus]) -> list[RunStatus]:
-    """Return those that have not ended."""
-    return [s for s in statuses if not s.final]

@@ -46,6 +46,8 @@ def test_an_occupied_port_is_passed_over(bench, family, address):
         try:
             server.bind((address, first))
         except OSError:
+            if family == socket.AF_INET:  # every host has IPv4
+                raise
             pytest.skip(f"no {address} on this host")
         assert chosen(bench, "4711", "3") == [second, second + 1]
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.config import Config, Workspace, presets_of, resolve
+from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
+from trnslurm.config.search import read_yaml
 from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.runs import known_roots, list_runs
 from trnslurm.slurm import slurm_hint
 
 Command = Callable[..., Any]
@@ -36,8 +39,6 @@ def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
 
 
 def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    from trnslurm.runs import list_runs
-
     return ["last", *(run.name for run in list_runs(run_roots(workspace)))]
 
 
@@ -116,8 +117,6 @@ def choose_cluster(
     cluster, preset = options["cluster"] or workspace.cluster, options["preset"]
     if cluster is None and not to_submit:
         file = workspace.recipe_dir(recipe) / "recipe.yaml"
-        from trnslurm.config.search import read_yaml
-
         return str(read_yaml(file).get("default_cluster", "trn1")), preset
     announced = []
     if cluster is None:
@@ -203,14 +202,8 @@ def parse_nodes(text: str) -> list[int]:
     return counts
 
 
-def run_roots(workspace: Workspace) -> list[Any]:
+def run_roots(workspace: Workspace) -> list[Path]:
     """Return where runs are looked for: used run roots, and those of the known profiles."""
-    from pathlib import Path
-
-    from trnslurm.config import Cluster
-    from trnslurm.config.search import read_yaml
-    from trnslurm.runs import known_roots
-
     roots = known_roots()
     for file in workspace.clusters().values():
         try:
