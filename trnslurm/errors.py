@@ -34,6 +34,10 @@ class SubmitError(TrnslurmError):
     """A job that was refused; nothing was left running."""
 
 
+class SandboxError(TrnslurmError):
+    """A sandbox that cannot be made, is not up, or refused a fault."""
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Return ` (did you mean "x"?)` for the nearest known word, or an empty string."""
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)

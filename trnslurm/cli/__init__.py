@@ -25,6 +25,7 @@ _COMMANDS = {
     "clusters": "planning",
     "cluster": "site",
     "env": "site",
+    "sandbox": "sandboxing",
     "completion": "site",
 }
 _INTERRUPTED = 130

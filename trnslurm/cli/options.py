@@ -15,6 +15,7 @@ from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.runs import known_roots, list_runs
+from trnslurm.sandbox.layout import search_roots
 from trnslurm.slurm import slurm_hint
 
 Command = Callable[..., Any]
@@ -23,7 +24,7 @@ Command = Callable[..., Any]
 def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
     def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
         try:
-            found = names(Workspace.discover(ctx.params.get("path") or ()), ctx)
+            found = names(workspace_of(ctx.params), ctx)
         except TrnslurmError:
             return []
         return [CompletionItem(n) for n in found if n.startswith(word)]
@@ -107,7 +108,7 @@ def spec_options(command: Command) -> Command:
 
 def workspace_of(options: dict[str, Any]) -> Workspace:
     """Return the search path that the options ask for."""
-    return Workspace.discover(options.get("path") or ())
+    return Workspace.discover(options.get("path") or (), more=search_roots())
 
 
 def choose_cluster(
@@ -123,12 +124,17 @@ def choose_cluster(
         _refuse_guessing()
         cluster = "local"
         announced.append("--cluster local")
-    if cluster == "local" and preset is None and "tiny" in presets_of(workspace.recipe_dir(recipe)):
-        preset = "tiny"
-        announced.append("--preset tiny")
+    if preset is None and (preset := _preset_of(workspace, cluster, recipe)):
+        announced.append(f"--preset {preset}")
     if announced and to_submit:
         click.echo(f"Using {' '.join(announced)}, as no other was chosen", err=True)
     return cluster, preset
+
+
+def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
+    """Return the preset that the cluster profile prefers, if the recipe has it."""
+    preset = read_yaml(workspace.cluster_file(cluster)).get("prefer_preset")
+    return str(preset) if preset in presets_of(workspace.recipe_dir(recipe)) else None
 
 
 def _refuse_guessing() -> None:

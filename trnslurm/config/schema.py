@@ -44,6 +44,8 @@ class Cluster:
     instance_type: str = "trn1.32xlarge"
     """A name of the catalog; `auto` on the local cluster: what this machine has."""
     device: Literal["auto", "neuron", "xla-cpu", "cpu", "cuda"] = "auto"
+    prefer_preset: str | None = None
+    """Preset for recipes that have one of this name, where none is asked for."""
     workers_per_node: int | None = None
     """None: every core or GPU of the instance type."""
     run_root: str = "~/trnslurm-runs"

@@ -38,8 +38,11 @@ class Workspace:
     cluster_source: str
 
     @classmethod
-    def discover(cls, paths: Sequence[str] = ()) -> Workspace:
-        """Read --path, TRNSLURM_PATH, ./trnslurm.yaml and the user's directory, in that order."""
+    def discover(cls, paths: Sequence[str] = (), more: Sequence[Path] = ()) -> Workspace:
+        """Read --path, TRNSLURM_PATH, ./trnslurm.yaml and the user's directory, in that order.
+
+        `more` are directories that come after the user's: those of running sandboxes.
+        """
         roots = [Path(p) for p in paths]
         roots += [Path(p) for p in os.environ.get("TRNSLURM_PATH", "").split(":") if p]
         for root in roots:
@@ -51,7 +54,7 @@ class Workspace:
             roots += [settings_file.parent / p for p in settings["path"]]
             if cluster is None and settings["cluster"]:
                 cluster, source = settings["cluster"], str(settings_file)
-        roots += [user_root(), packaged_root()]
+        roots += [user_root(), *more, packaged_root()]
         return cls(roots=tuple(roots), cluster=cluster, cluster_source=source if cluster else "")
 
     def recipes(self) -> dict[str, Path]:
@@ -70,6 +73,10 @@ class Workspace:
 
     def cluster_file(self, name: str) -> Path:
         """Return the file of a cluster profile, or an error that names the nearest."""
+        sandbox, _, other = name.partition("-")
+        if sandbox == "sandbox" and name not in self.clusters():
+            up = f"trnslurm sandbox up --name {other}" if other else "trnslurm sandbox up"
+            raise ConfigError(f"cluster {name!r} is not up: `{up}` starts it")
         return _known("cluster", name, self.clusters(), "trnslurm clusters")
 
     def template_dirs(self) -> list[Path]:

@@ -1,0 +1,274 @@
+"""sandbox: a real Slurm cluster on this machine, to try jobs, templates and faults on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from trnslurm.catalog import catalog
+from trnslurm.cli.options import Command, json_option
+from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.errors import SandboxError
+from trnslurm.sandbox.control import State, look
+from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
+from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts
+from trnslurm.sandbox.lifecycle import down, settings_of, up
+from trnslurm.sandbox.namespaces import enter, environment, holder_pid
+from trnslurm.sandbox.settings import Settings
+
+_VARIABLE = "TRNSLURM_SANDBOX"
+
+
+def _names(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    return [CompletionItem(x.name) for x in all_layouts() if x.name.startswith(word)]
+
+
+def _types(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in catalog() if name.startswith(word)]
+
+
+def _name_option(command: Command) -> Command:
+    return click.option(
+        "--name", metavar="NAME", envvar=_VARIABLE, default=DEFAULT_NAME, show_default=True,
+        shell_complete=_names, help="Which sandbox.",
+    )(command)  # fmt: skip
+
+
+@click.group("sandbox")
+def sandbox_command() -> None:
+    """Run a real Slurm cluster on this machine.
+
+    One slurmctld, one slurmd per node, each node with a network, a host name and processes of its
+    own. It needs no root, and leaves nothing behind.
+
+    \b
+    Example:
+      trnslurm sandbox up --nodes 4
+      eval "$(trnslurm sandbox env)"
+      trnslurm submit gpt2_zero1 --nodes 2 --follow
+      trnslurm sandbox down
+    """
+
+
+@sandbox_command.command("up")
+@_name_option
+@click.option("-n", "--nodes", type=int, default=4, show_default=True, help="Number of nodes.")
+@click.option(
+    "--like", metavar="TYPE", default="trn1.32xlarge", show_default=True, shell_complete=_types,
+    help="Instance type whose CPUs, memory and features the nodes claim.",
+)  # fmt: skip
+@click.option("--accounting", is_flag=True, help="With slurmdbd and its database.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="A line of slurm.conf, or a word of its node lines, as in --set KillWait=5 --set CPUs=8.",
+)  # fmt: skip
+@click.option(
+    "--neuron-stand-ins", is_flag=True,
+    help="With stand-ins of neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
+)  # fmt: skip
+@click.option("--python", metavar="FILE", help="Interpreter of the jobs; default: this one.")
+@click.option("--owner", type=int, metavar="PID", help="Take it down when this process has ended.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing when all is well.")
+def up_command_line(
+    name: str, nodes: int, like: str, accounting: bool, settings: tuple[str, ...],
+    neuron_stand_ins: bool, python: str | None, owner: int | None, quiet: bool,
+) -> None:  # fmt: skip
+    """Start a sandbox; if it is up already, nothing happens.
+
+    It looks like AWS ParallelCluster: node names, features, settings, no accounting.
+
+    \b
+    Example:
+      trnslurm sandbox up --nodes 4
+      trnslurm sandbox up --name drill --set KillWait=5 --set MinJobAge=10 --accounting
+      trnslurm sandbox up --name gpu --like p4d.24xlarge --nodes 2
+    """
+    layout = Layout.named(name)
+    asked = Settings(
+        nodes=nodes, like=like, accounting=accounting, set=settings,
+        neuron_stand_ins=neuron_stand_ins, python=_interpreter(python),
+    )  # fmt: skip
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(f"  {line}", err=True)
+
+    fresh = up(layout, asked, owner=owner, say=say)
+    if quiet:
+        return
+    took = f" after {time.monotonic() - started:.1f} s" if fresh else " already"
+    named = "" if name == DEFAULT_NAME else f" --name {name}"
+    click.echo(f"Sandbox {name} is up{took}: {count(nodes, 'node')} like {like}")
+    click.echo(f'Its commands: eval "$(trnslurm sandbox env{named})"')
+    click.echo(f"Its cluster profile: --cluster {layout.cluster}")
+
+
+@sandbox_command.command("down")
+@_name_option
+@click.option("--all", "every", is_flag=True, help="Every sandbox of yours on this machine.")
+def down_command(name: str, every: bool) -> None:
+    """End a sandbox, everything that runs in it, and its files.
+
+    \b
+    Example:
+      trnslurm sandbox down
+      trnslurm sandbox down --all
+    """
+    layouts = all_layouts() if every else [Layout.named(name)]
+    for layout in layouts:
+        found = down(layout)
+        click.echo(f"Sandbox {layout.name} is down" if found else f"No sandbox {layout.name}")
+
+
+@sandbox_command.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List your sandboxes on this machine.
+
+    \b
+    Example:
+      trnslurm sandbox list
+    """
+    rows = [_row(layout) for layout in all_layouts()]
+    if as_json:
+        echo_json(rows)
+    elif rows:
+        header = ("name", "cluster", "state", "nodes", "like")
+        echo_table(header, [tuple(str(v) for v in row.values()) for row in rows], right="nodes")
+    else:
+        click.echo("No sandbox; start one with: trnslurm sandbox up", err=True)
+
+
+def _row(layout: Layout) -> dict[str, Any]:
+    state = "up" if layout.is_up() else "starting" if layout.is_held() else "crashed"
+    try:
+        settings = settings_of(layout)
+        nodes, like = settings.nodes, settings.like
+    except (OSError, ValueError):
+        nodes, like = 0, "?"
+    return {"name": layout.name, "cluster": layout.cluster, "state": state, "nodes": nodes,
+            "like": like}  # fmt: skip
+
+
+@sandbox_command.command("status")
+@_name_option
+@json_option
+def status_command(name: str, as_json: bool) -> None:
+    """Show a sandbox's daemons and nodes.
+
+    \b
+    Example:
+      trnslurm sandbox status
+    """
+    state = look(Layout.named(name))
+    if as_json:
+        echo_json(asdict(state))
+        return
+    _print_state(state)
+
+
+def _print_state(state: State) -> None:
+    click.echo(f"{state.name}: cluster {state.cluster}, {count(len(state.nodes), 'node')} like "
+               f"{state.like}; running: {', '.join(state.daemons)}\n")  # fmt: skip
+    header = ("node", "name", "address", "power", "state", "reason")
+    rows = [(str(n.number), n.name, n.address, n.power, n.state, n.reason) for n in state.nodes]
+    echo_table(header, rows, right="node")
+    if state.controller:
+        click.echo(f"\n{state.controller}", err=True)
+
+
+@sandbox_command.command("env")
+@_name_option
+@click.option("--unset", is_flag=True, help="Print what takes it back.")
+def env_command_line(name: str, unset: bool) -> None:
+    """Print shell lines that put the sandbox's sbatch, srun, squeue, … on PATH.
+
+    They also make it the cluster that `trnslurm submit` uses, and the sandbox that these commands
+    mean.
+
+    \b
+    Example:
+      eval "$(trnslurm sandbox env)"
+      trnslurm sandbox env                     the lines that are evaluated
+      trnslurm sandbox env --unset
+    """
+    layout = Layout.named(name)
+    words = [w for w in os.environ.get("PATH", "").split(":") if w != str(layout.bin)]
+    if unset:
+        click.echo(f"export PATH={shlex.quote(':'.join(words))}")
+        click.echo(f"unset {_VARIABLE} TRNSLURM_CLUSTER")
+        return
+    holder_pid(layout)  # or say that it is not up
+    click.echo(f"export PATH={shlex.quote(':'.join([str(layout.bin), *words]))}")
+    click.echo(f"export {_VARIABLE}={layout.name} TRNSLURM_CLUSTER={layout.cluster}")
+
+
+@sandbox_command.command("exec")
+@_name_option
+@click.option("--node", metavar="NODE", help="Number or name; default: the head node.")
+@click.argument("command", nargs=-1, required=True)
+def exec_command_line(name: str, node: str | None, command: tuple[str, ...]) -> None:
+    """Run a command inside: on the head node, or on a node.
+
+    \b
+    Example:
+      trnslurm sandbox exec -- squeue
+      trnslurm sandbox exec --node 2 -- ps aux
+    """
+    layout = Layout.named(name)
+    number = None if node is None else _settings(layout).node_number(node)
+    argv = enter(layout, command, node=number)
+    os.environ.update(environment(layout))
+    os.environ["PATH"] = f"{layout.bin}:{os.environ.get('PATH', '')}"
+    os.environ |= {_VARIABLE: layout.name, "TRNSLURM_CLUSTER": layout.cluster}
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)
+
+
+@sandbox_command.command("fault")
+@_name_option
+@click.argument("fault", nargs=-1, required=True)
+def fault_command(name: str, fault: tuple[str, ...]) -> None:
+    click.echo(inject(Layout.named(name), fault))
+
+
+_FORMS = {f"NODE {action}": text for action, text in NODE_ACTIONS.items()} | dict(OTHER_FAULTS)
+fault_command.help = (
+    "Put a fault into a sandbox, or take it away. NODE is a number or a name.\n\n\b\n"
+    + "\n".join(f"  {form:<31} {text}" for form, text in _FORMS.items())
+    + "\n\n\b\nExample:\n"
+    + "  trnslurm sandbox fault 2 freeze\n"
+    + "  trnslurm sandbox fault ctld kill\n"
+    + "  trnslurm sandbox fault proc 1 train.py KILL\n"
+)
+
+
+def _settings(layout: Layout) -> Settings:
+    holder_pid(layout)
+    return settings_of(layout)
+
+
+def _interpreter(given: str | None) -> str:
+    """Return the jobs' interpreter; warn where it has no torch."""
+    if given is None:
+        if importlib.util.find_spec("torch") is None:
+            click.echo(
+                f"note: {sys.executable} has no torch, which jobs need: "
+                "install the [train] extra there, or pass --python",
+                err=True,
+            )
+        return sys.executable
+    path = Path(given).absolute()
+    if not os.access(path, os.X_OK) or path.is_dir():
+        raise SandboxError(f"--python {given}: no such program")
+    return str(path)

@@ -1,0 +1,228 @@
+"""Owns what the holder builds, in order: mounts, network, daemons, nodes; and its orders."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trnslurm.sandbox import configuration
+from trnslurm.sandbox.daemons import BootError, Daemons, run
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.namespaces import as_user, environment
+from trnslurm.sandbox.nodes import BRIDGE, NodeLink
+from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
+
+_NODES_S = 90
+_POLL_S = 0.1
+_SLURMCTLD_PORT = 6820
+_SLURMDBD_PORT = 6819
+_MARIADB_PORT = 3306
+
+
+class Cluster:
+    """The sandbox from inside."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._settings = Settings.from_json(layout.settings.read_text(encoding="utf-8"))
+        self._host = Host.from_json(layout.host.read_text(encoding="utf-8"))
+        self._user = as_user(self._host)
+        self._daemons = Daemons(layout.log)
+        self._disks: set[Path] = set()
+        os.environ.update(environment(layout))
+        topology = f"HWLOC_SYNTHETIC={configuration.topology(self._settings)}"
+        slurmd = ["env", topology, *self._user, self._host.commands["slurmd"]]
+        self._nodes = [
+            NodeLink(layout, n, name, slurmd) for n, name in enumerate(self._settings.node_names, 1)
+        ]
+
+    def boot(self) -> None:
+        """Build everything, and wait until every node is idle."""
+        self._step("file systems and network", self._mounts, self._network)
+        self._step("munge", self._munge)
+        if self._settings.accounting:
+            self._step("database", self._mariadb)
+            self._step("slurmdbd", self._slurmdbd)
+        self._step("slurmctld", self._slurmctld)
+        self._step("slurmd on every node", self._power_on, self._wait_for_nodes)
+
+    def reap(self) -> None:
+        """Collect what has ended, orphans included."""
+        ended = self._daemons.reap()
+        for node in self._nodes:
+            node.ended(ended)
+
+    def obey(self, order: dict[str, Any]) -> Any:
+        """Carry out one order; return what was done, or raise with why not."""
+        self.reap()
+        match order:
+            case {"do": "state"}:
+                return {
+                    "daemons": self._daemons.running(),
+                    "nodes": ["on" if node.is_on else "off" for node in self._nodes],
+                }
+            case {"do": "kill", "daemon": daemon}:
+                self._daemons.kill(daemon)
+                return f"{daemon} killed"
+            case {"do": "start", "daemon": daemon}:
+                return self._start_daemon(daemon)
+            case {"do": "disk", "directory": directory, "mib": mib}:
+                return self._disk(Path(directory), mib)
+            case {"do": action, "node": number}:
+                return self._node_order(self._nodes[number - 1], action, order)
+        raise BootError(f"unknown order {order}")
+
+    def _step(self, what: str, *parts: Callable[[], None]) -> None:
+        with self._layout.progress.open("a", encoding="utf-8") as file:
+            file.write(f"{what}\n")
+        for part in parts:
+            part()
+
+    def _mounts(self) -> None:
+        layout = self._layout
+        run(["mount", "--make-rshared", "/"])  # what is mounted here later, the nodes see as well
+        run(["mount", "-t", "proc", "proc", "/proc"])
+        for source, target in (
+            (layout.bin_inside, layout.bin),
+            (layout.etc, Path("/etc/slurm")),
+            (layout.etc, Path("/opt/slurm/etc")),
+            (layout.etc / "hosts", Path("/etc/hosts")),
+        ):
+            if target.exists():
+                run(["mount", "--bind", str(source), str(target)])
+
+    def _network(self) -> None:
+        socket.sethostname(HEAD)
+        run(["ip", "link", "set", "lo", "up"])
+        run(["ip", "link", "add", BRIDGE, "type", "bridge"])
+        run(["ip", "address", "add", f"{HEAD_ADDRESS}/{PREFIX_BITS}", "dev", BRIDGE])
+        run(["ip", "link", "set", BRIDGE, "up"])
+
+    def _munge(self) -> None:
+        key = self._layout.etc / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        os.chown(key, *self._owner)
+        files = {
+            "socket": "run/munge.sock", "pid-file": "run/munge.pid", "log-file": "log/munged.log",
+            "seed-file": "state/munge.seed", "key-file": "etc/munge.key",
+        }  # fmt: skip
+        options = [f"--{option}={self._layout.path / file}" for option, file in files.items()]
+        command = [self._host.commands["munged"], "--foreground", "--force", "--num-threads=4"]
+        self._daemons.start("munged", [*self._user, *command, *options])
+        self._daemons.wait("munged", (self._layout.run / "munge.sock").is_socket)
+
+    def _mariadb(self) -> None:
+        data = self._layout.state / "mariadb"
+        password = secrets.token_hex(16)
+        init = self._layout.etc / "init.sql"
+        self._write_private(init, configuration.database_init(password))
+        text = configuration.slurmdbd_conf(self._layout, self._host.user, password)
+        self._write_private(self._layout.etc / "slurmdbd.conf", text)
+        if not data.is_dir():
+            install = [self._host.commands["mariadb-install-db"], "--no-defaults"]
+            run([*self._user, *install, f"--datadir={data}", f"--user={self._host.user}",
+                 "--auth-root-authentication-method=normal", "--skip-test-db"])  # fmt: skip
+        options = [
+            "--no-defaults", f"--user={self._host.user}", f"--datadir={data}",
+            f"--socket={self._layout.run}/mariadb.sock", f"--init-file={init}",
+            f"--pid-file={self._layout.run}/mariadb.pid", "--bind-address=127.0.0.1",
+            f"--port={_MARIADB_PORT}", "--innodb-buffer-pool-size=64M",
+        ]  # fmt: skip
+        self._daemons.start("mariadbd", [*self._user, self._host.commands["mariadbd"], *options])
+        self._daemons.wait("mariadbd", lambda: _listens("127.0.0.1", _MARIADB_PORT))
+
+    def _slurmdbd(self) -> None:
+        self._daemons.start("slurmdbd", [*self._user, self._host.commands["slurmdbd"], "-D"])
+        self._daemons.wait("slurmdbd", lambda: _listens(HEAD_ADDRESS, _SLURMDBD_PORT))
+
+    def _slurmctld(self) -> None:
+        self._daemons.start("slurmctld", [*self._user, self._host.commands["slurmctld"], "-D"])
+        self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
+
+    def _power_on(self) -> None:
+        for node in self._nodes:
+            node.power_on()
+        for node in self._nodes:
+            node.connect()
+
+    def _wait_for_nodes(self) -> None:
+        deadline = time.monotonic() + _NODES_S
+        while unready := self._unready():
+            if time.monotonic() > deadline:
+                words = ", ".join(f"{name} is {state}" for name, state in unready.items())
+                raise BootError(f"{words} after {_NODES_S} s")
+            time.sleep(_POLL_S)
+
+    def _unready(self) -> dict[str, str]:
+        rows = self._client("sinfo", "--noheader", "--Node", "--format=%N|%T").split()
+        states = dict(row.split("|") for row in rows)
+        for name, state in states.items():
+            if state.startswith(("inval", "drain")):  # it registered before its claims were known
+                self._client("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        return {name: state for name, state in states.items() if state != "idle"}
+
+    def _client(self, command: str, *arguments: str) -> str:
+        return run([*self._user, str(self._host.client_dir / command), *arguments])
+
+    def _start_daemon(self, daemon: str) -> str:
+        starts = {"slurmctld": self._slurmctld}
+        if self._settings.accounting:
+            starts |= {"slurmdbd": self._slurmdbd}
+        if daemon not in starts:
+            raise BootError(f"{daemon} is not part of this sandbox")
+        starts[daemon]()
+        return f"{daemon} started"
+
+    def _node_order(self, node: NodeLink, action: str, order: dict[str, Any]) -> str:
+        match action:
+            case "power-off":
+                node.power_off()
+                return "powered off"
+            case "power-on" | "reboot":
+                if action == "reboot":
+                    node.power_off()
+                node.power_on(rebooted=True)
+                node.connect()
+                return "rebooted" if action == "reboot" else "powered on"
+            case "link-down" | "link-up":
+                return node.link(action.removeprefix("link-"))
+        return node.order(**order)
+
+    def _disk(self, directory: Path, mib: int) -> str:
+        if mib == 0:
+            if directory not in self._disks:
+                raise BootError(f"no file system of ours lies over {directory}")
+            run(["umount", "--lazy", str(directory)])
+            self._disks.remove(directory)
+            return f"{directory} is as before"
+        if directory in self._disks:
+            raise BootError(f"a file system lies over {directory} already: disk {directory} off")
+        uid, gid = self._owner
+        options = f"size={mib}M,mode=0700,uid={uid},gid={gid}"
+        run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)])
+        self._disks.add(directory)
+        return f"{directory} is a file system of {mib} MiB inside the sandbox"
+
+    @property
+    def _owner(self) -> tuple[int, int]:
+        """The user as the holder sees it: root of its own user namespace."""
+        return (0, 0) if self._host.user_namespace else (self._host.uid, self._host.gid)
+
+    def _write_private(self, file: Path, text: str) -> None:
+        file.touch(mode=0o600)
+        file.write_text(text, encoding="utf-8")
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except OSError:
+        return False

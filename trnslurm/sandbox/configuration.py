@@ -1,0 +1,182 @@
+"""The files that Slurm, munge and the database read in a sandbox: texts from settings, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.settings import (
+    HEAD,
+    HEAD_ADDRESS,
+    PARTITION,
+    Settings,
+    node_address,
+    split_settings,
+)
+
+# ParallelCluster's own settings (its cookbook's slurm.conf), those that work on one machine. Left
+# out: cgroups (an ordinary user has none), power saving (nothing to power up) and nss_slurm.
+PARALLELCLUSTER: Mapping[str, str] = {
+    "AuthInfo": "cred_expire=70",
+    "CommunicationParameters": "NoAddrCache",
+    "EnforcePartLimits": "ALL",
+    "GresTypes": "gpu",
+    "InactiveLimit": "0",
+    "JobCompType": "jobcomp/none",
+    "KillWait": "30",
+    "MailProg": "/bin/true",
+    "MessageTimeout": "60",
+    "MinJobAge": "300",
+    "MpiDefault": "none",
+    "PrivateData": "cloud",
+    "ReconfigFlags": "KeepPartState",
+    "ReturnToService": "1",
+    "SchedulerType": "sched/backfill",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CPU",
+    "SlurmctldDebug": "info",
+    "SlurmctldTimeout": "300",
+    "SlurmdDebug": "info",
+    "SlurmdTimeout": "180",
+    "SwitchType": "switch/none",
+    "TaskPlugin": "task/affinity",
+    "TreeWidth": "65533",
+    "UnkillableStepTimeout": "180",
+    "WaitTime": "0",
+}
+# What differs: claimed CPUs and memory, and process tracking without cgroups.
+_HERE = {
+    "SlurmdParameters": "config_overrides",
+    "ProctrackType": "proctrack/linuxproc",
+}
+# ParallelCluster leaves this share of the memory to the system.
+_SCHEDULABLE_MEMORY = 0.95
+
+
+def slurm_conf(layout: Layout, settings: Settings, user: str) -> str:
+    """Return slurm.conf."""
+    extra, _ = split_settings(settings.set)
+    values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
+    partitions = [_partition()]
+    for key, value in extra:
+        if key.lower() == "partitionname":
+            partitions.append(f"PartitionName={value}")
+        else:
+            known = next((k for k in values if k.lower() == key.lower()), key)
+            values[known] = value
+    values["AuthInfo"] = f"socket={layout.run}/munge.sock,{values['AuthInfo']}"
+    lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
+    lines += [f"{key}={value}" for key, value in _owned(layout, user).items()]
+    lines += [f"{key}={value}" for key, value in sorted(values.items())]
+    lines += _nodes(settings)
+    return "\n".join([*lines, *partitions]) + "\n"
+
+
+def gres_conf(settings: Settings) -> str:
+    """Return gres.conf: GPUs that are claimed, with no device behind them."""
+    if settings.instance.device != "cuda":
+        return ""
+    return f"Name=gpu Count={settings.instance.accelerators}\n"
+
+
+def topology(settings: Settings) -> str:
+    """Return the processors that slurmd shall find, as hwloc's synthetic topologies are written.
+
+    Claimed CPUs alone would not do: task/affinity lays tasks out on what slurmd finds.
+    """
+    words = _node_facts(settings)
+    sockets = int(words.get("Sockets") or words.get("SocketsPerBoard") or words["CPUs"])
+    cores, threads = int(words.get("CoresPerSocket", 1)), int(words.get("ThreadsPerCore", 1))
+    return f"package:{sockets} core:{cores} pu:{threads}"
+
+
+def hosts(settings: Settings) -> str:
+    """Return /etc/hosts: what ParallelCluster's private DNS zone knows."""
+    lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}"]
+    lines += [f"{node_address(n)} {name}" for n, name in enumerate(settings.node_names, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def slurmdbd_conf(layout: Layout, user: str, password: str) -> str:
+    """Return slurmdbd.conf, which only its user may read."""
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={layout.run}/munge.sock
+DbdHost={HEAD}
+DbdAddr={HEAD_ADDRESS}
+SlurmUser={user}
+LogFile={layout.log}/slurmdbd.log
+PidFile={layout.run}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StorageUser=slurm
+StoragePass={password}
+"""
+
+
+def database_init(password: str) -> str:
+    """Return the SQL that MariaDB runs as it starts."""
+    return (
+        "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
+        f"CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
+        "GRANT ALL ON slurm_acct_db.* TO slurm@'127.0.0.1';\n"
+    )
+
+
+def _owned(layout: Layout, user: str) -> dict[str, str]:
+    return {
+        "ClusterName": "parallelcluster",
+        "SlurmctldHost": f"{HEAD}({HEAD_ADDRESS})",
+        "SlurmctldPort": "6820",
+        "SlurmdPort": "6818",
+        "SlurmUser": user,
+        "SlurmdUser": user,
+        "AuthType": "auth/munge",
+        "StateSaveLocation": f"{layout.state}/slurmctld",
+        "SlurmdSpoolDir": f"{layout.state}/%n",
+        "SlurmctldPidFile": f"{layout.run}/slurmctld.pid",
+        "SlurmdPidFile": f"{layout.run}/%n.pid",
+        "SlurmctldLogFile": f"{layout.log}/slurmctld.log",
+        "SlurmdLogFile": f"{layout.log}/%n.log",
+    }
+
+
+def _accounting(layout: Layout, settings: Settings) -> dict[str, str]:
+    if not settings.accounting:
+        return {
+            "AccountingStorageType": "accounting_storage/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+        }
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": HEAD_ADDRESS,
+        "AccountingStoragePass": f"{layout.run}/munge.sock",  # to slurmdbd, AuthInfo is not used
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "30",
+    }
+
+
+def _nodes(settings: Settings) -> list[str]:
+    line = " ".join(f"{key}={value}" for key, value in _node_facts(settings).items())
+    return [
+        f"NodeName={name} NodeAddr={node_address(n)} {line} State=UNKNOWN"
+        for n, name in enumerate(settings.node_names, 1)
+    ]
+
+
+def _node_facts(settings: Settings) -> dict[str, str]:
+    instance = settings.instance
+    features = ["dynamic", settings.like, settings.resource]
+    facts = {
+        "CPUs": str(instance.vcpus),
+        "RealMemory": str(int(instance.host_gib * 1024 * _SCHEDULABLE_MEMORY)),
+        "Feature": ",".join([*features, "efa"] if instance.efa else features),
+    }
+    if instance.device == "cuda":
+        facts["Gres"] = f"gpu:{instance.accelerators}"
+    _, words = split_settings(settings.set)
+    return {**facts, **words}
+
+
+def _partition() -> str:
+    return f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"

@@ -1,0 +1,101 @@
+"""Gives orders to the holder of a sandbox, and looks at what it holds."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from trnslurm.errors import SandboxError, SlurmError
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.lifecycle import settings_of
+from trnslurm.sandbox.namespaces import up_command
+from trnslurm.sandbox.settings import node_address
+from trnslurm.slurm import Slurm
+
+_ANSWER_S = 150
+_CONTROLLER_S = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """One node: whether it is on, and what the controller says of it."""
+
+    number: int
+    name: str
+    address: str
+    power: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A sandbox as it is now."""
+
+    name: str
+    cluster: str
+    like: str
+    daemons: list[str]
+    nodes: list[NodeState]
+    controller: str
+    """Empty, or why the controller does not say anything of the nodes."""
+
+
+def ask(layout: Layout, **order: Any) -> Any:
+    """Give the holder an order and return its answer, or raise with its reason."""
+    if not layout.is_up():
+        raise SandboxError(f"sandbox {layout.name} is not up: `{up_command(layout)}` starts it")
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(str(layout.socket))
+            with connection.makefile("rw", encoding="utf-8") as stream:
+                stream.write(json.dumps(order) + "\n")
+                stream.flush()
+                line = stream.readline()
+    except OSError as error:
+        raise SandboxError(
+            f"sandbox {layout.name} does not answer ({error}): trnslurm sandbox down"
+        ) from None
+    answer = json.loads(line) if line else {"error": "it ended while it was at it"}
+    if "error" in answer:
+        raise SandboxError(f"sandbox {layout.name}: {answer['error']}")
+    return answer["ok"]
+
+
+def look(layout: Layout) -> State:
+    """Return the state of a sandbox: from its holder, and from its controller if that answers."""
+    held = ask(layout, do="state")
+    settings = settings_of(layout)
+    states, controller = _controller_states(layout)
+    nodes = []
+    for number, (name, power) in enumerate(zip(settings.node_names, held["nodes"], strict=True), 1):
+        state, reason = states.get(name, ("?", ""))
+        nodes.append(
+            NodeState(
+                number=number, name=name, address=node_address(number), power=power,
+                state=state, reason="" if reason == "none" else reason,
+            )
+        )  # fmt: skip
+    return State(
+        name=layout.name,
+        cluster=layout.cluster,
+        like=settings.like,
+        daemons=held["daemons"],
+        nodes=nodes,
+        controller=controller,
+    )
+
+
+def _controller_states(layout: Layout) -> tuple[dict[str, tuple[str, str]], str]:
+    slurm = Slurm(str(layout.bin))
+    try:
+        text = slurm.call(
+            "sinfo", "--noheader", "--Node", "--format=%N|%T|%E", timeout_s=_CONTROLLER_S
+        )
+    except SlurmError as error:
+        return {}, str(error)
+    rows = [line.split("|", 2) for line in text.splitlines()]
+    return {name: (state, reason) for name, state, reason in rows}, ""

@@ -1,0 +1,93 @@
+"""Owns the processes that the holder starts: their logs, whether they live, waiting for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_STEP_S = 90
+_POLL_S = 0.05
+
+
+class BootError(Exception):
+    """A step that failed, in one line."""
+
+
+class Daemons:
+    """Long-running children by name."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._running: dict[str, int] = {}
+
+    def start(self, name: str, argv: Sequence[str]) -> None:
+        """Start a daemon; what it says before its own log is open goes to NAME.out."""
+        if name in self._running:
+            raise BootError(f"{name} runs already")
+        with (self._log / f"{name}.out").open("ab") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        process.returncode = 0  # ours to wait for, not its
+        self._running[name] = process.pid
+
+    def kill(self, name: str) -> None:
+        """End a daemon with KILL."""
+        pid = self._running.pop(name, 0)
+        if not pid:
+            raise BootError(f"{name} does not run")
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def running(self) -> list[str]:
+        """Return the names of the daemons that live."""
+        return sorted(self._running)
+
+    def reap(self) -> set[int]:
+        """Collect every child that has ended; return their pids."""
+        ended = set()
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                ended.add(pid)
+        self._running = {n: p for n, p in self._running.items() if p not in ended}
+        return ended
+
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until a daemon is ready; if it ends, or takes too long, raise its own words."""
+        deadline = time.monotonic() + _STEP_S
+        while not ready():
+            self.reap()
+            if name not in self._running:
+                raise BootError(f"{name} ended: {self.last_words(name)}")
+            if time.monotonic() > deadline:
+                raise BootError(f"{name} not ready in {_STEP_S} s: {self.last_words(name)}")
+            time.sleep(_POLL_S)
+
+    def last_words(self, name: str) -> str:
+        """Return the error that a daemon ended with, from what it printed and logged."""
+        text = ""
+        for suffix in ("out", "log"):
+            with contextlib.suppress(OSError):
+                text += (self._log / f"{name}.{suffix}").read_text(errors="replace")
+        lines = [re.sub(r"^\[[^]]*\] |^\w+: ", "", line) for line in text.splitlines() if line]
+        for word in ("fatal: ", "error: "):
+            if telling := [line for line in lines if word in line]:
+                return telling[-1].partition(word)[2]
+        return lines[-1] if lines else "no word of why"
+
+
+def run(argv: Sequence[str]) -> str:
+    """Run a short command and return its output; its failure is the step's."""
+    done = subprocess.run(
+        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_STEP_S, check=False
+    )
+    if done.returncode:
+        words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise BootError(f"{' '.join(argv)}: {words}")
+    return done.stdout

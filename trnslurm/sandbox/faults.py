@@ -1,0 +1,117 @@
+"""Puts faults into a sandbox, and takes them away again; touches nothing outside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trnslurm.errors import SandboxError, did_you_mean
+from trnslurm.sandbox import neuron
+from trnslurm.sandbox.control import ask
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.lifecycle import settings_of
+
+NODE_ACTIONS: Mapping[str, str] = {
+    "slurmd-kill": "KILL slurmd; what it started runs on",
+    "slurmd-start": "start slurmd again",
+    "freeze": "STOP every process of the node, slurmd included",
+    "thaw": "let them go on",
+    "link-down": "pull the network cable",
+    "link-up": "plug it in again",
+    "reboot": "end every process of the node at once, and start it again",
+    "power-off": "the same, and leave it off",
+    "power-on": "start it again",
+}
+_DAEMONS = {"ctld": "slurmctld", "dbd": "slurmdbd"}
+OTHER_FAULTS: Mapping[str, str] = {
+    "ctld kill|start": "KILL slurmctld, or start it again",
+    "dbd kill|start": "the same with slurmdbd (--accounting)",
+    "proc NODE PATTERN SIGNAL": "signal the processes whose command line matches",
+    "disk DIRECTORY SIZE|off": "lay a small file system over an empty directory",
+    "neuron NODE|all TOOL BEHAVIOUR": "let a stand-in of a Neuron tool misbehave",
+}
+
+
+def inject(layout: Layout, words: Sequence[str]) -> str:
+    """Put in the fault that the words name; return what was done."""
+    target, *rest = words
+    forms: dict[str, tuple[int, Callable[..., str]]] = {
+        "proc": (3, _proc),
+        "disk": (2, _disk),
+        "neuron": (3, _neuron),
+        **dict.fromkeys(_DAEMONS, (1, _daemon)),
+    }
+    count, act = forms.get(target, (1, _node))
+    if len(rest) != count:
+        raise SandboxError(f"fault {' '.join(words)}: expected {_usage(target)}")
+    if act in (_daemon, _node):
+        return act(layout, target, *rest)
+    return act(layout, *rest)
+
+
+def _usage(target: str) -> str:
+    forms = [form for form in OTHER_FAULTS if form.split()[0] == target]
+    return forms[0] if forms else f"NODE {'|'.join(NODE_ACTIONS)}"
+
+
+def _daemon(layout: Layout, target: str, action: str) -> str:
+    if action not in ("kill", "start"):
+        raise SandboxError(f"fault {target} {action}: expected kill or start")
+    return str(ask(layout, do=action, daemon=_DAEMONS[target]))
+
+
+def _node(layout: Layout, node: str, action: str) -> str:
+    if action not in NODE_ACTIONS:
+        hint = did_you_mean(action, NODE_ACTIONS) or f": {', '.join(NODE_ACTIONS)}"
+        raise SandboxError(f"fault {node} {action}: no such fault{hint}")
+    settings = settings_of(_up(layout))
+    number = settings.node_number(node)
+    return f"{settings.node_names[number - 1]}: {ask(layout, do=action, node=number)}"
+
+
+def _proc(layout: Layout, node: str, pattern: str, word: str) -> str:
+    settings = settings_of(_up(layout))
+    number = settings.node_number(node)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise SandboxError(f"fault proc: pattern {pattern!r}: {error}") from None
+    answer = ask(layout, do="signal", node=number, pattern=pattern, signal=_signal(word))
+    return f"{settings.node_names[number - 1]}: {answer}"
+
+
+def _signal(word: str) -> int:
+    name = word.upper().removeprefix("SIG")
+    try:
+        return signal.Signals(int(word)) if word.isdecimal() else signal.Signals[f"SIG{name}"]
+    except (KeyError, ValueError):
+        raise SandboxError(f"fault proc: no signal {word!r}, use as in TERM, KILL, USR1") from None
+
+
+def _disk(layout: Layout, directory: str, size: str) -> str:
+    path = Path(directory).resolve()
+    if size == "off":
+        return str(ask(layout, do="disk", directory=str(path), mib=0))
+    match = re.fullmatch(r"([1-9]\d{0,5})([MG]?)", size)
+    if not match:
+        raise SandboxError(f"fault disk: size {size!r}, use as in 8M or 1G, or off")
+    if not path.is_dir() or path.stat().st_uid != os.getuid() or any(path.iterdir()):
+        raise SandboxError(f"fault disk: {path} must be an empty directory of yours")
+    mib = int(match[1]) * (1024 if match[2] == "G" else 1)
+    return str(ask(layout, do="disk", directory=str(path), mib=mib))
+
+
+def _neuron(layout: Layout, node: str, tool: str, behaviour: str) -> str:
+    settings = settings_of(_up(layout))
+    if node != neuron.EVERY_NODE:
+        node = settings.node_names[settings.node_number(node) - 1]
+    return neuron.behave(layout, node, tool, behaviour)
+
+
+def _up(layout: Layout) -> Layout:
+    """Return the layout of a sandbox that is up, or say so."""
+    ask(layout, do="state")
+    return layout

@@ -1,0 +1,105 @@
+"""The first process of a sandbox: builds it, obeys orders, and takes everything along when it ends.
+
+It runs in pid, network, mount and host name namespaces of its own (an ordinary user's: in a user
+namespace too), so that its end is the end of every process, link and mount of the sandbox.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import TrnslurmError
+from trnslurm.sandbox.boot import Cluster
+from trnslurm.sandbox.daemons import BootError
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.namespaces import announce
+
+_LOOK_S = 5
+
+
+def main() -> None:
+    """Run as `python -m trnslurm.sandbox.holder DIRECTORY [OWNER_PIDFD]` in new namespaces."""
+    layout = Layout(Path(sys.argv[1]))
+    owner = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    lock = _lock(layout)
+    pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
+    cluster = Cluster(layout)
+    try:
+        cluster.boot()
+        server = _listen(layout.socket)
+        announce(layout, pid)
+    except (BootError, TrnslurmError, OSError) as error:
+        layout.failure.write_text(f"{' '.join(str(error).split())}\n", encoding="utf-8")
+        sys.exit(1)
+    _serve(cluster, layout, server, owner, lock)
+
+
+def _lock(layout: Layout) -> int:
+    """Take the lock that says the sandbox lives; who looks for it holds it for a moment."""
+    fd = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _listen(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+def _serve(
+    cluster: Cluster, layout: Layout, server: socket.socket, owner: int | None, lock: int
+) -> None:
+    """Obey until the directory, or the process that the sandbox belongs to, is gone."""
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    watched: list[Any] = [server, wake] + ([owner] if owner is not None else [])
+    cluster.reap()
+    while True:
+        ready, _, _ = select.select(watched, [], [], _LOOK_S)
+        if owner in ready or not _still_there(layout, lock):
+            return
+        if wake in ready:
+            os.read(wake, 4096)
+            cluster.reap()
+        if server in ready:
+            _answer(cluster, server)
+
+
+def _still_there(layout: Layout, lock: int) -> bool:
+    try:
+        return layout.path.stat().st_ino == os.fstat(lock).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _answer(cluster: Cluster, server: socket.socket) -> None:
+    connection, _ = server.accept()
+    connection.settimeout(5)
+    with connection, connection.makefile("rw", encoding="utf-8") as stream:
+        try:
+            order: dict[str, Any] = json.loads(stream.readline())
+            answer = {"ok": cluster.obey(order)}
+        except (BootError, ValueError, OSError) as error:
+            answer = {"error": " ".join(str(error).split())}
+        try:
+            stream.write(json.dumps(answer) + "\n")
+            stream.flush()
+        except OSError:
+            pass  # who asked has gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Owns where a sandbox keeps its files, and how one sees whether it is up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.errors import SandboxError
+
+DEFAULT_NAME = "sandbox"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,19}")
+
+
+def base_dir() -> Path:
+    """Return the directory of all sandboxes of this user on this machine.
+
+    Local to the machine, unlike a home directory: a sandbox is processes of one machine. And short,
+    because the path of a socket may have 107 bytes.
+    """
+    return Path(os.environ.get("TRNSLURM_SANDBOXES") or f"/tmp/trnslurm-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every file name of one sandbox."""
+
+    path: Path
+
+    @classmethod
+    def named(cls, name: str) -> Layout:
+        """Return the layout of a sandbox, or refuse its name."""
+        if not _NAME.fullmatch(name):
+            raise SandboxError(
+                f"sandbox name {name!r}: use up to 20 lower-case letters, digits and '-'"
+            )
+        return cls(base_dir() / name)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def cluster(self) -> str:
+        """The name of its cluster profile."""
+        return DEFAULT_NAME if self.name == DEFAULT_NAME else f"{DEFAULT_NAME}-{self.name}"
+
+    @property
+    def settings(self) -> Path:
+        """What `up` was asked for."""
+        return self.path / "settings.json"
+
+    @property
+    def host(self) -> Path:
+        """What `up` found on the machine."""
+        return self.path / "host.json"
+
+    @property
+    def entry(self) -> Path:
+        """Pid and network namespace of the holder, as seen from outside. It is there once up."""
+        return self.path / "entry"
+
+    @property
+    def progress(self) -> Path:
+        """One line per step of `up`, written by the holder."""
+        return self.path / "progress"
+
+    @property
+    def failure(self) -> Path:
+        """Why `up` failed, in one line."""
+        return self.path / "failure"
+
+    @property
+    def socket(self) -> Path:
+        """Where the holder takes orders."""
+        return self.path / "run" / "holder.sock"
+
+    @property
+    def etc(self) -> Path:
+        """slurm.conf and its like; /etc/slurm inside."""
+        return self.path / "etc"
+
+    @property
+    def run(self) -> Path:
+        """Sockets and pid files."""
+        return self.path / "run"
+
+    @property
+    def log(self) -> Path:
+        """The daemons' logs."""
+        return self.path / "log"
+
+    @property
+    def state(self) -> Path:
+        """What slurmctld, slurmd and the database keep."""
+        return self.path / "state"
+
+    @property
+    def bin(self) -> Path:
+        """Slurm's commands, for use from outside; inside, links to the real ones lie over it."""
+        return self.path / "bin"
+
+    @property
+    def bin_inside(self) -> Path:
+        """The links that lie over `bin` inside."""
+        return self.path / "bin-inside"
+
+    @property
+    def neuron(self) -> Path:
+        """The stand-ins of the Neuron tools, if they were asked for."""
+        return self.path / "neuron"
+
+    @property
+    def neuron_bin(self) -> Path:
+        return self.neuron / "bin"
+
+    @property
+    def profile(self) -> Path:
+        """Its cluster profile: the sandbox's directory is a search path of its own."""
+        return self.path / "cluster-config" / f"{self.cluster}.yaml"
+
+    def is_up(self) -> bool:
+        """Whether it can be used: its holder lives and has finished `up`."""
+        return self.is_held() and self.entry.is_file()
+
+    def is_held(self) -> bool:
+        """Whether its holder lives: the kernel drops a lock with the process that has it."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+
+def all_layouts() -> list[Layout]:
+    """Return every sandbox of this user, up or crashed."""
+    base = base_dir()
+    if not _is_private(base):
+        return []
+    return [Layout(d) for d in sorted(base.iterdir()) if d.is_dir() and _NAME.fullmatch(d.name)]
+
+
+def search_roots() -> list[Path]:
+    """Return the directories of the sandboxes that are up, each with its cluster profile."""
+    return [layout.path for layout in all_layouts() if layout.is_up()]
+
+
+@contextmanager
+def base_locked() -> Iterator[Path]:
+    """Let one `up` or `down` of this user run at a time; leave no empty directory behind."""
+    base = base_dir()
+    fd = _open_base(base)
+    try:
+        yield base
+        if not any(base.iterdir()):
+            base.rmdir()
+    finally:
+        os.close(fd)
+
+
+def _open_base(base: Path) -> int:
+    while True:
+        try:
+            base.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise SandboxError(f"{base}: {error.strerror}") from None
+        if not _is_private(base):
+            raise SandboxError(
+                f"{base}: not a directory that only you can write: remove it, or set "
+                "TRNSLURM_SANDBOXES to a short path of your own"
+            )
+        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            if base.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except FileNotFoundError:  # another `down` removed it while we waited
+            pass
+        os.close(fd)
+
+
+def _is_private(base: Path) -> bool:
+    try:
+        facts = base.lstat()
+    except OSError:
+        return False
+    ours = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    return ours and not base.is_symlink() and base.is_dir()

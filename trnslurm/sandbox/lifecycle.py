@@ -1,0 +1,188 @@
+"""Starts and ends sandboxes: files, wrappers, profile, holder; and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trnslurm
+from trnslurm.errors import SandboxError
+from trnslurm.sandbox import configuration, neuron
+from trnslurm.sandbox.layout import Layout, base_locked
+from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.namespaces import wrapper
+from trnslurm.sandbox.profile import profile_text
+from trnslurm.sandbox.settings import Settings
+
+_UP_S = 240
+_DOWN_S = 30
+_POLL_S = 0.05
+
+
+def up(
+    layout: Layout, settings: Settings, *, owner: int | None, say: Callable[[str], None]
+) -> bool:
+    """Start a sandbox; False: it was up already. What a crash left behind is removed first.
+
+    `owner` is the pid of a process with whose end the sandbox shall end.
+    """
+    with base_locked():
+        if layout.is_up():
+            _refuse_other_settings(layout, settings)
+            return False
+        _remove(layout)
+        host = Host.look(accounting=settings.accounting)
+        layout.path.mkdir(mode=0o700)
+        try:
+            _write_files(layout, settings, host)
+            holder = _start_holder(layout, host, owner)
+            _wait_until_up(layout, holder, say)
+        except BaseException:
+            _remove(layout)
+            raise
+    return True
+
+
+def down(layout: Layout) -> bool:
+    """End a sandbox and remove its files; False: there was none."""
+    with base_locked():
+        found = layout.path.exists()
+        _remove(layout)
+    return found
+
+
+def settings_of(layout: Layout) -> Settings:
+    """Return what a sandbox was asked to be."""
+    return Settings.from_json(layout.settings.read_text(encoding="utf-8"))
+
+
+def _refuse_other_settings(layout: Layout, asked: Settings) -> None:
+    found = settings_of(layout)
+    if found == asked:
+        return
+    differing = [k for k in asked.__dataclass_fields__ if getattr(asked, k) != getattr(found, k)]
+    words = ", ".join(f"{key} {getattr(found, key)!r}" for key in differing)
+    raise SandboxError(
+        f"sandbox {layout.name} is up with other settings ({words}): take it down first, or give "
+        "this one another --name"
+    )
+
+
+def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
+    for directory in (
+        layout.etc, layout.run, layout.log, layout.state, layout.bin, layout.bin_inside,
+        layout.profile.parent, layout.state / "slurmctld",
+        *(layout.state / name for name in settings.node_names),
+    ):  # fmt: skip
+        directory.mkdir()
+    texts = {
+        layout.settings: settings.to_json(),
+        layout.host: host.to_json(),
+        layout.etc / "slurm.conf": configuration.slurm_conf(layout, settings, host.user),
+        layout.etc / "hosts": configuration.hosts(settings),
+        layout.profile: profile_text(layout, settings),
+    }
+    if gres := configuration.gres_conf(settings):
+        texts[layout.etc / "gres.conf"] = gres
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+    first = layout.bin / host.clients[0]
+    first.write_text(wrapper(layout, host), encoding="utf-8")
+    first.chmod(0o755)
+    for name in host.clients:
+        (layout.bin_inside / name).symlink_to(host.client_dir / name)
+        if name != first.name:
+            (layout.bin / name).symlink_to(first.name)
+    if settings.neuron_stand_ins:
+        neuron.write(layout, settings.instance, host)
+
+
+def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.Popen[bytes]:
+    environ = {k: v for k in ("PATH", "HOME", "USER") if (v := os.environ.get(k))}
+    environ["PATH"] = environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
+    environ |= {"LANG": "C.UTF-8", "PYTHONPATH": str(Path(trnslurm.__file__).parent.parent)}
+    argv = ["unshare", *host.unshare, host.python, "-m", "trnslurm.sandbox.holder"]
+    argv.append(str(layout.path))
+    descriptors = []
+    if owner is not None:
+        try:
+            descriptors.append(os.pidfd_open(owner))
+        except OSError as error:
+            raise SandboxError(f"--owner {owner}: {error.strerror}") from None
+        argv.append(str(descriptors[0]))
+    try:
+        with (layout.log / "holder.log").open("ab") as log:
+            return subprocess.Popen(
+                argv, env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, pass_fds=descriptors,
+            )  # fmt: skip
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _wait_until_up(
+    layout: Layout, holder: subprocess.Popen[bytes], say: Callable[[str], None]
+) -> None:
+    said = 0
+    deadline = time.monotonic() + _UP_S
+    while not layout.entry.is_file():
+        lines = layout.progress.read_text().splitlines() if layout.progress.is_file() else []
+        for line in lines[said:]:
+            say(line)
+        said = len(lines)
+        if holder.poll() is not None:
+            raise SandboxError(f"sandbox {layout.name}: {_why(layout)}")
+        if time.monotonic() > deadline:
+            raise SandboxError(f"sandbox {layout.name}: not up in {_UP_S} s")
+        time.sleep(_POLL_S)
+    holder.returncode = 0  # it lives on; nobody waits for it
+
+
+def _why(layout: Layout) -> str:
+    if layout.failure.is_file():
+        return layout.failure.read_text(encoding="utf-8").strip()
+    log = (layout.log / "holder.log").read_text(errors="replace").split("\n")
+    return next((line for line in reversed(log) if line), "its first process was killed")
+
+
+def _remove(layout: Layout) -> None:
+    """End the holder if it lives, and remove every file."""
+    deadline = time.monotonic() + _DOWN_S
+    holders = set(_holders(layout)) if layout.path.exists() else set()
+    for pid in holders:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    while layout.is_held() or any(_lives(pid) for pid in holders):
+        if time.monotonic() > deadline:
+            raise SandboxError(f"sandbox {layout.name}: its processes do not end")
+        time.sleep(_POLL_S)
+    if layout.path.exists():
+        shutil.rmtree(layout.path)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has not ended: the first of a namespace ends after all others of it."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def _holders(layout: Layout) -> list[int]:
+    """Return the processes whose command line is that of this sandbox's holder."""
+    wanted = f"\0trnslurm.sandbox.holder\0{layout.path}\0".encode()
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (directory / "cmdline").read_bytes():
+                found.append(int(directory.name))
+        except OSError:
+            continue  # it has ended
+    return found

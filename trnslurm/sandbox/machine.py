@@ -1,0 +1,140 @@
+"""What this machine must have for a sandbox: commands, and the right to make namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import SandboxError
+
+# Where daemons lie: on root's PATH, on Debian's /usr/sbin, in ParallelCluster's own directory.
+_PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
+# Command -> Debian package.
+_COMMANDS = {
+    "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount",
+    "ip": "iproute2", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
+    "sbatch": "slurm-client", "srun": "slurm-client",
+}  # fmt: skip
+_ACCOUNTING = {
+    "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+}  # fmt: skip
+_CLIENTS = (
+    "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab",
+    "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The machine and the user that a sandbox is made on and by."""
+
+    user: str
+    uid: int
+    gid: int
+    unshare: tuple[str, ...]
+    """The options of unshare that work here."""
+    commands: Mapping[str, str]
+    """The path of each command that the holder runs."""
+    python: str
+    """The interpreter that the holder runs under."""
+
+    @classmethod
+    def look(cls, *, accounting: bool) -> Host:
+        """Look at this machine, or say what is missing."""
+        return cls(
+            user=_user_name(),
+            uid=os.getuid(),
+            gid=os.getgid(),
+            commands=_needed_commands(accounting=accounting),
+            unshare=tuple(_unshare_options()),
+            python=sys.executable,
+        )
+
+    @property
+    def user_namespace(self) -> bool:
+        return "--user" in self.unshare
+
+    @property
+    def client_dir(self) -> Path:
+        """Where Slurm's commands for users are."""
+        return Path(self.commands["srun"]).parent
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of Slurm's commands for users."""
+        return [name for name in _CLIENTS if (self.client_dir / name).is_file()]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Host:
+        data: dict[str, Any] = json.loads(text)
+        return cls(**{**data, "unshare": tuple(data["unshare"])})
+
+
+def find_command(name: str) -> str | None:
+    """Return the absolute path of a command, sandboxes' own wrappers left aside."""
+    path = [d for d in os.environ.get("PATH", "").split(":") if not _of_a_sandbox(d)]
+    found = shutil.which(name, path=":".join([*path, *_PLACES]))
+    return str(Path(found).absolute()) if found else None
+
+
+def _needed_commands(*, accounting: bool) -> dict[str, str]:
+    """Return the path of each command that a sandbox runs, or say how to install the missing."""
+    packages = _COMMANDS | (_ACCOUNTING if accounting else {})
+    found = {name: find_command(name) for name in packages}
+    if missing := [name for name, path in found.items() if path is None]:
+        words = " ".join(_unique(packages[name] for name in missing))
+        raise SandboxError(
+            f"{', '.join(missing)} not found: sudo apt-get install --no-install-recommends {words}"
+        )
+    return {name: path for name, path in found.items() if path}
+
+
+def _user_name() -> str:
+    """Return this user's name, which Slurm looks up."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise SandboxError(
+            f"user id {os.getuid()} has no name on this machine, and Slurm needs one: "
+            "add it to /etc/passwd"
+        ) from None
+
+
+def _unshare_options() -> list[str]:
+    """Return the options under which `unshare` works here: plain as root, else a user namespace."""
+    plain = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--propagation=slave"]
+    within = ["--user", "--map-root-user", *plain]
+    words = ""
+    for options in [plain, within] if os.getuid() == 0 else [within]:
+        done = subprocess.run(
+            ["unshare", *options, "true"], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return options
+        words = words or " ".join(done.stderr.split())
+    raise SandboxError(
+        f"this machine lets you make no namespaces ({words}): run as root, or have its "
+        "administrator allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+        "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
+    )
+
+
+def _of_a_sandbox(directory: str) -> bool:
+    return os.access(Path(directory).parent / "settings.json", os.R_OK)
+
+
+def _unique(words: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(words))

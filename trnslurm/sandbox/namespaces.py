@@ -1,0 +1,89 @@
+"""Owns the ways into a sandbox: the argument lists of nsenter, and the wrappers made of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from trnslurm.errors import SandboxError
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import Host
+
+_NAMESPACES = ("--mount", "--uts", "--net", "--pid")
+# nsenter leaves the command in the root directory: go back. And let it end with nsenter.
+_RUN = 'cd -- "$1" && shift && exec setpriv --pdeathsig TERM "$@"'
+
+
+def announce(layout: Layout, pid: int) -> None:
+    """Write down the holder's pid and network namespace: from then on the sandbox is up."""
+    temporary = layout.entry.with_suffix(".new")
+    temporary.write_text(f"{pid} {Path('/proc/self/ns/net').readlink()}\n", encoding="utf-8")
+    temporary.replace(layout.entry)
+
+
+def holder_pid(layout: Layout) -> int:
+    """Return the holder's pid as seen from outside, or say that the sandbox is not up."""
+    if layout.is_up():
+        pid, net = layout.entry.read_text(encoding="utf-8").split()
+        try:
+            if str(Path(f"/proc/{pid}/ns/net").readlink()) == net:
+                return int(pid)
+        except FileNotFoundError:
+            pass
+    raise SandboxError(f"sandbox {layout.name} is not up: `{up_command(layout)}` starts it")
+
+
+def up_command(layout: Layout) -> str:
+    """Return the command that starts a sandbox."""
+    named = "" if layout.cluster == layout.name else f" --name {layout.name}"
+    return f"trnslurm sandbox up{named}"
+
+
+def enter(layout: Layout, command: Sequence[str], *, node: int | None = None) -> list[str]:
+    """Return the argument list that runs a command on the head node, or on a node."""
+    pid = str(holder_pid(layout))
+    host = Host.from_json(layout.host.read_text(encoding="utf-8"))
+    argv = _outer(host, pid)
+    if node is not None:
+        inner = (layout.run / f"node-{node}.pid").read_text(encoding="utf-8").strip()
+        argv += ["setpriv", "--pdeathsig", "TERM", "nsenter", f"--target={inner}"]
+        argv += [*_NAMESPACES, "--"]
+    return [*argv, *as_user(host), "/bin/sh", "-c", _RUN, "sh", str(Path.cwd()), *command]
+
+
+def as_user(host: Host) -> list[str]:
+    """Return what makes the sandbox's root the ordinary user again who started it."""
+    if not host.user_namespace:
+        return []
+    return ["unshare", f"--map-user={host.uid}", f"--map-group={host.gid}"]
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """Return what a process inside needs besides its own environment."""
+    return {"SLURM_CONF": str(layout.etc / "slurm.conf")}
+
+
+def wrapper(layout: Layout, host: Host) -> str:
+    """Return the script that runs one of Slurm's commands, whose name is the script's, inside."""
+    outer = " ".join(_outer(host, '"$pid"'))
+    user = shlex.join(as_user(host))
+    directory = shlex.quote(str(host.client_dir))
+    settings = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in environment(layout).items())
+    return f"""\
+#!/bin/sh
+# Runs a command of Slurm inside the sandbox {layout.name}. Written by `trnslurm sandbox up`.
+command=${{0##*/}}
+if ! read -r pid net 2> /dev/null < {shlex.quote(str(layout.entry))} ||
+  [ "$(readlink "/proc/$pid/ns/net")" != "$net" ]; then
+  echo "error: $command: sandbox {layout.name} is not up: {up_command(layout)}" >&2
+  exit 1
+fi
+{settings}exec {outer} {user} /bin/sh -c {shlex.quote(_RUN)} sh \\
+  "$PWD" {directory}/"$command" "$@"
+"""
+
+
+def _outer(host: Host, pid: str) -> list[str]:
+    user = ["--user", "--preserve-credentials"] if host.user_namespace else []
+    return ["nsenter", f"--target={pid}", *user, *_NAMESPACES, "--"]

@@ -1,0 +1,52 @@
+"""Owns the stand-ins of the Neuron tools in a sandbox: where they lie, and how they behave."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from trnslurm.catalog import InstanceType
+from trnslurm.errors import SandboxError, did_you_mean
+from trnslurm.sandbox import neuron_stand_ins
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.neuron_stand_ins import BEHAVIOURS
+
+EVERY_NODE = "all"
+
+
+def write(layout: Layout, instance: InstanceType, host: Host) -> None:
+    """Write the tools' wrappers, and what instance they pretend to be on."""
+    layout.neuron_bin.mkdir(parents=True)
+    facts = {
+        "instance_type": instance.name,
+        "devices": instance.accelerators,
+        "cores_per_device": max(instance.workers) // instance.accelerators,
+        "device_gib": instance.device_gib // instance.accelerators,
+    }
+    (layout.neuron / "instance.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    program = [host.python, "-I", neuron_stand_ins.__file__, "--home", str(layout.neuron)]
+    for tool in BEHAVIOURS:
+        file = layout.neuron_bin / tool
+        file.write_text(f'#!/bin/sh\nexec {shlex.join([*program, tool])} "$@"\n', encoding="utf-8")
+        file.chmod(0o755)
+
+
+def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
+    """Let a tool behave in one of its documented ways, on one node or on `all`."""
+    if not layout.neuron.is_dir():
+        raise SandboxError(
+            f"sandbox {layout.name} has no Neuron tools: start it with --neuron-stand-ins"
+        )
+    if tool not in BEHAVIOURS:
+        raise SandboxError(
+            f"no stand-in of {tool!r}{did_you_mean(tool, BEHAVIOURS)}: {', '.join(BEHAVIOURS)}"
+        )
+    known = BEHAVIOURS[tool]
+    if behaviour not in known:
+        hint = did_you_mean(behaviour, known)
+        raise SandboxError(f"{tool} has no behaviour {behaviour!r}{hint}: {', '.join(known)}")
+    directory = layout.neuron / node
+    directory.mkdir(exist_ok=True)
+    (directory / tool).write_text(f"{behaviour}\n", encoding="utf-8")
+    return f"{tool}: {known[behaviour]}"

@@ -1,0 +1,300 @@
+"""Stands in for three Neuron tools on the nodes of a sandbox: their output, exit codes and traps.
+
+    python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
+
+DIR/instance.json names the instance to play; DIR/<hostname>/TOOL, else DIR/all/TOOL, the fault to
+show, by a word of BEHAVIOURS. What is printed follows AWS's pages of Neuron SDK 2.28 and public
+captures. Guesses: where neuron-ls puts COMMAND, how it shows a missing device, links of 2 to 15
+devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits on stale locks.
+Left out: logical cores (trn2), what -w, -a and -t add, --version, the wording of usage errors,
+the CPU and memory groups of neuron-monitor.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+BEHAVIOURS: dict[str, dict[str, str]] = {
+    "neuron_parallel_compile": {
+        "ok": "runs the command, then reports 4 graphs compiled",
+        "failed-graphs": "2 of 4 graphs fail to compile: exit code 2",
+        "no-graphs": "finds no graph to compile: no summary, exit code 0",
+        "exception": "a compile process dies: 2 of 4 graphs are in no report, exit code 0",
+        "script-error": "takes the command for failed, whatever it returned: exit code 1",
+        "hang": "hangs after the command, until it is signalled",
+        "killed": "the compiler is killed (-9) on 2 of 4 graphs: exit code 2",
+        "stale-lock": "waits for a compiler that is gone, until it is signalled",
+    },
+    "neuron-ls": {
+        "ok": "lists all devices of the instance",
+        "missing-device": "lists one device fewer",
+        "no-devices": "finds no device: nothing on stdout, exit code 1",
+        "busy": "lists a left-over process on every device",
+    },
+    "neuron-monitor": {
+        "ok": "prints one JSON document per period",
+        "hbm-error": "counts an uncorrected memory error on device 0",
+        "silent": "runs and prints nothing",
+        "exit": "ends at once: exit code 1",
+    },
+}
+LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so that no one can kill it
+_INSTANCE_ID = "i-00000000000000000"
+_PCI = """10:1b 10:1e a0:1b a0:1e 20:1e 20:1c 90:1e 90:1c
+          20:1d 20:1b 90:1d 90:1b 10:1c 10:1d a0:1c a0:1d"""
+_KINDS = {"trn1": ("trainium", "v2", "v2"), "trn2": ("trainium2", "v4", "v3")}
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Play the tool that the command line names; return its exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when the reader is gone
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    tool = argv[2] if len(argv) > 2 else "neuron_stand_ins"
+    print(f"{tool}: this is a stand-in of a trnslurm sandbox, not a Neuron tool", file=sys.stderr)
+    if tool not in TOOLS or argv[0] != "--home":
+        fail(f"usage: neuron_stand_ins.py --home DIR {'|'.join(TOOLS)} [ARGUMENT ...]")
+    return TOOLS[tool](Path(argv[1]), read_behaviour(Path(argv[1]), tool), argv[3:])
+
+
+def read_behaviour(home: Path, tool: str) -> str:
+    """The fault to show, for this host or for all."""
+    for path in (home / socket.gethostname() / tool, home / "all" / tool):
+        if path.is_file():
+            word = path.read_text(encoding="utf-8", errors="replace").strip()
+            if word not in BEHAVIOURS[tool]:
+                fail(f'{path}: unknown behaviour "{word}", not in: {", ".join(BEHAVIOURS[tool])}')
+            return word
+    return "ok"
+
+
+def read_instance(home: Path) -> dict[str, Any]:
+    """The instance to play."""
+    try:
+        found = json.loads((home / "instance.json").read_text(encoding="utf-8"))
+        sizes = (int(found[key]) for key in ("devices", "cores_per_device", "device_gib"))
+        return named("type num cores gib", str(found["instance_type"]), *sizes)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(f"{home / 'instance.json'}: not an instance: {error!r}")
+
+
+def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
+    """Run a command in graph extraction mode, then pretend to compile its graphs."""
+    parser = argparse.ArgumentParser(prog="neuron_parallel_compile", allow_abbrev=False)
+    parser.add_argument("--command", choices=("collect-and-compile", "collect", "compile"))
+    parser.add_argument("run", nargs=argparse.REMAINDER, metavar="CMD ...")
+    options = parser.parse_args(arguments)
+    workdir = home / socket.gethostname() / os.environ.get("USER", "no-user") / "workdir"
+    shutil.rmtree(workdir, ignore_errors=True)  # so a second run on this node breaks a first one
+    workdir.mkdir(parents=True)
+    if options.command != "compile" and not options.run:
+        parser.print_help()
+        return 0  # the real one, too, takes this for success
+    if options.command != "compile" and not trial_run(options.run, workdir, behaviour):
+        return 1
+    return 0 if options.command == "collect" else compile_graphs(behaviour)
+
+
+def trial_run(command: list[str], workdir: Path, behaviour: str) -> bool:
+    """Run the command; return whether its graphs can be compiled."""
+    trial_log = workdir / f"trial_run_pid{os.getpid()}_log.txt"
+    trial_log.touch()
+    if run(command) != 0 or behaviour == "script-error":
+        log("There was an error in the training script.", "ERROR")
+        if not os.environ.get("NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE"):
+            return False
+    if not trial_log.exists():
+        log(f"{trial_log} was deleted by a second run on this node", "ERROR")
+    return trial_log.exists()
+
+
+def run(command: list[str]) -> int:
+    """Run a command and pass signals on to it; a signal that is to end us ends it first."""
+    came: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(signum: int, _frame: object) -> None:
+        came.append(signum)
+        if child:
+            child.send_signal(signum)
+
+    every = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+    heard = [signum for signum in every if signal.getsignal(signum) is not signal.SIG_IGN]
+    for signum in heard:
+        signal.signal(signum, forward)
+    environ = os.environ | {"NEURON_EXTRACT_GRAPHS_ONLY": "1"}
+    try:  # the real one, too, merges stderr into stdout
+        child = subprocess.Popen(command, env=environ, stderr=subprocess.STDOUT)
+        for early in tuple(came):
+            child.send_signal(early)
+        return child.wait()
+    except OSError as error:
+        log(str(error), "ERROR")
+        return 1
+    finally:
+        for signum in heard:
+            signal.signal(signum, signal.SIG_DFL)
+        for ending in set(came) & set(_ENDING):
+            os.kill(os.getpid(), ending)
+
+
+def compile_graphs(behaviour: str) -> int:
+    """Report on four graphs; return the number of failed ones, as the real one does."""
+    cache = os.environ.get("NEURON_COMPILE_CACHE_URL") or "/var/tmp/neuron-compile-cache"
+    graphs = [f"{cache}/neuronxcc-0/MODULE_{n}+standin/model.hlo_module.pb" for n in range(1, 5)]
+    if behaviour == "no-graphs":
+        log("No todo hlos found")
+        return 0
+    while behaviour in ("hang", "stale-lock"):
+        if behaviour == "stale-lock":
+            print(f"[INFO]: Another process must be compiling {graphs[0]}", flush=True)
+        time.sleep(60)
+    num_failed = 2 if behaviour in ("failed-graphs", "killed") else 0
+    for graph in graphs[:num_failed]:
+        text = f"Subprocess {os.getpid()} encountered error: neuronx-cc {graph}: exit status 70"
+        if behaviour == "killed":
+            text = "parallel compilation with neuronx-cc exited with error.Received error code: -9"
+        log(text, "ERROR")
+    if behaviour == "exception":
+        log("sub-process 1 got exception: None")
+        del graphs[2:]  # what that process compiled is in no report
+    status = [index >= num_failed for index in range(len(graphs))]
+    summary = {word: status.count(word) for word in (True, False) if word in status}
+    results = (named("status retry compile_time", word, 0, 0.0) for word in status)
+    report = dict(zip(graphs, results, strict=True))
+    log(json.dumps(named("compilation_summary compilation_report", summary, report), indent=4))
+    log(f"Total graphs: {len(graphs)}")
+    log(f"Total successful compilations: {status.count(True)}")
+    log(f"Total failed compilations: {status.count(False)}")
+    return num_failed
+
+
+def neuron_ls(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
+    """List the devices, as a table or as JSON."""
+    parser = argparse.ArgumentParser(prog="neuron-ls", allow_abbrev=False)
+    for option in ("-j --json-output", "-w --wide", "-a --show-all-procs", "-t --topology"):
+        parser.add_argument(*option.split(), action="store_true")
+    parser.add_argument("--version", action="version", version="neuron-ls 0 (stand-in)")
+    options = parser.parse_args(arguments)
+    instance = read_instance(home)
+    num = instance["num"] - (behaviour == "missing-device")
+    if behaviour == "no-devices" or num < 1:
+        now, text = f"{datetime.now(UTC):%FT%TZ}", "Failed to load MLA system information"
+        cause = 'error="failed to discover Neuron devices"'
+        print(f'time="{now}" level=fatal msg="{text}" {cause}', file=sys.stderr)
+        return 1
+    devices = [describe(instance, device, behaviour == "busy") for device in range(num)]
+    if options.json_output:
+        print(json.dumps(devices, indent=4), end="")
+    else:
+        print(f"instance-type: {instance['type']}\ninstance-id: {_INSTANCE_ID}")
+        print_table(devices)
+    return 0
+
+
+def describe(instance: dict[str, Any], device: int, busy: bool) -> dict[str, Any]:
+    """A device; 16 of them are a torus of 4 x 4, links above, to the left, below, to the right."""
+    _, num, cores, gib = instance.values()
+    bdf, affinity, numa, links = "0000:00:1e.0", "0-7", "-1", None
+    if num > 1:
+        bdf = f"0000:{_PCI.split()[device % 16]}.0"
+        affinity, numa = ("32-63,96-127", "1") if bdf[5] in "9a" else ("0-31,64-95", "0")
+    if num == 16:
+        row, left, right = device & ~3, (device - 1) & 3, (device + 1) & 3
+        links = [(device - 4) % 16, row | left, (device + 4) % 16, row | right]
+    ids = list(range(device * cores, (device + 1) * cores))
+    process = named("pid command neuron_runtime_version", LEFT_OVER_PID, "python3 old.py", "2.0.0")
+    place = named("neuron_device bdf cpu_affinity numa_node", device, bdf, affinity, numa)
+    size = named("connected_to nc_count memory_size", links, cores, gib * 2**30)
+    return place | size | named("neuroncore_ids neuron_processes", ids, [process] if busy else [])
+
+
+def print_table(devices: list[dict[str, Any]]) -> None:
+    """Print one row per device; columns with nothing in them are left out."""
+    titles = "NEURON DEVICE,NEURON CORES,NEURON CORE IDS,NEURON MEMORY,CONNECTED DEVICES,PCI BDF"
+    titles += ",PID ,COMMAND ,CPU AFFINITY,NUMA NODE,RUNTIME VERSION"
+    rows = [*map(list, zip(*(title.split(" ", 1) for title in titles.split(",")), strict=True))]
+    for device in devices:
+        ids, links = device["neuroncore_ids"], ", ".join(map(str, device["connected_to"] or ()))
+        pid, command, version = [*device["neuron_processes"], dict.fromkeys("pcv", "")][0].values()
+        row = [device["neuron_device"], len(ids), f"{ids[0]}-{ids[-1]}"]
+        row += [f"{device['memory_size'] // 2**30} GB", links, device["bdf"], pid, command]
+        rows.append([str(c) for c in (*row, device["cpu_affinity"], device["numa_node"], version)])
+    columns = [column for column in zip(*rows, strict=True) if any(column[2:])]
+    widths = [max(map(len, column)) for column in columns]
+    line = "+".join(["", *("-" * (width + 2) for width in widths), ""])
+    for number, cells in enumerate(zip(*columns, strict=True)):
+        pairs = zip(cells, widths, strict=True)
+        padded = [cell.center(w) if number < 2 else cell.ljust(w) for cell, w in pairs]
+        print(f"{line}\n" * (number in (0, 2)) + f"| {' | '.join(padded)} |")
+    print(line)
+
+
+def neuron_monitor(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
+    """Print a JSON document at once and after every period."""
+    parser = argparse.ArgumentParser(prog="neuron-monitor", allow_abbrev=False)
+    parser.add_argument("-c", "--config-file", dest="period_s", type=read_period, default=5.0)
+    parser.add_argument("--verbose", type=int, choices=range(5), help="has no effect")
+    options = parser.parse_args(arguments)
+    report = monitor_report(read_instance(home), options.period_s, behaviour == "hbm-error")
+    while behaviour != "exit":
+        if behaviour != "silent":
+            print(json.dumps(report), flush=True)
+        time.sleep(options.period_s)
+    return 1
+
+
+def read_period(path: str) -> float:
+    """The period of a configuration file in seconds; those of single groups have no effect."""
+    text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
+    period = str(dict(json.loads(text)).get("period", "5s"))
+    unit_s = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}.get(period.lstrip("0123456789."), "no unit")
+    return float(period.rstrip("mhs")) * float(unit_s)
+
+
+def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict[str, Any]:
+    """What neuron-monitor says of an instance on which no application runs."""
+    keys = "neuron_device_index mem_ecc_uncorrected mem_ecc_corrected sram_ecc_uncorrected"
+    kind, num, cores, gib = instance.values()
+    ecc = [named(f"{keys} sram_ecc_corrected", n, int(bad and n == 0), 0, 0, 0) for n in range(num)]
+    system = {"neuron_hw_counters": named("period neuron_devices error", period_s, ecc, "")}
+    info = named("instance_id instance_type error", _INSTANCE_ID, kind, "")
+    keys = "neuron_device_type neuron_device_version neuroncore_version"
+    hardware = named(keys, *_KINDS.get(kind[:4], ("", "", "")))
+    keys = "neuron_device_count neuron_device_memory_size neuroncore_per_device_count"
+    hardware |= named(f"{keys} logical_neuroncore_config error", num, gib * 2**30, cores, 1, "")
+    keys = "neuron_runtime_data system_data instance_info neuron_hardware_info"
+    return named(keys, [], system, info, hardware)
+
+
+def named(keys: str, *values: Any) -> dict[str, Any]:
+    """Give names to values."""
+    return dict(zip(keys.split(), values, strict=True))
+
+
+def log(text: str, level: str = "INFO") -> None:
+    """Print a log line of neuron_parallel_compile."""
+    head = f"{datetime.now():%F %T.%f}:  {os.getpid()}  {level} ||NEURON_PARALLEL_COMPILE||"
+    print(f"{head}: {text}", flush=True)
+
+
+def fail(text: str) -> NoReturn:
+    """Print an error line and end."""
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+TOOLS = dict(zip(BEHAVIOURS, (neuron_parallel_compile, neuron_ls, neuron_monitor), strict=True))
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

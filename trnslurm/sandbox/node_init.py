@@ -1,0 +1,142 @@
+"""The first process of a node: sets up its namespaces, starts slurmd, and obeys the holder.
+
+Orders and answers are lines of JSON on stdin and stdout. When stdin ends, the node ends; and with
+this process, the first of its pid namespace, ends everything on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class Node:
+    """One node: its slurmd, and everything else in its namespaces."""
+
+    def __init__(self, name: str, slurmd: list[str], log: Path) -> None:
+        self._name = name
+        self._slurmd = slurmd
+        self._log = log
+        self._pid = 0
+
+    def obey(self, order: dict[str, Any]) -> str:
+        """Carry out one order; return what was done, or raise ValueError with why not."""
+        match order["do"]:
+            case "network":
+                return self._network(order["address"], order["bits"])
+            case "slurmd-start":
+                return self._start(["-b"] if order.get("rebooted") else [])
+            case "slurmd-kill":
+                return self._kill()
+            case "freeze":
+                return self._signal_all(signal.SIGSTOP, "frozen")
+            case "thaw":
+                return self._signal_all(signal.SIGCONT, "thawed")
+            case "signal":
+                return self._signal(re.compile(order["pattern"]), order["signal"])
+            case unknown:
+                raise ValueError(f"unknown order {unknown!r}")
+
+    def reap(self) -> None:
+        """Collect what has ended: orphans come to the first process of a pid namespace."""
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if pid == self._pid:
+                    self._pid = 0
+
+    def _network(self, address: str, bits: int) -> str:
+        for words in (
+            ["link", "set", "lo", "up"],
+            ["address", "add", f"{address}/{bits}", "dev", "eth0"],
+            ["link", "set", "eth0", "up"],
+        ):
+            done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ValueError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        return "connected"
+
+    def _start(self, options: list[str]) -> str:
+        if self._pid:
+            raise ValueError(f"slurmd runs on {self._name} already")
+        with self._log.open("ab") as log:
+            self._pid = subprocess.Popen(  # not waited for here: reap() does
+                [*self._slurmd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            ).pid  # fmt: skip
+        return "slurmd started"
+
+    def _kill(self) -> str:
+        if not self._pid:
+            raise ValueError(f"slurmd does not run on {self._name}")
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._pid = 0
+        return "slurmd killed"
+
+    @staticmethod
+    def _signal_all(number: int, word: str) -> str:
+        for _ in range(2):  # what forked while the first one went round
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, number)
+        return word
+
+    def _signal(self, pattern: re.Pattern[str], number: int) -> str:
+        """Signal every process here whose command line matches, but this one."""
+        count = 0
+        for directory in Path("/proc").glob("[0-9]*"):
+            pid = int(directory.name)
+            with contextlib.suppress(OSError):
+                words = (directory / "cmdline").read_bytes().split(b"\0")
+                line = b" ".join(words).decode(errors="replace").strip()
+                if pid != os.getpid() and line and pattern.search(line):
+                    os.kill(pid, number)
+                    count += 1
+        if not count:
+            raise ValueError(f"no process on {self._name} matches {pattern.pattern!r}")
+        return f"{count} {'process' if count == 1 else 'processes'} signalled"
+
+
+def main() -> None:
+    """Run as `python -m trnslurm.sandbox.node_init NAME LOG SLURMD…` in new namespaces."""
+    name, log, *slurmd = sys.argv[1:]
+    pid = str(Path("/proc/self").readlink())  # as the holder sees it, until /proc is our own
+    socket.sethostname(name)
+    for words in (
+        ["-t", "proc", "proc", "/proc"],
+        ["-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"],
+    ):
+        subprocess.run(["mount", *words], check=True)
+    node = Node(name, slurmd, Path(log))
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    print(json.dumps({"ok": pid}), flush=True)
+    while True:
+        ready, _, _ = select.select([sys.stdin, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            node.reap()
+        if sys.stdin in ready:
+            line = sys.stdin.readline()
+            if not line:
+                return
+            try:
+                answer = {"ok": node.obey(json.loads(line))}
+            except (ValueError, OSError) as error:
+                answer = {"error": str(error)}
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Owns one node as the holder sees it: its first process, its cable, its orders."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+from trnslurm.sandbox.daemons import BootError, run
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.settings import PREFIX_BITS, node_address
+
+BRIDGE = "cluster"
+_ANSWER_S = 20
+_UNSHARE = ("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-child")
+
+
+class NodeLink:
+    """A node that is on or off."""
+
+    def __init__(self, layout: Layout, number: int, name: str, slurmd: Sequence[str]) -> None:
+        self._layout = layout
+        self._number = number
+        self._name = name
+        self._slurmd = [*slurmd, "-D", "-N", name]
+        self._process: subprocess.Popen[str] | None = None
+
+    def power_on(self, *, rebooted: bool = False) -> None:
+        """Start the first process in new namespaces; `connect` then waits for it."""
+        if self._process:
+            raise BootError(f"{self._name} is on already")
+        self._rebooted = rebooted
+        program = [sys.executable, "-m", "trnslurm.sandbox.node_init"]
+        log = self._layout.log / f"{self._name}.out"
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [*_UNSHARE, "--propagation=slave", *program, self._name, log, *self._slurmd],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def connect(self) -> None:
+        """Wait for the first process, plug the cable in, and start slurmd."""
+        assert self._process
+        inner = self._answer()
+        (self._layout.run / f"node-{self._number}.pid").write_text(f"{inner}\n", encoding="utf-8")
+        cable, pid = self._cable, str(self._process.pid)
+        run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid])
+        run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
+        self.order(do="network", address=node_address(self._number), bits=PREFIX_BITS)
+        self.order(do="slurmd-start", rebooted=self._rebooted)
+
+    def power_off(self) -> None:
+        """End everything on the node at once."""
+        process = self._on()
+        self._process = None
+        process.kill()  # --kill-child: the first process goes with it
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                _open(stream).close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
+        process.returncode = -signal.SIGKILL
+        with contextlib.suppress(BootError):  # it may have gone with the namespace
+            run(["ip", "link", "delete", self._cable])
+
+    def link(self, state: str) -> str:
+        """Pull the cable out (`down`) or plug it in (`up`)."""
+        self._on()
+        run(["ip", "link", "set", self._cable, state])
+        return f"link {state}"
+
+    def order(self, **words: Any) -> str:
+        """Give the first process an order and return its answer."""
+        stream = _open(self._on().stdin)
+        stream.write(json.dumps(words) + "\n")
+        stream.flush()
+        return self._answer()
+
+    def ended(self, pids: set[int]) -> None:
+        """Learn which children have ended; a node whose first process has is off."""
+        if self._process and self._process.pid in pids:
+            self._process.returncode = -signal.SIGKILL
+            self._process = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._process is not None
+
+    @property
+    def _cable(self) -> str:
+        return f"node{self._number}"
+
+    def _on(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise BootError(f"{self._name} is off: power-on starts it")
+        return self._process
+
+    def _answer(self) -> str:
+        stream = _open(self._on().stdout)
+        ready, _, _ = select.select([stream], [], [], _ANSWER_S)
+        line = stream.readline() if ready else ""
+        if not line:
+            raise BootError(f"{self._name} does not answer: see {self._layout.log}")
+        answer: dict[str, str] = json.loads(line)
+        if "error" in answer:
+            raise BootError(answer["error"])
+        return answer["ok"]
+
+
+def _open(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream

@@ -1,0 +1,55 @@
+"""The cluster profile of a sandbox: a Slurm cluster whose nodes compute on this machine's CPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.settings import PARTITION, Settings, split_settings
+
+_WORKERS = list(range(1, 9))
+
+
+def profile_text(layout: Layout, settings: Settings) -> str:
+    """Return the profile as YAML."""
+    name = f"sandbox-{settings.like}"
+    tree: dict[str, Any] = {
+        "description": f"Sandbox of this machine: {settings.nodes} nodes in the guise of "
+        f"{settings.like}, jobs on its CPU",
+        "scheduler": "slurm",
+        "instance_type": name,
+        "prefer_preset": "tiny",
+        "workers_per_node": 1,
+        "python": settings.python,
+        "activate": _activate(layout, settings),
+        "slurm": {
+            "partition": PARTITION,
+            "max_nodes": settings.nodes,
+            "bin_dir": str(layout.bin),
+        },
+        "instance_types": {name: _instance(settings)},
+    }
+    if settings.instance.device == "cuda":
+        tree["slurm"]["gpus_per_node"] = settings.instance.accelerators
+    header = "# Written by `trnslurm sandbox up`, gone with `trnslurm sandbox down`.\n"
+    return header + yaml.safe_dump(tree, sort_keys=False)
+
+
+def _instance(settings: Settings) -> dict[str, Any]:
+    """Return the claimed type with this machine's CPU for a device, and no price."""
+    facts = asdict(settings.instance)
+    del facts["name"]
+    _, words = split_settings(settings.set)
+    if words.get("CPUs", "").isdecimal():
+        facts["vcpus"] = int(words["CPUs"])
+    facts |= {"device": "xla-cpu", "workers": _WORKERS, "multi_node_workers": _WORKERS}
+    return facts | {"bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}
+
+
+def _activate(layout: Layout, settings: Settings) -> list[str]:
+    if not settings.neuron_stand_ins:
+        return []
+    return [f'export PATH="{layout.neuron_bin}:$PATH"']

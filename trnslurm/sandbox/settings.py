@@ -1,0 +1,130 @@
+"""What a sandbox can be asked to be, checked; and the node names and addresses that follow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trnslurm.catalog import InstanceType, catalog, find
+from trnslurm.errors import SandboxError, did_you_mean
+
+MAX_NODES = 64
+HEAD = "head-node"
+HEAD_ADDRESS = "10.77.0.1"
+PARTITION = "compute"
+PREFIX_BITS = 16
+
+# Keys of slurm.conf's NodeName line, which apply to every node.
+NODE_KEYS = (
+    "CPUs", "Boards", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore",
+    "RealMemory", "MemSpecLimit", "CpuSpecList", "CoreSpecCount", "TmpDisk", "Feature", "Gres",
+    "Weight",
+)  # fmt: skip
+# What holds the sandbox together.
+OWNED_KEYS = (
+    "ClusterName", "SlurmctldHost", "SlurmUser", "SlurmdUser", "AuthType", "StateSaveLocation",
+    "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmdPidFile", "SlurmctldLogFile", "SlurmdLogFile",
+    "SlurmctldPort", "SlurmdPort", "AccountingStorageHost", "AccountingStorageType", "NodeName",
+    "NodeAddr", "Include",
+)  # fmt: skip
+_SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What `trnslurm sandbox up` was asked for."""
+
+    nodes: int = 4
+    like: str = "trn1.32xlarge"
+    """The instance type that the nodes claim to be."""
+    accounting: bool = False
+    neuron_stand_ins: bool = False
+    set: tuple[str, ...] = ()
+    """Lines `Key=Value` for slurm.conf."""
+    python: str = ""
+    """The interpreter that jobs run under."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise SandboxError(f"--nodes {self.nodes}: a sandbox has 1 to {MAX_NODES} nodes")
+        for setting in self.set:
+            _check_setting(setting)
+        if self.neuron_stand_ins and self.instance.device != "neuron":
+            raise SandboxError(f"--neuron-stand-ins: {self.like} has no Neuron devices")
+
+    @property
+    def instance(self) -> InstanceType:
+        """The catalog's entry for `like`."""
+        return find(catalog(), self.like)
+
+    @property
+    def resource(self) -> str:
+        """ParallelCluster's name for the kind of node, as in our cluster files: trn1, p4d."""
+        return self.like.partition(".")[0]
+
+    @property
+    def node_names(self) -> list[str]:
+        """ParallelCluster's names: queue, `dy` for dynamic, resource, number."""
+        return [f"{PARTITION}-dy-{self.resource}-{n}" for n in range(1, self.nodes + 1)]
+
+    def node_number(self, word: str) -> int:
+        """Return the number of a node given by number or name."""
+        names = self.node_names
+        if word in names:
+            return names.index(word) + 1
+        if word.isdecimal() and 1 <= int(word) <= self.nodes:
+            return int(word)
+        raise SandboxError(
+            f"no node {word!r} in this sandbox: use 1 to {self.nodes}, or a name as in {names[0]}"
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        data: dict[str, Any] = json.loads(text)
+        return cls(**{**data, "set": tuple(data["set"])})
+
+
+def node_address(number: int) -> str:
+    """Return the address of node 1, 2, …"""
+    return f"10.77.1.{number}"
+
+
+def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapping[str, str]]:
+    """Return the lines of slurm.conf and the words of its NodeName line."""
+    node_keys = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
+    lines: list[tuple[str, str]] = []
+    words: dict[str, str] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key.lower() in node_keys:
+            words[node_keys[key.lower()]] = value
+        else:
+            lines.append((key, value))
+    return lines, words
+
+
+def _check_setting(setting: str) -> None:
+    match = _SETTING.fullmatch(setting)
+    if not match:
+        raise SandboxError(f"--set {setting}: expected Key=Value, a line of slurm.conf")
+    key, value = match.groups()
+    if not value.strip():
+        raise SandboxError(f"--set {setting}: {key} needs a value")
+    if key.lower() in {k.lower() for k in OWNED_KEYS}:
+        raise SandboxError(f"--set {setting}: {key} holds the sandbox together and is not yours")
+    words = [k for k in NODE_KEYS if k.lower() == key.lower()]
+    if words and " " in value:
+        raise SandboxError(f"--set {setting}: {words[0]} takes one word")
+
+
+def unknown_key_hint(key: str) -> str:
+    """Return a suggestion for a key that slurmctld did not know."""
+    from trnslurm.sandbox.configuration import PARALLELCLUSTER
+
+    return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
