@@ -1,5 +1,8 @@
-# `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and two
-# system packages where they are missing and apt may be used: python3-venv, and shellcheck (test).
+# `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and system
+# packages where they are missing and apt may be used: python3-venv, and for the tests shellcheck and
+# what a sandbox runs (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
+SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
+  iproute2 util-linux
 
 # The first Python that the pinned stack has wheels for: 3.11 to 3.13.
 SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -25,7 +28,7 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 	echo
 	$(BIN)/trnslurm status last
 
-test: shellcheck .venv/.train .venv-pcluster  ## Everything that continuous integration checks
+test: shellcheck sandbox .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit
 
 check: .venv/.train  ## Linters and types
@@ -34,7 +37,7 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/mypy
 	shellcheck .ci/run cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
-unit: .venv/.train .venv-pcluster  ## The tests
+unit: sandbox .venv/.train .venv-pcluster  ## The tests
 	$(BIN)/pytest
 
 format: .venv/.train  ## Format the sources
@@ -67,7 +70,7 @@ clean:  ## Remove what make made
 	$@/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-.PHONY: python-venv shellcheck
+.PHONY: python-venv shellcheck sandbox
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
@@ -78,8 +81,18 @@ python-venv:
 shellcheck:
 	@command -v shellcheck > /dev/null || $(call apt,shellcheck)
 
+# The daemons lie in /usr/sbin, which is not on every PATH.
+sandbox:
+	@for command in slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults ip nsenter; do
+	  if ! PATH=$$PATH:/usr/sbin command -v $$command > /dev/null; then
+	    $(call apt,$(SANDBOX))
+	    break
+	  fi
+	done
+
 define apt
 { echo "Installing $(1)"; sudo=; [ "$$(id -u)" -eq 0 ] || sudo='sudo -n'; \
-  { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(1); } > /dev/null 2>&1 || \
+  { $$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends $(1); } > /dev/null 2>&1 || \
   { echo "error: please run: sudo apt-get install $(1)" >&2; exit 1; }; }
 endef

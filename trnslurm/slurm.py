@@ -13,6 +13,7 @@ from pathlib import Path
 from trnslurm.errors import SlurmError
 
 TIMEOUT_S = 30
+_PING_S = 10
 # These override a script's directives or a command's format. SLURM_CONF says where the cluster is.
 _OVERRIDES = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+")
 _KEPT = {"SLURM_CONF"}
@@ -173,10 +174,19 @@ def _queue_entry(line: str) -> QueueEntry | None:
     return QueueEntry(job_id=job_id, state=state, reason=reason, start=start, nodes=nodes)
 
 
+def _knows_a_cluster() -> bool:
+    """Whether Slurm's commands here belong to a cluster: installed for a sandbox, they do not."""
+    try:
+        Slurm().call("scontrol", "ping", timeout_s=_PING_S)
+    except SlurmError as error:
+        return "Could not establish a configuration source" not in str(error)
+    return True
+
+
 def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
     """Return what on this host hints at Slurm (None: nothing does), and whether srun is there."""
     if srun := shutil.which("srun"):
-        return srun, True
+        return (srun, True) if _knows_a_cluster() else (None, False)
     for pattern in ("opt/slurm", "etc/slurm*"):
         if found := next(root.glob(pattern), None):
             return str(found), False

@@ -35,6 +35,16 @@ def test_srun_on_path_is_certain(fake_slurm, tmp_path: Path) -> None:
     assert os.access(found, os.X_OK)
 
 
+def test_commands_of_no_cluster_are_no_slurm(fake_slurm, tmp_path: Path) -> None:
+    """As on a machine where Slurm's packages were installed for sandboxes only."""
+    fake_slurm.refuse("scontrol", "scontrol: fatal: Could not establish a configuration source")
+    (tmp_path / "etc/slurm").mkdir(parents=True)  # comes with the package
+    assert slurm_hint(tmp_path) == (None, False)
+    fake_slurm.refuse("scontrol", "Slurmctld(primary) at head is DOWN")
+    found, certain = slurm_hint(tmp_path)
+    assert certain and found is not None and found.endswith("/srun")
+
+
 def test_local_is_chosen_and_said(site, cli, nothing_hints) -> None:
     done = cli("submit", "gpt2_zero1", "--nodes", "2", "--dry-run")
     assert done.code == 0

@@ -33,8 +33,18 @@ SURFACE = {
     "clusters": "--path --json",
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",
+    "sandbox up": (
+        "--name -n/--nodes --like --accounting --set --neuron-stand-ins --python --owner -q/--quiet"
+    ),
+    "sandbox down": "--name --all",
+    "sandbox list": "--json",
+    "sandbox status": "--name --json",
+    "sandbox env": "--name --unset",
+    "sandbox exec": "--name --node COMMAND",
+    "sandbox fault": "--name FAULT",
     "completion": "SHELL",
 }
+SANDBOX_VERBS = ("up", "down", "status", "env", "exec", "fault")
 DEFAULTS = {
     ("plan", "nodes"): "1,2,4,8,16",
     ("render", "nodes"): 1,
@@ -43,6 +53,9 @@ DEFAULTS = {
     ("logs", "lines"): 100,
     ("exec", "node"): 0,
     ("env check", "timeout"): 600.0,
+    ("sandbox up", "nodes"): 4,
+    ("sandbox up", "like"): "trn1.32xlarge",
+    **{(f"sandbox {verb}", "name"): "sandbox" for verb in SANDBOX_VERBS},
 }
 
 

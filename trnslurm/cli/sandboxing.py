@@ -229,7 +229,8 @@ def exec_command_line(name: str, node: str | None, command: tuple[str, ...]) -> 
     number = None if node is None else _settings(layout).node_number(node)
     argv = enter(layout, command, node=number)
     os.environ.update(environment(layout))
-    os.environ["PATH"] = f"{layout.bin}:{os.environ.get('PATH', '')}"
+    tools = f"{layout.neuron_bin}:" if layout.neuron_bin.is_dir() else ""
+    os.environ["PATH"] = f"{tools}{layout.bin}:{os.environ.get('PATH', '')}"
     os.environ |= {_VARIABLE: layout.name, "TRNSLURM_CLUSTER": layout.cluster}
     sys.stdout.flush()
     os.execvp(argv[0], argv)

@@ -14,6 +14,8 @@ from trnslurm.errors import SandboxError
 
 DEFAULT_NAME = "sandbox"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,19}")
+_PATH = re.compile(r"/[\w./-]*", re.ASCII)
+_SOCKET_MAX = 107
 
 
 def base_dir() -> Path:
@@ -38,7 +40,17 @@ class Layout:
             raise SandboxError(
                 f"sandbox name {name!r}: use up to 20 lower-case letters, digits and '-'"
             )
-        return cls(base_dir() / name)
+        layout = cls(base_dir() / name)
+        if not _PATH.fullmatch(str(layout.path)):
+            raise SandboxError(
+                f"{layout.path}: slurm.conf takes no such path; set TRNSLURM_SANDBOXES to one of "
+                "letters, digits, '.', '_' and '-'"
+            )
+        if len(str(layout.socket)) > _SOCKET_MAX:
+            raise SandboxError(
+                f"{layout.path}: too long for a socket in it; set TRNSLURM_SANDBOXES to another"
+            )
+        return layout
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ import yaml
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.settings import PARTITION, Settings, split_settings
 
-_WORKERS = list(range(1, 9))
+_WORKERS = range(1, 9)
 
 
 def profile_text(layout: Layout, settings: Settings) -> str:
@@ -35,7 +35,7 @@ def profile_text(layout: Layout, settings: Settings) -> str:
     if settings.instance.device == "cuda":
         tree["slurm"]["gpus_per_node"] = settings.instance.accelerators
     header = "# Written by `trnslurm sandbox up`, gone with `trnslurm sandbox down`.\n"
-    return header + yaml.safe_dump(tree, sort_keys=False)
+    return header + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
 
 
 def _instance(settings: Settings) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _instance(settings: Settings) -> dict[str, Any]:
     _, words = split_settings(settings.set)
     if words.get("CPUs", "").isdecimal():
         facts["vcpus"] = int(words["CPUs"])
-    facts |= {"device": "xla-cpu", "workers": _WORKERS, "multi_node_workers": _WORKERS}
+    facts |= {"device": "xla-cpu", "workers": [*_WORKERS], "multi_node_workers": [*_WORKERS]}
     return facts | {"bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}
 
 
