@@ -155,18 +155,17 @@ class Cluster:
     def _wait_for_nodes(self) -> None:
         deadline = time.monotonic() + _NODES_S
         while unready := self._unready():
+            for node in self._nodes:
+                node.order(do="slurmd-check")
             if time.monotonic() > deadline:
                 words = ", ".join(f"{name} is {state}" for name, state in unready.items())
                 raise BootError(f"{words} after {_NODES_S} s")
             time.sleep(_POLL_S)
 
     def _unready(self) -> dict[str, str]:
-        rows = self._client("sinfo", "--noheader", "--Node", "--format=%N|%T").split()
-        states = dict(row.split("|") for row in rows)
-        for name, state in states.items():
-            if state.startswith(("inval", "drain")):  # it registered before its claims were known
-                self._client("scontrol", "update", f"NodeName={name}", "State=RESUME")
-        return {name: state for name, state in states.items() if state != "idle"}
+        text = self._client("sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
+        rows = [line.split("|", 2) for line in text.splitlines()]
+        return {name: f"{state} ({why})" for name, state, why in rows if state != "idle"}
 
     def _client(self, command: str, *arguments: str) -> str:
         return run([*self._user, str(self._host.client_dir / command), *arguments])

@@ -57,10 +57,10 @@ def slurm_conf(layout: Layout, settings: Settings, user: str) -> str:
     """Return slurm.conf."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
-    partitions = [_partition()]
+    partitions = {PARTITION: _partition()}
     for key, value in extra:
         if key.lower() == "partitionname":
-            partitions.append(f"PartitionName={value}")
+            partitions[value.split()[0]] = f"PartitionName={value}"
         else:
             known = next((k for k in values if k.lower() == key.lower()), key)
             values[known] = value
@@ -69,14 +69,25 @@ def slurm_conf(layout: Layout, settings: Settings, user: str) -> str:
     lines += [f"{key}={value}" for key, value in _owned(layout, user).items()]
     lines += [f"{key}={value}" for key, value in sorted(values.items())]
     lines += _nodes(settings)
-    return "\n".join([*lines, *partitions]) + "\n"
+    return "\n".join([*lines, *partitions.values()]) + "\n"
 
 
-def gres_conf(settings: Settings) -> str:
-    """Return gres.conf: GPUs that are claimed, with no device behind them."""
-    if settings.instance.device != "cuda":
-        return ""
-    return f"Name=gpu Count={settings.instance.accelerators}\n"
+def gres(settings: Settings) -> list[tuple[str, str, int]]:
+    """Return name, type (or "") and count of each generic resource that a node claims."""
+    found = []
+    for claim in filter(None, _node_facts(settings).get("Gres", "").split(",")):
+        name, *kind, count = claim.split(":") if ":" in claim else (claim, "1")
+        found.append((name, "".join(kind), int(count)))
+    return found
+
+
+def gres_conf(layout: Layout, settings: Settings) -> str:
+    """Return gres.conf: each device is an empty file, for slurmd counts files."""
+    lines = []
+    for name, kind, count in gres(settings):
+        words = [f"Name={name}", *([f"Type={kind}"] if kind else [])]
+        lines.append(f"{' '.join(words)} File={layout.devices}/{name}{kind}[0-{count - 1}]\n")
+    return "".join(lines)
 
 
 def topology(settings: Settings) -> str:

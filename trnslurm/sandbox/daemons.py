@@ -13,6 +13,8 @@ from pathlib import Path
 
 _STEP_S = 90
 _POLL_S = 0.05
+# Errors that tell nothing: every daemon of Debian's says the first, and the others follow another.
+_NOISE = re.compile(r"pmix|MPI|Unable to process configuration file|initialization failed")
 
 
 class BootError(Exception):
@@ -70,16 +72,21 @@ class Daemons:
             time.sleep(_POLL_S)
 
     def last_words(self, name: str) -> str:
-        """Return the error that a daemon ended with, from what it printed and logged."""
-        text = ""
-        for suffix in ("out", "log"):
-            with contextlib.suppress(OSError):
-                text += (self._log / f"{name}.{suffix}").read_text(errors="replace")
-        lines = [re.sub(r"^\[[^]]*\] |^\w+: ", "", line) for line in text.splitlines() if line]
+        """Return the error that a daemon ended with, from what it printed."""
+        return last_words(self._log / f"{name}.out")
+
+
+def last_words(log: Path) -> str:
+    """Return what is most telling of the end of what a daemon printed."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line]
         for word in ("fatal: ", "error: "):
-            if telling := [line for line in lines if word in line]:
+            telling = [line for line in lines if word in line and not _NOISE.search(line)]
+            if telling:
                 return telling[-1].partition(word)[2]
-        return lines[-1] if lines else "no word of why"
+        if lines:
+            return lines[-1]
+    return "no word of why"
 
 
 def run(argv: Sequence[str]) -> str:

@@ -112,6 +112,11 @@ class Layout:
         return self.path / "state"
 
     @property
+    def devices(self) -> Path:
+        """Empty files in the place of GPUs."""
+        return self.state / "devices"
+
+    @property
     def bin(self) -> Path:
         """Slurm's commands, for use from outside; inside, links to the real ones lie over it."""
         return self.path / "bin"
@@ -174,9 +179,9 @@ def base_locked() -> Iterator[Path]:
     fd = _open_base(base)
     try:
         yield base
+    finally:
         if not any(base.iterdir()):
             base.rmdir()
-    finally:
         os.close(fd)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from trnslurm.sandbox.layout import Layout, base_locked
 from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.namespaces import wrapper
 from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import Settings
+from trnslurm.sandbox.settings import Settings, unknown_key_hint
 
 _UP_S = 240
 _DOWN_S = 30
@@ -88,8 +89,11 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
         layout.etc / "hosts": configuration.hosts(settings),
         layout.profile: profile_text(layout, settings),
     }
-    if gres := configuration.gres_conf(settings):
-        texts[layout.etc / "gres.conf"] = gres
+    if gres := configuration.gres(settings):
+        texts[layout.etc / "gres.conf"] = configuration.gres_conf(layout, settings)
+        layout.devices.mkdir()
+    for name, kind, count in gres:
+        texts |= {layout.devices / f"{name}{kind}{n}": "" for n in range(count)}
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
     first = layout.bin / host.clients[0]
@@ -113,8 +117,9 @@ def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.P
     if owner is not None:
         try:
             descriptors.append(os.pidfd_open(owner))
-        except OSError as error:
-            raise SandboxError(f"--owner {owner}: {error.strerror}") from None
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SandboxError(f"--owner {owner}: {why}") from None
         argv.append(str(descriptors[0]))
     try:
         with (layout.log / "holder.log").open("ab") as log:
@@ -147,7 +152,9 @@ def _wait_until_up(
 
 def _why(layout: Layout) -> str:
     if layout.failure.is_file():
-        return layout.failure.read_text(encoding="utf-8").strip()
+        words = layout.failure.read_text(encoding="utf-8").strip()
+        unknown = re.search(r"unrecognized key: (\w+)", words)
+        return words + (unknown_key_hint(unknown[1]) if unknown else "")
     log = (layout.log / "holder.log").read_text(errors="replace").split("\n")
     return next((line for line in reversed(log) if line), "its first process was killed")
 

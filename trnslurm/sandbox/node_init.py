@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trnslurm.sandbox.daemons import last_words
+
 
 class Node:
     """One node: its slurmd, and everything else in its namespaces."""
@@ -37,6 +39,8 @@ class Node:
                 return self._start(["-b"] if order.get("rebooted") else [])
             case "slurmd-kill":
                 return self._kill()
+            case "slurmd-check":
+                return self._check()
             case "freeze":
                 return self._signal_all(signal.SIGSTOP, "frozen")
             case "thaw":
@@ -73,6 +77,12 @@ class Node:
                 start_new_session=True,
             ).pid  # fmt: skip
         return "slurmd started"
+
+    def _check(self) -> str:
+        self.reap()
+        if not self._pid:
+            raise ValueError(f"slurmd on {self._name} ended: {last_words(self._log)}")
+        return "slurmd runs"
 
     def _kill(self) -> str:
         if not self._pid:

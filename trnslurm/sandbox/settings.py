@@ -23,6 +23,8 @@ NODE_KEYS = (
     "RealMemory", "MemSpecLimit", "CpuSpecList", "CoreSpecCount", "TmpDisk", "Feature", "Gres",
     "Weight",
 )  # fmt: skip
+# Of these, those that slurmd's processors are made of.
+COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
 # What holds the sandbox together.
 OWNED_KEYS = (
     "ClusterName", "SlurmctldHost", "SlurmUser", "SlurmdUser", "AuthType", "StateSaveLocation",
@@ -30,6 +32,7 @@ OWNED_KEYS = (
     "SlurmctldPort", "SlurmdPort", "AccountingStorageHost", "AccountingStorageType", "NodeName",
     "NodeAddr", "Include",
 )  # fmt: skip
+_GRES = r"(\w+(:\w+)?(:[1-9]\d{0,2})?(,|$))+"
 _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
 
 
@@ -118,9 +121,13 @@ def _check_setting(setting: str) -> None:
         raise SandboxError(f"--set {setting}: {key} needs a value")
     if key.lower() in {k.lower() for k in OWNED_KEYS}:
         raise SandboxError(f"--set {setting}: {key} holds the sandbox together and is not yours")
-    words = [k for k in NODE_KEYS if k.lower() == key.lower()]
-    if words and " " in value:
-        raise SandboxError(f"--set {setting}: {words[0]} takes one word")
+    word = next((k for k in NODE_KEYS if k.lower() == key.lower()), "")
+    if word and " " in value:
+        raise SandboxError(f"--set {setting}: {word} takes one word")
+    if word == "Gres" and not re.fullmatch(_GRES, value):
+        raise SandboxError(f"--set {setting}: Gres takes name:count or name:type:count")
+    if word in COUNTS and not re.fullmatch(r"[1-9]\d{0,6}", value):
+        raise SandboxError(f"--set {setting}: {word} takes a number")
 
 
 def unknown_key_hint(key: str) -> str:
