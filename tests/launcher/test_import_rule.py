@@ -72,6 +72,7 @@ ALLOWED = {
     "render": {"errors", "catalog", "config", "plan", "spec", "bundle"},
     "run": {"errors"},
     "slurm": {"errors"},
+    "sandbox": {"errors", "catalog", "slurm"},
     "node": set(),
     "train": set(),
     "__main__": {"cli"},

@@ -154,7 +154,7 @@ def _row(layout: Layout) -> dict[str, Any]:
     try:
         settings = settings_of(layout)
         nodes, like = settings.nodes, settings.like
-    except (OSError, ValueError):
+    except SandboxError:
         nodes, like = 0, "?"
     return {"name": layout.name, "cluster": layout.cluster, "state": state, "nodes": nodes,
             "like": like}  # fmt: skip

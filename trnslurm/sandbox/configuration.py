@@ -76,7 +76,7 @@ def gres(settings: Settings) -> list[tuple[str, str, int]]:
     """Return name, type (or "") and count of each generic resource that a node claims."""
     found = []
     for claim in filter(None, _node_facts(settings).get("Gres", "").split(",")):
-        name, *kind, count = claim.split(":") if ":" in claim else (claim, "1")
+        name, *kind, count = claim.split(":")
         found.append((name, "".join(kind), int(count)))
     return found
 

@@ -91,9 +91,13 @@ def last_words(log: Path) -> str:
 
 def run(argv: Sequence[str]) -> str:
     """Run a short command and return its output; its failure is the step's."""
-    done = subprocess.run(
-        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_STEP_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_STEP_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise BootError(f"{' '.join(argv)}: no answer in {_STEP_S} s") from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise BootError(f"{' '.join(argv)}: {words}")

@@ -60,7 +60,12 @@ def down(layout: Layout) -> bool:
 
 def settings_of(layout: Layout) -> Settings:
     """Return what a sandbox was asked to be."""
-    return Settings.from_json(layout.settings.read_text(encoding="utf-8"))
+    try:
+        return Settings.from_json(layout.settings.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):  # cut short, or of another version
+        raise SandboxError(
+            f"{layout.settings} is damaged: `trnslurm sandbox down --name {layout.name}` removes it"
+        ) from None
 
 
 def _refuse_other_settings(layout: Layout, asked: Settings) -> None:

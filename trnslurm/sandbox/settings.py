@@ -23,6 +23,7 @@ NODE_KEYS = (
     "RealMemory", "MemSpecLimit", "CpuSpecList", "CoreSpecCount", "TmpDisk", "Feature", "Gres",
     "Weight",
 )  # fmt: skip
+_NODE_KEY_OF = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
 # Of these, those that slurmd's processors are made of.
 COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
 # What holds the sandbox together.
@@ -32,7 +33,7 @@ OWNED_KEYS = (
     "SlurmctldPort", "SlurmdPort", "AccountingStorageHost", "AccountingStorageType", "NodeName",
     "NodeAddr", "Include",
 )  # fmt: skip
-_GRES = r"(\w+(:\w+)?(:[1-9]\d{0,2})?(,|$))+"
+_GRES = r"(\w+(:\w+)?:[1-9]\d{0,2}(,(?=\w)|$))+"
 _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
 
 
@@ -53,6 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
             raise SandboxError(f"--nodes {self.nodes}: a sandbox has 1 to {MAX_NODES} nodes")
+        find(catalog(), self.like)
         for setting in self.set:
             _check_setting(setting)
         if self.neuron_stand_ins and self.instance.device != "neuron":
@@ -100,13 +102,12 @@ def node_address(number: int) -> str:
 
 def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapping[str, str]]:
     """Return the lines of slurm.conf and the words of its NodeName line."""
-    node_keys = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
     lines: list[tuple[str, str]] = []
     words: dict[str, str] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key.lower() in node_keys:
-            words[node_keys[key.lower()]] = value
+        if node_key := _NODE_KEY_OF.get(key.lower()):
+            words[node_key] = value
         else:
             lines.append((key, value))
     return lines, words
@@ -115,13 +116,13 @@ def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapp
 def _check_setting(setting: str) -> None:
     match = _SETTING.fullmatch(setting)
     if not match:
-        raise SandboxError(f"--set {setting}: expected Key=Value, a line of slurm.conf")
+        raise SandboxError(f"--set {setting!r}: expected Key=Value, a line of slurm.conf")
     key, value = match.groups()
     if not value.strip():
         raise SandboxError(f"--set {setting}: {key} needs a value")
     if key.lower() in {k.lower() for k in OWNED_KEYS}:
         raise SandboxError(f"--set {setting}: {key} holds the sandbox together and is not yours")
-    word = next((k for k in NODE_KEYS if k.lower() == key.lower()), "")
+    word = _NODE_KEY_OF.get(key.lower(), "")
     if word and " " in value:
         raise SandboxError(f"--set {setting}: {word} takes one word")
     if word == "Gres" and not re.fullmatch(_GRES, value):
