@@ -203,7 +203,8 @@ def env_command_line(name: str, unset: bool) -> None:
       trnslurm sandbox env --unset
     """
     layout = Layout.named(name)
-    words = [w for w in os.environ.get("PATH", "").split(":") if w != str(layout.bin)]
+    ours = {str(layout.bin), *(str(other.bin) for other in all_layouts())}
+    words = [w for w in os.environ.get("PATH", "").split(":") if w not in ours]
     if unset:
         click.echo(f"export PATH={shlex.quote(':'.join(words))}")
         click.echo(f"unset {_VARIABLE} TRNSLURM_CLUSTER")
@@ -250,7 +251,7 @@ fault_command.help = (
     + "\n\n\b\nExample:\n"
     + "  trnslurm sandbox fault 2 freeze\n"
     + "  trnslurm sandbox fault ctld kill\n"
-    + "  trnslurm sandbox fault proc 1 train.py KILL\n"
+    + "  trnslurm sandbox fault proc 1 'python -u .*train.py' KILL\n"
 )
 
 

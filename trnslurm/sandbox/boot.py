@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +23,7 @@ from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 
 _NODES_S = 90
 _POLL_S = 0.1
+_DARK_S = 1.1  # slurmctld counts in seconds: a node that boots within one, it takes for the old one
 _SLURMCTLD_PORT = 6820
 _SLURMDBD_PORT = 6819
 _MARIADB_PORT = 3306
@@ -67,6 +71,8 @@ class Cluster:
                     "daemons": self._daemons.running(),
                     "nodes": ["on" if node.is_on else "off" for node in self._nodes],
                 }
+            case {"daemon": "slurmdbd"} if not self._settings.accounting:
+                raise BootError("slurmdbd is not part of it: that takes --accounting")
             case {"do": "kill", "daemon": daemon}:
                 self._daemons.kill(daemon)
                 return f"{daemon} killed"
@@ -171,11 +177,7 @@ class Cluster:
         return run([*self._user, str(self._host.client_dir / command), *arguments])
 
     def _start_daemon(self, daemon: str) -> str:
-        starts = {"slurmctld": self._slurmctld}
-        if self._settings.accounting:
-            starts |= {"slurmdbd": self._slurmdbd}
-        if daemon not in starts:
-            raise BootError(f"{daemon} is not part of this sandbox")
+        starts = {"slurmctld": self._slurmctld, "slurmdbd": self._slurmdbd}
         starts[daemon]()
         return f"{daemon} started"
 
@@ -187,12 +189,22 @@ class Cluster:
             case "power-on" | "reboot":
                 if action == "reboot":
                     node.power_off()
+                    time.sleep(_DARK_S)
                 node.power_on(rebooted=True)
                 node.connect()
                 return "rebooted" if action == "reboot" else "powered on"
             case "link-down" | "link-up":
                 return node.link(action.removeprefix("link-"))
         return node.order(**order)
+
+    def end(self) -> None:
+        """End every process of the sandbox but this one, and remove its files."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        run(["umount", str(self._layout.bin)])  # in the way of the directory's removal
+        shutil.rmtree(self._layout.path)
+        with contextlib.suppress(OSError):  # others may be there
+            self._layout.path.parent.rmdir()
 
     def _disk(self, directory: Path, mib: int) -> str:
         if mib == 0:

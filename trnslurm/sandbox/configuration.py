@@ -18,7 +18,6 @@ from trnslurm.sandbox.settings import (
 # out: cgroups (an ordinary user has none), power saving (nothing to power up) and nss_slurm.
 PARALLELCLUSTER: Mapping[str, str] = {
     "AuthInfo": "cred_expire=70",
-    "CommunicationParameters": "NoAddrCache",
     "EnforcePartLimits": "ALL",
     "GresTypes": "gpu",
     "InactiveLimit": "0",
@@ -53,10 +52,11 @@ _HERE = {
 _SCHEDULABLE_MEMORY = 0.95
 
 
-def slurm_conf(layout: Layout, settings: Settings, user: str) -> str:
-    """Return slurm.conf."""
+def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) -> str:
+    """Return slurm.conf; a job number of an earlier sandbox must not come again."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
+    values["FirstJobId"] = str(first_job)
     partitions = {PARTITION: _partition()}
     for key, value in extra:
         if key.lower() == "partitionname":
@@ -82,11 +82,11 @@ def gres(settings: Settings) -> list[tuple[str, str, int]]:
 
 
 def gres_conf(layout: Layout, settings: Settings) -> str:
-    """Return gres.conf: each device is an empty file, for slurmd counts files."""
+    """Return gres.conf: slurmd counts device files, and numbers them for CUDA_VISIBLE_DEVICES."""
     lines = []
     for name, kind, count in gres(settings):
         words = [f"Name={name}", *([f"Type={kind}"] if kind else [])]
-        lines.append(f"{' '.join(words)} File={layout.devices}/{name}{kind}[0-{count - 1}]\n")
+        lines.append(f"{' '.join(words)} File={layout.devices}/{name}{kind}-[0-{count - 1}]\n")
     return "".join(lines)
 
 

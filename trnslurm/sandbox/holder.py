@@ -69,7 +69,10 @@ def _serve(
     cluster.reap()
     while True:
         ready, _, _ = select.select(watched, [], [], _LOOK_S)
-        if owner in ready or not _still_there(layout, lock):
+        if not _still_there(layout, lock):
+            return
+        if owner in ready:
+            cluster.end()
             return
         if wake in ready:
             os.read(wake, 4096)

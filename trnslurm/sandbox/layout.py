@@ -91,6 +91,10 @@ class Layout:
         """Where the holder takes orders."""
         return self.path / "run" / "holder.sock"
 
+    def node_pid(self, number: int) -> Path:
+        """Pid of a node's first process, as seen from the head node. It is there while it is on."""
+        return self.run / f"node-{number}.pid"
+
     @property
     def etc(self) -> Path:
         """slurm.conf and its like; /etc/slurm inside."""
@@ -113,7 +117,7 @@ class Layout:
 
     @property
     def devices(self) -> Path:
-        """Empty files in the place of GPUs."""
+        """Links to /dev/null in the place of GPUs."""
         return self.state / "devices"
 
     @property

@@ -24,6 +24,7 @@ from trnslurm.sandbox.settings import Settings, unknown_key_hint
 _UP_S = 240
 _DOWN_S = 30
 _POLL_S = 0.05
+_JOB_IDS = 60_000_000  # below Slurm's MaxJobId, 67 108 863
 
 
 def up(
@@ -90,7 +91,9 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
     texts = {
         layout.settings: settings.to_json(),
         layout.host: host.to_json(),
-        layout.etc / "slurm.conf": configuration.slurm_conf(layout, settings, host.user),
+        layout.etc / "slurm.conf": configuration.slurm_conf(
+            layout, settings, host.user, int(time.time()) % _JOB_IDS + 1
+        ),
         layout.etc / "hosts": configuration.hosts(settings),
         layout.profile: profile_text(layout, settings),
     }
@@ -98,7 +101,8 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
         texts[layout.etc / "gres.conf"] = configuration.gres_conf(layout, settings)
         layout.devices.mkdir()
     for name, kind, count in gres:
-        texts |= {layout.devices / f"{name}{kind}{n}": "" for n in range(count)}
+        for n in range(count):
+            (layout.devices / f"{name}{kind}-{n}").symlink_to("/dev/null")
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
     first = layout.bin / host.clients[0]

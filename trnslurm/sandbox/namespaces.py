@@ -46,7 +46,10 @@ def enter(layout: Layout, command: Sequence[str], *, node: int | None = None) ->
     host = Host.from_json(layout.host.read_text(encoding="utf-8"))
     argv = _outer(host, pid)
     if node is not None:
-        inner = (layout.run / f"node-{node}.pid").read_text(encoding="utf-8").strip()
+        try:
+            inner = layout.node_pid(node).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise SandboxError(f"sandbox {layout.name}: node {node} is off") from None
         argv += ["setpriv", "--pdeathsig", "TERM", "nsenter", f"--target={inner}"]
         argv += [*_NAMESPACES, "--"]
     return [*argv, *as_user(host), "/bin/sh", "-c", _RUN, "sh", str(Path.cwd()), *command]

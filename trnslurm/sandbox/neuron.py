@@ -46,6 +46,10 @@ def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
     if behaviour not in known:
         hint = did_you_mean(behaviour, known)
         raise SandboxError(f"{tool} has no behaviour {behaviour!r}{hint}: {', '.join(known)}")
+    if node == EVERY_NODE:
+        for file in layout.neuron.glob(f"*/{tool}"):
+            if file.parent != layout.neuron_bin:
+                file.unlink()
     directory = layout.neuron / node
     directory.mkdir(exist_ok=True)
     (directory / tool).write_text(f"{behaviour}\n", encoding="utf-8")

@@ -49,7 +49,7 @@ class NodeLink:
         """Wait for the first process, plug the cable in, and start slurmd."""
         assert self._process
         inner = self._answer()
-        (self._layout.run / f"node-{self._number}.pid").write_text(f"{inner}\n", encoding="utf-8")
+        self._layout.node_pid(self._number).write_text(f"{inner}\n", encoding="utf-8")
         cable, pid = self._cable, str(self._process.pid)
         run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid])
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
@@ -59,7 +59,7 @@ class NodeLink:
     def power_off(self) -> None:
         """End everything on the node at once."""
         process = self._on()
-        self._process = None
+        self._off()
         process.kill()  # --kill-child: the first process goes with it
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
@@ -87,11 +87,15 @@ class NodeLink:
         """Learn which children have ended; a node whose first process has is off."""
         if self._process and self._process.pid in pids:
             self._process.returncode = -signal.SIGKILL
-            self._process = None
+            self._off()
 
     @property
     def is_on(self) -> bool:
         return self._process is not None
+
+    def _off(self) -> None:
+        self._process = None
+        self._layout.node_pid(self._number).unlink(missing_ok=True)
 
     @property
     def _cable(self) -> str:

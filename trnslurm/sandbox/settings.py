@@ -54,7 +54,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
             raise SandboxError(f"--nodes {self.nodes}: a sandbox has 1 to {MAX_NODES} nodes")
-        find(catalog(), self.like)
+        if self.instance.device not in ("neuron", "cuda"):
+            raise SandboxError(f"--like {self.like}: not an instance type of a cluster")
         for setting in self.set:
             _check_setting(setting)
         if self.neuron_stand_ins and self.instance.device != "neuron":
