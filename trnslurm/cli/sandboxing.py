@@ -251,7 +251,7 @@ fault_command.help = (
     + "\n\n\b\nExample:\n"
     + "  trnslurm sandbox fault 2 freeze\n"
     + "  trnslurm sandbox fault ctld kill\n"
-    + "  trnslurm sandbox fault proc 1 'python -u .*train.py' KILL\n"
+    + "  trnslurm sandbox fault proc 1 python.-u.*train KILL\n"
 )
 
 
