@@ -1,0 +1,220 @@
+"""The texts of a sandbox: slurm.conf, gres.conf, hosts, processors and the cluster profile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trnslurm.catalog import catalog
+from trnslurm.sandbox.configuration import (
+    PARALLELCLUSTER,
+    database_init,
+    gres,
+    gres_conf,
+    hosts,
+    slurm_conf,
+    slurmdbd_conf,
+    topology,
+)
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.profile import profile_text
+from trnslurm.sandbox.settings import OWNED_KEYS, Settings
+
+LAYOUT = Layout(Path("/b/sandbox"))
+
+
+def values(*asked: str, accounting: bool = False) -> dict[str, str]:
+    """The lines of slurm.conf by lower-case key; each key stands there once."""
+    text = slurm_conf(LAYOUT, Settings(set=asked, accounting=accounting), "me", 700)
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "NodeN", "Partit"))]
+    pairs = [line.split("=", 1) for line in lines]
+    found = {key.lower(): value for key, value in pairs}
+    assert len(found) == len(pairs)
+    return found
+
+
+def lines(kind: str, settings: Settings) -> list[dict[str, str]]:
+    """The NodeName or PartitionName lines, each as a mapping."""
+    text = slurm_conf(LAYOUT, settings, "me", 700)
+    found = [line.split() for line in text.splitlines() if line.startswith(f"{kind}=")]
+    return [dict(word.split("=", 1) for word in words) for words in found]
+
+
+def test_parallelclusters_settings_stand_there() -> None:
+    found = values()
+    for key, value in PARALLELCLUSTER.items():
+        assert value in found[key.lower()], key
+    assert {"MessageTimeout": "60", "ReturnToService": "1"}.items() <= PARALLELCLUSTER.items()
+
+
+@pytest.mark.parametrize("change", [str, str.lower, str.upper])
+@pytest.mark.parametrize("key", [*PARALLELCLUSTER, "SlurmdParameters", "ProctrackType"])
+def test_each_can_be_set_otherwise(key: str, change) -> None:
+    assert values(f"{change(key)}=other")[key.lower()].endswith("other")
+
+
+def test_of_two_values_the_last_counts() -> None:
+    assert values("KillWait=5", "killwait=6")["killwait"] == "6"
+
+
+def test_a_new_key_is_added_as_it_is() -> None:
+    asked = "LaunchParameters=enable_nss_slurm, with blanks = and # more"
+    key, _, value = asked.partition("=")
+    assert values(asked)[key.lower()] == value
+
+
+@pytest.mark.parametrize("asked", ["AuthInfo=cred_expire=5", "authinfo=socket=/run/other.sock"])
+def test_authinfo_keeps_the_socket(asked: str) -> None:
+    """Of several `socket=`, Slurm takes the first."""
+    value = values(asked)["authinfo"]
+    assert value.startswith("socket=/b/sandbox/run/munge.sock,")
+    assert value.endswith(asked.partition("=")[2])
+
+
+def test_job_numbers_begin_where_they_are_told_to() -> None:
+    assert values()["firstjobid"] == "700"
+    assert values("FirstJobId=5")["firstjobid"] == "5"
+
+
+def test_no_path_of_the_machine_is_written_to() -> None:
+    """Every directory and file that a daemon writes lies in the sandbox."""
+    files = {k: v for k, v in values(accounting=True).items() if v.startswith("/")}
+    assert files.pop("mailprog") == "/bin/true"
+    assert len(files) >= 6
+    assert all(value.startswith("/b/sandbox/") for value in files.values()), files
+
+
+def test_the_owned_keys_stand_there() -> None:
+    elsewhere = {"NodeName", "NodeAddr", "Include", "AccountingStorageHost"}
+    assert {key.lower() for key in OWNED_KEYS if key not in elsewhere} <= set(values(
+        accounting=True
+    ))  # fmt: skip
+
+
+def test_accounting() -> None:
+    without, with_it = values(), values(accounting=True)
+    assert without["accountingstoragetype"] == "accounting_storage/none"
+    assert with_it["accountingstoragetype"] == "accounting_storage/slurmdbd"
+    assert with_it["accountingstoragehost"] == "10.77.0.1"
+
+
+def test_nodes_claim_the_type() -> None:
+    nodes = lines("NodeName", Settings(nodes=3))
+    assert [n["NodeName"] for n in nodes] == [f"compute-dy-trn1-{i}" for i in (1, 2, 3)]
+    assert [n["NodeAddr"] for n in nodes] == ["10.77.1.1", "10.77.1.2", "10.77.1.3"]
+    assert {n["Feature"] for n in nodes} == {"dynamic,trn1.32xlarge,trn1,efa"}
+    assert {n["CPUs"] for n in nodes} == {"128"}
+    assert {n["RealMemory"] for n in nodes} == {str(int(512 * 1024 * 0.95))}
+    assert all("Gres" not in n for n in nodes)
+
+
+def test_a_small_type_has_no_efa() -> None:
+    (node,) = lines("NodeName", Settings(nodes=1, like="trn1.2xlarge"))
+    assert node["Feature"] == "dynamic,trn1.2xlarge,trn1"
+
+
+@pytest.mark.parametrize("like", [n for n, t in catalog().items() if t.device == "cuda"])
+def test_gpus(like: str) -> None:
+    settings = Settings(nodes=2, like=like)
+    assert [n["Gres"] for n in lines("NodeName", settings)] == ["gpu:8", "gpu:8"]
+    assert gres(settings) == [("gpu", "", 8)]
+    assert gres_conf(LAYOUT, settings) == "Name=gpu File=/b/sandbox/state/devices/gpu-[0-7]\n"
+
+
+def test_without_gpus_there_is_no_gres_conf() -> None:
+    assert gres(Settings()) == []
+    assert gres_conf(LAYOUT, Settings()) == ""
+
+
+def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
+    """Or slurmd finds none, and the controller drains the node."""
+    asked = Settings(set=("Gres=gpu:a100:4,gpu:t4:2,shard:9",))
+    assert [n["Gres"] for n in lines("NodeName", asked)] == ["gpu:a100:4,gpu:t4:2,shard:9"] * 4
+    devices = "/b/sandbox/state/devices"
+    assert gres_conf(LAYOUT, asked).splitlines() == [
+        f"Name=gpu Type=a100 File={devices}/gpua100-[0-3]",
+        f"Name=gpu Type=t4 File={devices}/gput4-[0-1]",
+        f"Name=shard File={devices}/shard-[0-8]",
+    ]
+
+
+def test_node_words_go_to_the_node_lines() -> None:
+    asked = Settings(nodes=2, set=("cpus=8", "RealMemory=1000", "features=a,b", "Weight=7"))
+    text = slurm_conf(LAYOUT, asked, "me", 700)
+    for node in lines("NodeName", asked):
+        assert (node["CPUs"], node["RealMemory"], node["Weight"]) == ("8", "1000", "7")
+        assert node["Feature"] == "a,b"
+    assert not re.search(
+        r"^(cpus|realmemory|features?|weight)=", text, re.IGNORECASE | re.MULTILINE
+    )
+
+
+def test_partitions() -> None:
+    (one,) = lines("PartitionName", Settings())
+    assert one == {
+        "PartitionName": "compute", "Nodes": "ALL", "Default": "YES", "MaxTime": "INFINITE",
+        "State": "UP",
+    }  # fmt: skip
+    asked = ("partitionname=low Nodes=ALL PriorityTier=1", "PartitionName=hi Nodes=ALL")
+    names = [p["PartitionName"] for p in lines("PartitionName", Settings(set=asked))]
+    assert names == ["compute", "low", "hi"]
+
+
+def test_our_partition_can_be_set_otherwise() -> None:
+    asked = "PartitionName=compute Nodes=ALL Default=YES MaxTime=5"
+    (one,) = lines("PartitionName", Settings(set=(asked,)))
+    assert one["MaxTime"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ((), "package:128 core:1 pu:1"),
+        (("CPUs=8",), "package:8 core:1 pu:1"),
+        (("Sockets=2", "CoresPerSocket=4", "ThreadsPerCore=2"), "package:2 core:4 pu:2"),
+        (("SocketsPerBoard=2", "CoresPerSocket=4"), "package:2 core:4 pu:1"),
+    ],
+)
+def test_processors_that_slurmd_finds(asked: tuple[str, ...], found: str) -> None:
+    assert topology(Settings(set=asked)) == found
+
+
+def test_hosts() -> None:
+    assert hosts(Settings(nodes=2)).splitlines() == [
+        "127.0.0.1 localhost", "10.77.0.1 head-node", "10.77.1.1 compute-dy-trn1-1",
+        "10.77.1.2 compute-dy-trn1-2",
+    ]  # fmt: skip
+
+
+def test_database() -> None:
+    text = slurmdbd_conf(LAYOUT, "me", "secret")
+    assert "StoragePass=secret\n" in text
+    assert "SlurmUser=me\n" in text
+    assert "AuthInfo=socket=/b/sandbox/run/munge.sock\n" in text
+    assert "IDENTIFIED BY 'secret'" in database_init("secret")
+
+
+@pytest.mark.parametrize("like", [n for n in catalog() if n != "local"])
+def test_profile(like: str) -> None:
+    settings = Settings(nodes=3, like=like, python="/p/python")
+    tree = yaml.safe_load(profile_text(LAYOUT, settings))
+    name = f"sandbox-{like}"
+    assert (tree["instance_type"], tree["python"]) == (name, "/p/python")
+    assert tree["slurm"]["bin_dir"] == "/b/sandbox/bin"
+    assert tree["slurm"]["max_nodes"] == 3
+    types = catalog(tree["instance_types"])
+    assert types[name].device == "xla-cpu"
+    assert types[name].price_per_hour is None  # it costs nothing
+    assert types[name].vcpus == catalog()[like].vcpus
+    gpus = tree["slurm"].get("gpus_per_node")
+    assert gpus == (8 if catalog()[like].device == "cuda" else None)
+
+
+def test_profile_of_claimed_cpus_and_stand_ins() -> None:
+    settings = Settings(set=("cpus=8",), neuron_stand_ins=True)
+    tree = yaml.safe_load(profile_text(LAYOUT, settings))
+    assert tree["instance_types"]["sandbox-trn1.32xlarge"]["vcpus"] == 8
+    assert tree["activate"] == ['export PATH="/b/sandbox/neuron/bin:$PATH"']

@@ -1,0 +1,210 @@
+"""Sandboxes for the tests of the sandbox itself: each with a base directory, nothing shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trnslurm
+
+CHECKOUT = Path(trnslurm.__file__).parent.parent
+_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRNSLURM_", "XDG_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a command returned and said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def ok(self) -> str:
+        """What it printed; it must have succeeded."""
+        assert self.code == 0, self
+        return self.out
+
+    @property
+    def error(self) -> str:
+        """The one error line, and nothing else, of a command that failed."""
+        lines = self.err.splitlines()
+        assert (self.code, len(lines), self.out) == (1, 1, ""), self
+        assert lines[0].startswith("error: "), self
+        return lines[0].removeprefix("error: ")
+
+
+def eventually(what: Callable[[], Any], timeout_s: float = 60) -> Any:
+    """Wait for something to be true, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"still not so after {timeout_s:g} s: {what.__doc__}"
+        time.sleep(0.05)
+    return found
+
+
+def line_of(process: subprocess.Popen[str], timeout_s: float = 60) -> str:
+    """The next line that a process prints, waited for with a bound."""
+    stdout = process.stdout.fileno()
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    while not said.endswith(b"\n"):
+        left = max(0, deadline - time.monotonic())
+        assert select.select([stdout], [], [], left)[0], f"no line in time, but {said!r}"
+        if not (byte := os.read(stdout, 1)):
+            break
+        said += byte
+    return said.decode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """A sandbox of a name, up or not, and whoever uses it."""
+
+    base: Path
+    name: str = "sandbox"
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """What its user's shell has exported besides."""
+    user: tuple[str, ...] = ()
+    """What makes a command that of its user, if that is not this process's."""
+    python: str = sys.executable
+
+    @property
+    def path(self) -> Path:
+        return self.base / self.name
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
+        own = {"TRNSLURM_SANDBOXES": str(self.base), "TRNSLURM_SANDBOX": self.name}
+        return kept | {"PYTHONPATH": str(CHECKOUT)} | own | self.environ
+
+    def argv(self, *words: object) -> list[str]:
+        """The command line of `trnslurm sandbox`."""
+        return [*self.user, self.python, "-m", "trnslurm", "sandbox", *map(str, words)]
+
+    def trnslurm(self, *words: object, timeout_s: float = 120, **more: Any) -> Done:
+        """Run `trnslurm sandbox`."""
+        return self.run(self.argv(*words), timeout_s=timeout_s, **more)
+
+    def slurm(self, command: str, *words: object, timeout_s: float = 60, **more: Any) -> Done:
+        """Run one of Slurm's commands through its wrapper."""
+        argv = [*self.user, str(self.path / "bin" / command), *map(str, words)]
+        return self.run(argv, timeout_s=timeout_s, **more)
+
+    def run(
+        self, argv: list[str], *, timeout_s: float = 60, feed: str | None = None,
+        cwd: Path | None = None, environ: Mapping[str, str] | None = None,
+    ) -> Done:  # fmt: skip
+        """Run a command with the environment of this sandbox's user."""
+        stdin = {"stdin": subprocess.DEVNULL} if feed is None else {"input": feed}
+        done = subprocess.run(
+            argv, env=self.environment | (environ or {}), cwd=cwd or self.base.parent, text=True,
+            capture_output=True, timeout=timeout_s, check=False, **stdin,
+        )  # fmt: skip
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    @contextmanager
+    def running(
+        self, argv: list[str], environ: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A command that runs meanwhile; at the end it is killed if it still does."""
+        process = subprocess.Popen(
+            argv, env=self.environment | (environ or {}), cwd=self.base.parent, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                stream.close()  # what it started may hold the other end
+            process.wait()
+
+    def up(self, *options: object) -> Done:
+        """Start it, or fail; the jobs' interpreter is this one, with no word on torch."""
+        done = self.trnslurm("up", "--python", sys.executable, *options, timeout_s=300)
+        assert done.code == 0, done
+        return done
+
+    def fault(self, *words: object) -> str:
+        """Put a fault in, and return what is said of it."""
+        return self.trnslurm("fault", *words).ok.rstrip("\n")
+
+    def on_node(self, node: int, *command: str) -> Done:
+        """Run a command on a node."""
+        return self.trnslurm("exec", "--node", node, "--", *command)
+
+    def state(self) -> dict[str, Any]:
+        """What `trnslurm sandbox status --json` says."""
+        return dict(json.loads(self.trnslurm("status", "--json").ok))
+
+    def nodes(self) -> dict[int, str]:
+        """The controller's word for each node, by number."""
+        text = self.slurm("sinfo", "--noheader", "--Node", "--format=%N|%T").ok
+        rows = [line.rpartition("-")[2].split("|") for line in text.splitlines()]
+        return {int(number): state for number, state in rows}
+
+    def until(self, node: int, *states: str, timeout_s: float = 60) -> None:
+        """Wait until the controller says this of a node."""
+        seen = ""
+        deadline = time.monotonic() + timeout_s
+        while (seen := self.nodes()[node]) not in states:
+            assert time.monotonic() < deadline, f"node {node} is {seen}, not {' or '.join(states)}"
+            time.sleep(0.1)
+
+    @property
+    def holder(self) -> int:
+        """The pid of the process that holds it."""
+        return int((self.path / "entry").read_text().split()[0])
+
+    def processes(self) -> list[str]:
+        """Every process of it: its directory stands in the command line or the environment."""
+        return processes_with(str(self.path))
+
+
+def processes_with(word: str) -> list[str]:
+    """The processes that have a word in their command line or environment; not the zombies."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (directory / "cmdline").read_bytes()
+            facts = command + (directory / "environ").read_bytes()
+        except OSError:
+            continue
+        if word.encode() in facts and directory.name != str(os.getpid()):
+            found.append(f"{directory.name}: {command.replace(bytes(1), b' ').decode()}")
+    return found
+
+
+@contextmanager
+def sandbox(name: str = "sandbox", **fields: Any) -> Iterator[Sandbox]:
+    """A sandbox that is not up yet; whatever a test leaves of it is taken down, and is gone."""
+    above = Path(tempfile.mkdtemp(dir="/tmp", prefix="tc-"))
+    made = Sandbox(base=above / "b", name=name, **fields)
+    try:
+        yield made
+    finally:
+        made.trnslurm("down", "--all")
+        left = made.base.exists(), processes_with(str(made.base))
+        shutil.rmtree(above)
+    assert left == (False, [])
+
+
+@contextmanager
+def sandbox_up(*options: object, name: str = "sandbox") -> Iterator[Sandbox]:
+    """A sandbox that is up, for the tests of one file."""
+    with sandbox(name) as made:
+        made.up("-q", *options)
+        yield made

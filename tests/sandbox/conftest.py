@@ -1,0 +1,59 @@
+"""A Slurm sandbox that all tests of jobs share, and a user who submits to it.
+
+Where no sandbox can be started the tests fail: what they show cannot be shown without Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from .jobs import JobSandbox, User
+
+# Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
+# out whole nodes.
+SETTINGS = (
+    "KillWait=5", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
+    "SchedulerParameters=sched_interval=2,bf_interval=2",
+    "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP",
+)  # fmt: skip
+
+NewSandbox = Callable[..., AbstractContextManager[JobSandbox]]
+
+
+@pytest.fixture(scope="session")
+def new_sandbox(path_without_slurm: str) -> NewSandbox:
+    """Start a sandbox with these options of `up`, for users who have no Slurm on their PATH."""
+
+    @contextmanager
+    def start(*options: str) -> Iterator[JobSandbox]:
+        base = Path(tempfile.mkdtemp(dir="/tmp", prefix="ts-"))  # short: sockets lie below
+        sandbox = JobSandbox(base=base, name="jobs", environ={"PATH": path_without_slurm})
+        settings = [word for setting in SETTINGS for word in ("--set", setting)]
+        try:
+            sandbox.up("-q", "--owner", os.getpid(), *settings, *options)
+            yield sandbox
+        finally:
+            said = sandbox.trnslurm("down")
+        assert not base.exists(), (said, sorted(base.rglob("*")))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def sandbox(new_sandbox: NewSandbox) -> Iterator[JobSandbox]:
+    """Four nodes like trn1.32xlarge, with stand-ins of the Neuron tools."""
+    with new_sandbox("--nodes", "4", "--neuron-stand-ins") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(sandbox: JobSandbox, tmp_path: Path) -> Iterator[User]:
+    """A user whose jobs end with the test."""
+    yield User(sandbox, tmp_path)
+    sandbox.clean()

@@ -1,0 +1,245 @@
+"""The ways into a sandbox: `exec`, and the wrappers that stand for Slurm's commands outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import Done, Sandbox, eventually, line_of, processes_with, sandbox_up
+
+ODD = """it's a "wëird" $(näme) `x`"""
+# Says that it is there, and what ends it; for use with `python -c`.
+LOOP = """
+import os, signal, time
+def end(number, frame):
+    os.write(1, b"got %d\\n" % number)
+    os._exit(1)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Sandbox]:
+    """Two nodes, which the tests of this file share."""
+    with sandbox_up("--nodes", 2) as made:
+        yield made
+
+
+@pytest.fixture(params=["head", "node"])
+def inside(request: pytest.FixtureRequest) -> list[str]:
+    """The options of `exec` for the head node and for a node."""
+    return {"head": [], "node": ["--node", "2"]}[request.param]
+
+
+def shell(two: Sandbox, script: str, **more) -> Done:
+    """A script in a shell that evaluated `trnslurm sandbox env`."""
+    lines = two.trnslurm("env").ok
+    return two.run(["bash", "-euc", lines + script], **more)
+
+
+def no_job_is_left(two: Sandbox) -> bool:
+    """the queue is empty"""
+    return not two.slurm("squeue", "--noheader").ok
+
+
+# exec
+
+
+@pytest.mark.parametrize(("script", "code"), [("true", 0), ("exit 3", 3), ("kill -9 $$", -9)])
+def test_exit_code(two: Sandbox, inside, script: str, code: int) -> None:
+    done = two.trnslurm("exec", *inside, "--", "sh", "-c", script)
+    assert (done.code, done.out, done.err) == (code, "", "")
+
+
+def test_input_output_and_errors(two: Sandbox, inside) -> None:
+    text = "".join(f"line {n}\n" for n in range(50_000))
+    done = two.trnslurm("exec", *inside, "--", "sh", "-c", "cat; echo bad >&2", feed=text)
+    assert (done.code, done.out == text, done.err) == (0, True, "bad\n")
+
+
+def test_working_directory_and_arguments(two: Sandbox, inside, tmp_path: Path) -> None:
+    directory = tmp_path / ODD
+    directory.mkdir()
+    script = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:]]))"
+    words = [ODD, "", "a\nb", "*", "--", "-x"]
+    command = [sys.executable, "-c", script, *words]
+    done = two.trnslurm("exec", *inside, "--", *command, cwd=directory)
+    assert json.loads(done.ok) == [str(directory), words]
+
+
+def test_environment(two: Sandbox, inside) -> None:
+    wrong = {"SLURM_CONF": "/no/such/slurm.conf", "OWN": ODD}
+    done = two.trnslurm("exec", *inside, "--", "env", "-0", environ=wrong)
+    found = dict(pair.split("=", 1) for pair in done.ok.split("\0")[:-1])
+    assert found["SLURM_CONF"] == str(two.path / "etc" / "slurm.conf")
+    assert (found["OWN"], found["TRNSLURM_CLUSTER"]) == (ODD, "sandbox")
+    assert found["PATH"].startswith(f"{two.path}/bin:")
+
+
+def test_slurms_commands_are_on_its_path(two: Sandbox, inside) -> None:
+    done = two.trnslurm("exec", *inside, "--", "srun", "-N2", "-l", "hostname")
+    assert sorted(done.ok.splitlines()) == ["0: compute-dy-trn1-1", "1: compute-dy-trn1-2"]
+
+
+@pytest.mark.parametrize("node", ["2", "compute-dy-trn1-2"])
+def test_node_by_number_or_name(two: Sandbox, node: str) -> None:
+    assert two.trnslurm("exec", "--node", node, "--", "hostname").ok == "compute-dy-trn1-2\n"
+    assert two.trnslurm("exec", "--", "hostname").ok == "head-node\n"
+
+
+@pytest.mark.parametrize("node", ["0", "3", "compute-dy-trn1-3", "x", "-1"])
+def test_unknown_node(two: Sandbox, node: str) -> None:
+    words = f"no node {node!r} in this sandbox: use 1 to 2, or a name as in compute-dy-trn1-1"
+    assert two.trnslurm("exec", f"--node={node}", "--", "true").error == words
+    assert two.trnslurm("fault", "--", node, "freeze").error == words
+
+
+def test_command_that_is_not_there(two: Sandbox, inside) -> None:
+    done = two.trnslurm("exec", *inside, "--", "no-such-command")
+    assert (done.code, done.out, "no-such-command" in done.err) == (127, "", True)
+    assert len(done.err.splitlines()) == 1
+
+
+def test_working_directory_that_is_gone(two: Sandbox, tmp_path: Path) -> None:
+    script = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    done = two.run(["sh", "-c", script, "sh", *two.argv("exec", "--", "true")], cwd=tmp_path)
+    assert (done.code, len(done.err.splitlines())) == (1, 1), done
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_ending_exec_ends_the_command(two: Sandbox, inside, signum: int, request) -> None:
+    mark = f"mark-{request.node.name}"
+    with two.running(two.argv("exec", *inside, "--", sys.executable, "-c", LOOP, mark)) as process:
+        assert line_of(process) == "ready\n"
+        process.send_signal(signum)
+        assert line_of(process) == f"got {signal.SIGTERM}\n"
+        assert process.wait(10) != 0
+    eventually(lambda: not processes_with(mark), 10)
+
+
+def test_interrupt_from_the_keyboard_reaches_the_command(two: Sandbox, inside, request) -> None:
+    """Ctrl-C goes to the whole process group, and the command is part of it."""
+    mark = f"mark-{request.node.name}"
+    argv = ["setsid", *two.argv("exec", *inside, "--", sys.executable, "-c", LOOP, mark)]
+    with two.running(argv) as process:
+        assert line_of(process) == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert line_of(process).startswith("got ")
+        process.wait(10)
+    eventually(lambda: not processes_with(mark), 10)
+
+
+# wrappers
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_exit_code_of_a_wrapper(two: Sandbox, code: int) -> None:
+    assert two.slurm("srun", "sh", "-c", f"exit {code}").code == code
+
+
+def test_a_wrapper_for_every_command_of_slurm(two: Sandbox) -> None:
+    names = {file.name for file in (two.path / "bin").iterdir()}
+    assert {"sbatch", "srun", "salloc", "squeue", "scancel", "scontrol", "sinfo", "sacct"} <= names
+    for name in names:
+        done = two.slurm(name, "--version")
+        assert done.out.startswith("slurm") or "accounting_storage/slurmdbd" in done.err, done
+
+
+def test_working_directory_and_arguments_of_a_wrapper(two: Sandbox, tmp_path: Path) -> None:
+    directory = tmp_path / ODD
+    directory.mkdir()
+    script = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:]]))"
+    words = [ODD, "", "a\nb", "*", "-x"]
+    command = ["-N1", sys.executable, "-c", script, *words]
+    assert json.loads(two.slurm("srun", *command, cwd=directory).ok) == [str(directory), words]
+
+
+def test_standard_input_of_a_wrapper(two: Sandbox) -> None:
+    assert two.slurm("srun", "cat", feed=f"{ODD}\n").ok == f"{ODD}\n"
+
+
+def test_script_on_standard_input(two: Sandbox, tmp_path: Path) -> None:
+    script = f"#!/bin/sh\n#SBATCH --output={tmp_path}/said\nhostname\n"
+    assert "Submitted batch job" in two.slurm("sbatch", feed=script).ok
+    eventually(lambda: no_job_is_left(two), 30)
+    assert (tmp_path / "said").read_text() == "compute-dy-trn1-1\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_killing_a_wrapper_kills_the_command(two: Sandbox, signum: int, request) -> None:
+    """As a timeout around srun does: no srun and no step may go on."""
+    mark = f"mark-{request.node.name}"
+    argv = [str(two.path / "bin" / "srun"), "-N2", sys.executable, "-c", LOOP, mark]
+    with two.running(argv) as process:
+        assert [line_of(process) for _ in range(2)] == ["ready\n"] * 2
+        process.send_signal(signum)
+        assert process.wait(10) != 0
+    eventually(lambda: not processes_with(mark), 30)
+    eventually(lambda: no_job_is_left(two), 30)
+
+
+def test_wrong_slurm_conf_of_the_shell_is_harmless(two: Sandbox) -> None:
+    wrong = {"SLURM_CONF": "/no/such/slurm.conf"}
+    assert two.slurm("srun", "sh", "-c", "echo $SLURM_CONF", environ=wrong).ok == (
+        f"{two.path}/etc/slurm.conf\n"
+    )
+
+
+def test_job_calls_srun_and_scontrol_through_its_path(two: Sandbox, tmp_path: Path) -> None:
+    """PATH comes along from the shell of `sandbox env`: inside, the same words are the commands."""
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --output=said\nset -eu\n"
+        'command -v srun\nsrun -l hostname | sort\nscontrol show hostnames "$SLURM_NODELIST"\n'
+    )
+    assert "Submitted batch job" in shell(two, "sbatch job.sh", cwd=tmp_path).ok
+    eventually(lambda: no_job_is_left(two), 30)
+    srun, *said = (tmp_path / "said").read_text().splitlines()
+    assert srun == f"{two.path}/bin/srun"
+    names = ["compute-dy-trn1-1", "compute-dy-trn1-2"]
+    assert said == [*(f"{n}: {name}" for n, name in enumerate(names)), *names]
+
+
+def test_sandbox_commands_work_inside(two: Sandbox) -> None:
+    """A job, or a shell inside, may ask as whoever is outside does."""
+    inner = [sys.executable, "-m", "trnslurm", "sandbox", "status", "--json"]
+    state = json.loads(two.trnslurm("exec", "--", *inner).ok)
+    assert [node["state"] for node in state["nodes"]] == ["idle", "idle"]
+
+
+def test_env_in_a_shell(two: Sandbox) -> None:
+    out = shell(two, "command -v sinfo; sinfo -h -o %D; trnslurm_sandbox=$TRNSLURM_SANDBOX; "
+                'echo "$trnslurm_sandbox $TRNSLURM_CLUSTER"').ok  # fmt: skip
+    assert out.splitlines() == [f"{two.path}/bin/sinfo", "2", "sandbox sandbox"]
+
+
+def test_another_sandbox_from_a_shell_with_env(two: Sandbox) -> None:
+    """Its wrappers are on PATH, and are not taken for the machine's Slurm."""
+    up = " ".join(two.argv("up", "-q", "--name=second", "--nodes=1", "--python", sys.executable))
+    second = Sandbox(base=two.base, name="second")
+    assert shell(two, up, timeout_s=120).code == 0
+    host = json.loads((second.path / "host.json").read_text())
+    assert not host["commands"]["srun"].startswith(str(two.base))
+    assert second.slurm("srun", "hostname").ok == "compute-dy-trn1-1\n"
+    assert second.trnslurm("down").code == 0
+
+
+def test_many_at_once(two: Sandbox) -> None:
+    """Wrappers do not stand in each other's way."""
+    argv = [str(two.path / "bin" / "squeue"), "--noheader"]
+    started = [
+        subprocess.Popen(argv, env=two.environment, stdout=subprocess.PIPE) for _ in range(12)
+    ]
+    assert [p.wait(30) for p in started] == [0] * 12
+    for process in started:
+        process.communicate()

@@ -1,0 +1,46 @@
+"""Rendered scripts, as they are and edited by hand; and the CPUs that their workers get."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from .cluster import eventually
+
+MACHINE = sorted(os.sched_getaffinity(0))
+
+
+def test_the_printed_lines_run_a_bundle(user) -> None:
+    """All it takes is sbatch; what runs is what was reviewed; and workers have every CPU."""
+    bundle = user.home / "reviewed"
+    options = user.options(2, "precompile=always", "workers_per_node=2")
+    said = user.trnslurm("render", "probe", *options, "-o", bundle).splitlines()
+
+    def state(phase: str) -> dict[str, object]:
+        file = bundle / f"state/{phase}-1.json"
+        text = file.read_text() if file.exists() else ""
+        return json.loads(text or "{}")
+
+    script = (bundle / "train.sbatch").read_bytes()
+    train = user.shell("\n".join(said[1:]), bundle).split()[-1]
+    eventually(lambda: state("precompile").get("state") == "RUNNING", 120)
+    user.sandbox.slurm("scontrol", "write", "batch_script", train, str(user.home / "taken"))
+    assert (user.home / "taken").read_bytes() == script
+    eventually(lambda: state("train").get("ended"), 180)
+    assert state("precompile")["state"] == "COMPLETED"
+    assert (state("train")["state"], state("train")["exit_code"]) == ("COMPLETED", 0)
+    facts = [json.loads(f.read_text()) for f in bundle.glob("facts-train-1-*.json")]
+    assert [f["affinity"] for f in facts] == [MACHINE] * 4
+
+
+def test_srun_could_take_the_cpus_away(user) -> None:
+    """The control of the test above: task/affinity binds here as it does on a cluster."""
+    bundle = user.home / "reviewed"
+    user.trnslurm("render", "probe", *user.options(1, "workers_per_node=2"), "-o", bundle)
+    script = bundle / "train.sbatch"
+    ours, bound = "--cpus-per-task=128 --cpu-bind=none", "--cpus-per-task=1 --cpu-bind=cores"
+    assert ours in script.read_text()
+    script.write_text(script.read_text().replace(ours, bound))
+    run = user.submit_rendered(bundle)
+    run.until("COMPLETED")
+    assert [len(facts["affinity"]) for facts in run.facts().values()] == [1, 1]

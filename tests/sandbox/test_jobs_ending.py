@@ -1,0 +1,66 @@
+"""Runs that end before their time: cancelled, failed in one worker, failed in the first phase."""
+
+from __future__ import annotations
+
+from .cluster import eventually
+
+
+def test_cancel_while_pending(user) -> None:
+    """All nodes are taken: neither phase ever starts, and nothing of the chain stays behind."""
+    sleeper = ("--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    user.sandbox.slurm("sbatch", *sleeper)
+    run = user.submit("precompile=always", nodes=2)
+    # For a moment Slurm gives other reasons.
+    eventually(lambda: run.phase("precompile")["reason"] == "waiting for free nodes")
+    eventually(lambda: run.phase("train")["reason"] == "waiting for the precompile job")
+    status = run.status()
+    assert (status["state"], status["reason"]) == ("PENDING", "precompile: waiting for free nodes")
+
+    assert "Cancelled" in user.trnslurm("cancel", str(run.path))
+    assert run.status()["state"] == "CANCELLED"
+    assert [line.split()[2] for line in user.sandbox.queue()] == ["RUNNING"]  # the sleeper
+    user.sandbox.clean()
+    assert run.status()["state"] == "CANCELLED"
+    assert list(run.path.glob("state/*-1.json")) == []
+
+
+def test_cancel_while_running(user) -> None:
+    """Workers that do not heed TERM, as in a hung collective, end as well, on every node."""
+    run = user.submit("precompile=always", "train.wait=true", "train.deaf=true", nodes=2)
+    run.until_there(2, phase="precompile")
+    assert run.status()["state"] == "PRECOMPILING"
+    assert {line[:1] for line in user.sandbox.processes_of(run)} == {"1", "2"}
+
+    user.trnslurm("cancel", str(run.path))
+    eventually(lambda: not user.sandbox.queue())
+    assert user.sandbox.processes_of(run) == []
+    assert run.status()["state"] == "CANCELLED"
+    assert [p["state"] for p in run.status()["phases"]] == ["CANCELLED", "CANCELLED"]
+    assert run.facts() == {}
+    assert "has ended already" in user.trnslurm("cancel", str(run.path))
+
+
+def test_one_failing_worker_ends_the_run(user) -> None:
+    """The others would wait for ever. Its error is shown, not what torchrun makes of it."""
+    run = user.submit("train.fail_phase=train", "train.fail_rank=1", nodes=2)
+    run.until("FAILED")
+    eventually(lambda: not user.sandbox.queue())
+    assert user.sandbox.processes_of(run) == []
+    hosts = ",".join(user.sandbox.node_name(n) for n in (1, 2))
+    status = run.status()
+    assert status["reason"] == f"exit code 1 while running on {hosts}"
+    error = "ValueError: rank 1 was told to fail"
+    assert f"logs/train-1-node1.log: {error}" in run.shown()
+    assert error in run.logs("--node", "1")
+    assert "FAILED (exit code 1 while running" in run.logs("--batch")
+
+
+def test_failing_precompile_never_releases_training(user) -> None:
+    """Nor does it leave a job that waits for what will not come."""
+    run = user.submit("precompile=always", "train.fail_phase=precompile", "train.fail_rank=0")
+    run.until("FAILED")
+    eventually(lambda: not user.sandbox.queue())
+    assert run.status()["reason"].startswith("precompile: exit code 1 while running")
+    assert run.phase("train")["state"] == "CANCELLED"
+    assert run.facts() == {}
+    assert "ValueError: rank 0 was told to fail" in run.shown()

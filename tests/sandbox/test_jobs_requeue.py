@@ -1,0 +1,85 @@
+"""Ports and attempts: runs side by side on a node, and runs that Slurm starts a second time."""
+
+from __future__ import annotations
+
+from .cluster import eventually
+
+
+def master(facts: dict[int, dict]) -> tuple[str, str]:
+    """Where the workers of an attempt meet: the same place for all of them."""
+    (found,) = {(f["environment"]["MASTER_ADDR"], f["environment"]["MASTER_PORT"])
+                for f in facts.values()}  # fmt: skip
+    return found
+
+
+def on_first_two(user) -> tuple[str, ...]:
+    """Options that bind a run to the first two nodes."""
+    names = ",".join(user.sandbox.node_name(n) for n in (1, 2))
+    return ("--sbatch", f"--nodelist={names}")
+
+
+def listens(user, node: int, port: str) -> bool:
+    """Whether something listens on a port of a node."""
+    lines = user.sandbox.on_node(node, "cat", "/proc/net/tcp", "/proc/net/tcp6").ok
+    rows = [line.split() for line in lines.splitlines()]
+    return any(row[1].endswith(f":{int(port):04X}") and row[3] == "0A" for row in rows)
+
+
+def test_two_runs_share_a_node(user) -> None:
+    """They meet at different ports, so neither joins or blocks the other."""
+    more = ("--sbatch", f"--nodelist={user.sandbox.node_name(1)}")
+    shared = ("train.wait=true", "slurm.partition=shared", "slurm.exclusive=false")
+    runs = [user.submit(*shared, more=more) for _ in range(2)]
+    first, second = (run.until_there(1) for run in runs)
+    assert {first[0]["host"], second[0]["host"]} == {user.sandbox.node_name(1)}
+    (address, port), (same_address, other_port) = master(first), master(second)
+    assert address == same_address and port != other_port
+    assert listens(user, 1, port) and listens(user, 1, other_port)
+    for run in runs:
+        run.go()
+    for run in runs:
+        run.until("COMPLETED")
+
+
+def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
+    """Slurm has lost them with its daemons of that node, and starts the job on it once more."""
+    sandbox = user.sandbox
+    run = user.submit("train.wait=true", nodes=2, more=on_first_two(user))
+    address, port = master(run.until_there(2))
+    sandbox.fault("1", "slurmd-kill")
+    sandbox.fault("proc", "1", "^slurmstepd", "KILL")
+    sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    sandbox.fault("1", "slurmd-start")
+
+    second = run.until_there(2, attempt=2)
+    assert listens(user, 1, port)  # what the first attempt left behind
+    assert master(second)[0] == address and master(second)[1] != port
+    assert listens(user, 1, master(second)[1])
+    sandbox.fault("proc", "1", f"master_port={port}", "KILL")
+    run.go()
+    run.until("COMPLETED")
+    assert run.phase("train")["attempt"] == 2
+    for attempt, where in ((1, port), (2, master(second)[1])):
+        log = run.path / f"logs/train-{attempt}-node1.log"
+        assert f"train: node 1 of 2 on {sandbox.node_name(2)}, master {address}:{where}" in (
+            log.read_text()
+        )
+
+
+def test_a_node_reboots(user) -> None:
+    """Slurm starts the job again once the node is back in service."""
+    sandbox = user.sandbox
+    run = user.submit("train.wait=true", nodes=2, more=on_first_two(user))
+    run.until_there(2)
+    sandbox.fault("2", "reboot")
+    run.until("REQUEUED")
+    why = "the nodes it needs are down, drained or reserved"
+    eventually(lambda: run.status()["reason"] == why)
+    assert "REQUEUED (requeued)" in run.logs("--batch")
+
+    sandbox.slurm("scontrol", "update", f"NodeName={sandbox.node_name(2)}", "State=RESUME")
+    assert run.until_there(2, attempt=2)[1]["host"] == sandbox.node_name(2)
+    run.go()
+    run.until("COMPLETED")
+    assert run.phase("train")["attempt"] == 2
+    assert run.job()["Restarts"] == "1"
