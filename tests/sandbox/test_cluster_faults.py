@@ -15,8 +15,8 @@ import pytest
 
 from .cluster import Sandbox, eventually, line_of, processes_with, sandbox_up
 
-# Slurm's waits, cut short: a node is given up after 5 seconds of silence.
-FAST = ("SlurmdTimeout=5", "MessageTimeout=2", "KillWait=2")
+# Slurm's waits, cut short: a node is given up after 6 seconds of silence.
+FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2")
 SETTINGS = [word for setting in FAST for word in ("--set", setting)]
 NAME = "compute-dy-trn1-{}"
 
@@ -209,9 +209,9 @@ def test_signal_by_command_line(four: Sandbox) -> None:
 def test_one_process_stopped_and_continued(four: Sandbox) -> None:
     with step(four, 2, "mark-stop"):
         assert "1 process signalled" in four.fault("proc", 2, "mark-stop$", "STOP")
-        assert states_of("mark-stop") == ["T"]
+        eventually(lambda: states_of("mark-stop") == ["T"], 10)
         assert "1 process signalled" in four.fault("proc", 2, "mark-stop$", "SIGCONT")
-        assert states_of("mark-stop") == ["S"]
+        eventually(lambda: states_of("mark-stop") == ["S"], 10)
 
 
 def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:

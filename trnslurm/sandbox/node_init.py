@@ -72,10 +72,12 @@ class Node:
         if self._pid:
             raise ValueError(f"slurmd runs on {self._name} already")
         with self._log.open("ab") as log:
-            self._pid = subprocess.Popen(  # not waited for here: reap() does
+            process = subprocess.Popen(
                 [*self._slurmd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
-            ).pid  # fmt: skip
+            )  # fmt: skip
+        process.returncode = 0  # reap() waits for it; it must not do so itself when it is dropped
+        self._pid = process.pid
         return "slurmd started"
 
     def _check(self) -> str:
