@@ -146,6 +146,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path_without_slurm: st
     monkeypatch.setenv("HOME", str(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(directory / ".config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(directory / ".local/state"))
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", str(tmp_path / "sandboxes"))
     monkeypatch.setenv("PATH", path_without_slurm)
     monkeypatch.chdir(tmp_path / "cwd")
     return directory

@@ -61,7 +61,7 @@ def states_of(mark: str) -> list[str]:
 
 def expect_unexpected_reboot(four: Sandbox, number: int) -> None:
     """The controller does not trust a node that was rebooted, until it is told to."""
-    four.until(number, "down", timeout_s=40)
+    four.until(number, "down", timeout_s=90)
     node = four.state()["nodes"][number - 1]
     assert (node["power"], node["reason"]) == ("on", "Node unexpectedly rebooted")
     words = ("update", f"nodename={NAME.format(number)}", "state=resume")
@@ -113,7 +113,7 @@ def test_silent_in_every_way(four: Sandbox) -> None:
         after = [["S"], ["T"], ["S"], []]
         eventually(lambda: [states_of(mark) for mark in marks.values()] == after, 10)
         for number in faults:
-            four.until(number, "down*", timeout_s=40)
+            four.until(number, "down*", timeout_s=90)
         nodes = four.state()["nodes"]
         assert [node["power"] for node in nodes] == ["on", "on", "on", "off"]
         assert {node["reason"] for node in nodes} == {"Not responding"}
@@ -121,7 +121,7 @@ def test_silent_in_every_way(four: Sandbox) -> None:
         for number, (_, _, undo) in faults.items():
             four.fault(number, undo)
         for number in (1, 2, 3):
-            four.until(number, "idle", "allocated", "mixed", "completing", timeout_s=40)
+            four.until(number, "idle", "allocated", "mixed", "completing", timeout_s=90)
         expect_unexpected_reboot(four, 4)
 
 

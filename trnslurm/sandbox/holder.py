@@ -26,10 +26,12 @@ _LOOK_S = 5
 
 
 def main() -> None:
-    """Run as `python -m trnslurm.sandbox.holder DIRECTORY [OWNER_PIDFD]` in new namespaces."""
+    """Run as `python -m trnslurm.sandbox.holder DIRECTORY INODE [OWNER_PIDFD]`, in namespaces."""
     layout = Layout(Path(sys.argv[1]))
-    owner = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
     lock = _lock(layout)
+    if os.fstat(lock).st_ino != int(sys.argv[2]):
+        sys.exit(1)  # the `up` that started this one was stopped, and has cleaned up
     pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
     cluster = Cluster(layout)
     try:

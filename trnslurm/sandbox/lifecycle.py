@@ -54,7 +54,7 @@ def up(
 def down(layout: Layout) -> bool:
     """End a sandbox and remove its files; False: there was none."""
     with base_locked():
-        found = layout.path.exists()
+        found = layout.path.exists() or bool(_holders(layout))
         _remove(layout)
     return found
 
@@ -121,7 +121,7 @@ def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.P
     environ["PATH"] = environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
     environ |= {"LANG": "C.UTF-8", "PYTHONPATH": str(Path(trnslurm.__file__).parent.parent)}
     argv = ["unshare", *host.unshare, host.python, "-m", "trnslurm.sandbox.holder"]
-    argv.append(str(layout.path))
+    argv += [str(layout.path), str(layout.path.stat().st_ino)]
     descriptors = []
     if owner is not None:
         try:
@@ -171,7 +171,7 @@ def _why(layout: Layout) -> str:
 def _remove(layout: Layout) -> None:
     """End the holder if it lives, and remove every file."""
     deadline = time.monotonic() + _DOWN_S
-    holders = set(_holders(layout)) if layout.path.exists() else set()
+    holders = set(_holders(layout))
     for pid in holders:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
