@@ -153,7 +153,10 @@ class Slurm:
         for line in text.splitlines():
             job_id, state, exit_code, nodes = (line.split("|") + [""] * 4)[:4]
             word = state.split()[0] if state else ""  # "CANCELLED by 1000"
-            reason = "" if exit_code in ("", "0:0") else f"exit code {exit_code.split(':')[0]}"
+            code, _, number = exit_code.partition(":")
+            reason = f"exit code {code}" if code.strip("0") else ""
+            if number.strip("0"):
+                reason = f"killed by signal {number}"  # of the batch script itself
             found[job_id] = QueueEntry(job_id=job_id, state=word, reason=reason, nodes=nodes)
         return found
 

@@ -204,8 +204,12 @@ def _slurm_state(
     if entry.state in _ALIVE:
         if last and last.state == "REQUEUED":
             return "REQUEUED", last.reason
-        if last and last.state in _WRITTEN and entry.state == "COMPLETING":
-            return last.state, last.reason
+        # On TERM the script writes CANCELLED first and then asks the controller what it was: only a
+        # job that has ended in the queue too, or a cancel of ours, makes that word final.
+        said = last.state if last else ""
+        ended = said in _WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
+        if last and ended and entry.state == "COMPLETING":
+            return said, last.reason
         return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
     return _ended(entry, last)
 
@@ -223,6 +227,8 @@ def _queued(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
 
 def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     state, reason = _SLURM_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
+    if last and entry.reason == "JobLaunchFailure":
+        reason = "its batch script was killed"  # it had been launched: it wrote its state file
     # The script's own word is more exact than Slurm's, where the two agree that it ended.
     if last and last.state in _WRITTEN and (last.state == state or state == "FAILED"):
         return last.state, last.reason

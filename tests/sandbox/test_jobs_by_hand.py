@@ -8,6 +8,8 @@ import os
 from .cluster import eventually
 
 MACHINE = sorted(os.sched_getaffinity(0))
+# What a shell inside another allocation may have; each would make the script's srun fail.
+INSIDE = "export SLURM_GPUS=4 SLURM_THREADS_PER_CORE=2 SLURM_MPI_TYPE=no SLURM_DISTRIBUTION=no\n"
 
 
 def test_the_printed_lines_run_a_bundle(user) -> None:
@@ -22,7 +24,7 @@ def test_the_printed_lines_run_a_bundle(user) -> None:
         return json.loads(text or "{}")
 
     script = (bundle / "train.sbatch").read_bytes()
-    train = user.shell("\n".join(said[1:]), bundle).split()[-1]
+    train = user.shell(INSIDE + "\n".join(said[1:]), bundle).split()[-1]
     eventually(lambda: state("precompile").get("state") == "RUNNING", 120)
     user.sandbox.slurm("scontrol", "write", "batch_script", train, str(user.home / "taken"))
     assert (user.home / "taken").read_bytes() == script
