@@ -77,6 +77,9 @@ CASES = {
     "completing": case("COMPLETED", "", train=[DONE], queue=("1002|COMPLETING|None|x|node-1",)),
     "completing, script not done": case(
         "RUNNING", "", train=[RUNNING], queue=("1002|COMPLETING|None|x|node-1",)),
+    "completing, its script does not know yet whether it is requeued": case(
+        "RUNNING", "", train=[{"state": "CANCELLED"}],
+        queue=("1002|COMPLETING|None|x|node-1",)),
     # Requeued
     "requeued": case(
         "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
@@ -107,6 +110,9 @@ CASES = {
         "NODE_FAIL", "a node failed", train=[RUNNING], queue=("1002|NODE_FAIL|NodeDown|x|n",)),
     "time limit": case(
         "TIMEOUT", "time limit", train=[RUNNING], queue=("1002|TIMEOUT|TimeLimit|x|node-1",)),
+    "its batch script was killed": case(
+        "FAILED", "its batch script was killed", train=[RUNNING],
+        queue=("1002|FAILED|JobLaunchFailure|x|node-1",)),
     "deadline": case(
         "TIMEOUT", "its deadline passed", queue=("1002|DEADLINE|DeadLine|x|",)),
     "preempted": case(
@@ -146,6 +152,9 @@ CASES = {
         "COMPLETED", "", train=[RUNNING], accounting=("1002|COMPLETED|0:0|node-1",)),
     "accounting, failed": case(
         "FAILED", "exit code 9", train=[RUNNING], accounting=("1002|FAILED|9:0|node-1",)),
+    "accounting, killed": case(
+        "FAILED", "killed by signal 9", train=[RUNNING],
+        accounting=("1002|FAILED|0:9|node-1",)),
     "accounting, cancelled": case("CANCELLED", "", accounting=("1002|CANCELLED by 1000|0:0|",)),
     "accounting, node failure": case(
         "NODE_FAIL", "a node failed", train=[RUNNING], accounting=("1002|NODE_FAIL|1:0|n",)),
