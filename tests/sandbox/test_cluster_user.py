@@ -139,8 +139,10 @@ def test_faults(user, cluster: Sandbox, home: Path) -> None:
     assert list(disk.iterdir()) == []
     assert cluster.fault("disk", disk, "off")
     assert cluster.fault("ctld", "kill") and cluster.fault("ctld", "start")
+    cluster.until(2, "idle")  # a node that has not registered since cannot reboot unexpectedly
     for fault in ("freeze", "thaw", "link-down", "link-up", "slurmd-kill", "slurmd-start"):
         assert cluster.fault(2, fault)
+    cluster.until(2, "idle")
     assert cluster.fault(2, "reboot") == "compute-dy-trn1-2: rebooted"
     assert cluster.on_node(2, "id", "-un").ok == f"{user.pw_name}\n"
     cluster.until(2, "down", timeout_s=30)
