@@ -59,7 +59,7 @@ def files(*parts: str) -> list[Path]:
 
 
 PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PACKAGE.rglob("*.py")})
-LAUNCHER = [p for p in PARTS if p not in ("node", "train")]
+LAUNCHER = [p for p in PARTS if p not in ("node", "prepare", "train")]
 # What each part may import of ours, besides itself. A part that is not here may import any of the
 # launcher but cli.
 ALLOWED = {
@@ -74,6 +74,7 @@ ALLOWED = {
     "slurm": {"errors"},
     "sandbox": {"errors", "catalog", "slurm"},
     "node": set(),
+    "prepare": set(),
     "train": set(),
     "__main__": {"cli"},
 }

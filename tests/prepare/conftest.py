@@ -1,0 +1,138 @@
+"""`python -m trnslurm.prepare` as a process, text to give it, and what it made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+REPO = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "trnslurm.prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What the command returned and said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The error line: the last, after lines of progress."""
+        *progress, line = self.err.splitlines()
+        assert self.code == 1 and line.startswith("error: ") and self.out == "", self
+        assert all(": 100%" in said or "%, " in said for said in progress), self
+        return line.removeprefix("error: ")
+
+
+@pytest.fixture(scope="session")
+def text() -> Path:
+    """The short text of a job: 138 paragraphs."""
+    return REPO / "jobs" / "gpt2_zero1" / "text.txt"
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TOKENIZERS_"))}
+    return kept | {"PYTHONPATH": str(REPO)} | changes
+
+
+@pytest.fixture
+def prepare(run_prepare: Callable[..., Done]) -> Callable[..., Done]:
+    """Run the command to its end."""
+    return run_prepare
+
+
+@pytest.fixture(scope="session")
+def run_prepare() -> Callable[..., Done]:
+    """Run the command to its end, for fixtures of any scope."""
+
+    def run(*arguments: str | Path | int | float, **environ: str) -> Done:
+        done = subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            env=environment(**environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Prepared data, read without trnslurm."""
+
+    path: Path
+    index: dict[str, Any]
+
+    def tokens(self, split: str) -> list[int]:
+        found: list[int] = np.fromfile(
+            self.path / f"{split}.bin", {"uint16": "<u2", "uint32": "<u4"}[self.index["dtype"]]
+        ).tolist()
+        return found
+
+    def documents(self, split: str) -> list[str]:
+        """The texts again, from between the ends of text."""
+        tokenizer = Tokenizer.from_file(str(self.path / "tokenizer.json"))
+        documents: list[list[int]] = [[]]
+        for token in self.tokens(split):
+            if token == self.index["end_of_text"]:
+                documents.append([])
+            else:
+                documents[-1].append(token)
+        assert documents.pop() == []
+        texts: list[str] = tokenizer.decode_batch(documents, skip_special_tokens=False)
+        return texts
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.path.iterdir()}
+
+
+@pytest.fixture
+def read_data() -> Callable[[Path], Data]:
+    """Read prepared data."""
+
+    def read(path: Path) -> Data:
+        return Data(path=path, index=json.loads((path / "index.json").read_text()))
+
+    return read
+
+
+@pytest.fixture
+def words_tokenizer(tmp_path: Path) -> Callable[[int], Path]:
+    """Make a tokenizer.json of so many words w0, w1, …, the first of them the end of text."""
+
+    def make(count: int) -> Path:
+        words = {"<eos>": 0} | {f"w{number}": number for number in range(1, count)}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        path = tmp_path / f"words-{count}.json"
+        tokenizer.save(str(path))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def left_beside() -> Callable[[Path], list[str]]:
+    """Tell what lies beside an output under names made from its own."""
+
+    def find(output: Path) -> list[str]:
+        names = [path.name for path in output.parent.iterdir()] if output.parent.exists() else []
+        return [name for name in names if name.startswith(f".{output.name}")]
+
+    return find

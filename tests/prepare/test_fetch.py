@@ -1,0 +1,111 @@
+"""Fetching from the Hub, with stand-ins for the two libraries that know the way to it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+REPO = Path(__file__).parents[2]
+SECRET = "hf_abcdefghijklmnop"
+WIKITEXT = ("--dataset", "wikitext", "--config", "wikitext-103-raw-v1", "--tokenizer", "gpt2")
+
+
+@pytest.fixture
+def calls(tmp_path):
+    return tmp_path / "calls"
+
+
+@pytest.fixture
+def fetch(prepare, words_tokenizer, calls, tmp_path):
+    """Run fetch beside the stand-ins."""
+    tokenizer = words_tokenizer(50)
+
+    def run(*arguments, **environ):
+        environ = {"PYTHONPATH": f"{STAND_INS}:{REPO}", "HF_TOKEN": SECRET} | environ
+        stand_in = {"STAND_IN_CALLS": str(calls), "STAND_IN_TOKENIZER": str(tokenizer)}
+        return prepare("fetch", "--output", tmp_path / "set", *arguments, **stand_in, **environ)
+
+    return run
+
+
+def test_what_is_fetched_can_be_prepared(fetch, prepare, read_data, left_beside, calls, tmp_path):
+    done = fetch(*WIKITEXT)
+    assert done.code == 0, done
+    directory = tmp_path / "set"
+    assert done.out == f"Fetched {directory}: train 6 rows, validation 2,501 rows, test 1 rows\n"
+    assert left_beside(directory) == []
+    assert calls.read_text() == '["wikitext", "wikitext-103-raw-v1", null]\n'
+    done = prepare("--output", tmp_path / "data", "--dataset", directory)
+    assert done.code == 0, done
+    data = read_data(tmp_path / "data")
+    # The rows of an article are one document.
+    assert data.index["splits"]["train"]["documents"] == 2
+    assert data.index["splits"]["eval"]["documents"] == 1
+    assert data.index["made"]["documents"]["start"] == r"^ = [^=].* = $"
+
+
+def test_rows_are_kept_as_they_are(fetch, tmp_path):
+    fetch(*WIKITEXT)
+    lines = (tmp_path / "set" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [
+        "", " = A = \n", "", " Text of A é \n", " = B = \n", " Text of B \n"
+    ]  # fmt: skip
+
+
+def test_a_token_is_written_nowhere(fetch, tmp_path):
+    fetch(*WIKITEXT)
+    files = [path for path in (tmp_path / "set").rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert not any(SECRET.encode() in path.read_bytes() for path in files)
+
+
+def test_the_same_again_asks_nobody(fetch, calls):
+    fetch(*WIKITEXT)
+    calls.unlink()
+    done = fetch(*WIKITEXT)
+    assert done.code == 0
+    assert "was fetched before, nothing to do" in done.out
+    assert not calls.exists()
+
+
+def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
+    fetch(*WIKITEXT)
+    assert "give another --output, or replace it" in fetch(*WIKITEXT, "--revision", "v2").error
+    assert fetch(*WIKITEXT, "--revision", "v2", "--force").code == 0
+    notes = json.loads((tmp_path / "set" / "dataset.json").read_text())
+    assert notes["revision"] == "v2"
+    (tmp_path / "set" / "dataset.json").unlink()
+    # Nor is any other directory replaced, not even by force.
+    assert (
+        "is there, and was not fetched: give another --output" in fetch(*WIKITEXT, "--force").error
+    )
+    assert (tmp_path / "set" / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (WIKITEXT, {"STAND_IN_NETWORK": "no"}, "ConnectionError: Couldn't reach the Hub with ***"),
+        (("--dataset", "wikitxt"), {}, "dataset wikitxt: the Hub did not give it (FileNotFound"),
+        ((*WIKITEXT, "--tokenizer", "gtp2"), {}, "tokenizer gtp2: the Hub did not give it"),
+        ((*WIKITEXT, "--column", "body"), {}, "no column body, but text, n: choose one with"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_one_line(
+    fetch, left_beside, tmp_path, arguments, environ, words
+):
+    error = fetch(*arguments, **environ).error
+    assert words in error
+    assert SECRET not in error
+    assert not (tmp_path / "set").exists()
+    assert left_beside(tmp_path / "set") == []
+
+
+def test_without_the_library_it_says_which(fetch, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "datasets.py").write_text("raise ModuleNotFoundError(name='datasets')\n")
+    error = fetch(*WIKITEXT, PYTHONPATH=f"{empty}{os.pathsep}{REPO}").error
+    assert error.startswith("fetch needs the Python package datasets: pip install datasets")

@@ -1,0 +1,138 @@
+"""Bad input: one line that says where and what, exit code 1, and nothing left behind."""
+
+import json
+
+import pytest
+
+# Text is read in blocks of this size.
+BLOCK = 1 << 20
+TOKENIZER = ("--tokenizer", "train:300")
+
+
+@pytest.fixture
+def refused(prepare, left_beside, tmp_path):
+    """Run and give the error line; neither the output nor anything half-done may be there."""
+    output = tmp_path / "out" / "data"
+
+    def run(*arguments):
+        done = prepare("--output", output, *arguments)
+        assert not output.exists()
+        assert left_beside(output) == []
+        return done.error
+
+    return run
+
+
+@pytest.fixture
+def a_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\n\ntwo\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "bad"),
+    [
+        (5, b"\xff\n"),
+        (8, b"\xc3"),  # the end of the file in the middle of a letter
+        (BLOCK, b"\x80"),
+        (BLOCK - 1, b"\xc3\n"),  # the letter begins in one block and fails in the next
+    ],
+)
+def test_text_that_is_not_utf8(refused, tmp_path, before, bad):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"x" * before + bad)
+    error = refused("--text", path, *TOKENIZER)
+    assert error.startswith(f"{path}: not UTF-8 at byte {before}: convert it first")
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_no_text_at_all(refused, tmp_path, content):
+    path = tmp_path / "empty.txt"
+    path.write_text(content)
+    error = refused("--text", path, "--tokenizer", "train:300")
+    assert error.startswith("no text")
+
+
+def test_a_single_document_cannot_be_held_out(refused, prepare, tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text("all in one")
+    error = refused("--text", path, *TOKENIZER)
+    assert error.startswith("too few documents (1) to hold out a share of 0.005: use --holdout 0")
+    assert prepare("--output", tmp_path / "d", "--text", path, *TOKENIZER, "--holdout", 0).code == 0
+
+
+def test_a_missing_file(refused, tmp_path):
+    error = refused("--text", tmp_path / "none.txt", *TOKENIZER)
+    assert error == f"{tmp_path}/none.txt: cannot be read (No such file or directory)"
+
+
+def test_a_directory_in_the_place_of_a_file(refused, tmp_path):
+    assert "is a directory" in refused("--text", tmp_path, *TOKENIZER)
+
+
+@pytest.mark.parametrize("name", ["train:", "train:x", "train:256", "train:-1", "train:99999999"])
+def test_a_tokenizer_that_cannot_be_trained(refused, a_text, name):
+    assert f"--tokenizer {name}: train:V needs a whole number V of 257 or more" in refused(
+        "--text", a_text, "--tokenizer", name
+    )
+
+
+def test_an_unknown_tokenizer(refused, a_text, tmp_path):
+    assert "--tokenizer gpt2: no such file" in refused("--text", a_text, "--tokenizer", "gpt2")
+    # A directory without one.
+    assert "no such file" in refused("--text", a_text, "--tokenizer", tmp_path)
+    broken = tmp_path / "broken.json"
+    for content in ("", "{}", "[1]", '{"version": "1.0"'):
+        broken.write_text(content)
+        error = refused("--text", a_text, "--tokenizer", broken)
+        assert error.startswith(f"{broken}: not a tokenizer.json (")
+    assert "needs a tokenizer" not in error
+    assert refused("--text", a_text).startswith("--tokenizer: name a tokenizer.json")
+
+
+def test_a_tokenizer_without_an_end_of_text(refused, a_text, words_tokenizer):
+    error = refused("--text", a_text, "--tokenizer", words_tokenizer(9), "--end-of-text", "</x>")
+    assert "has no token </x>: name the one that ends a text with --end-of-text" in error
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--holdout", 1, "--holdout 1.0: must be 0 or more, and less than 1"),
+        ("--holdout", -0.1, "--holdout -0.1: must be"),
+        ("--holdout", "nan", "--holdout nan: must be"),
+        ("--processes", 0, "must be 1 or more"),
+        ("--chunk-bytes", 0, "must be 1 or more"),
+        ("--document-start", "(", "--document-start (: no regular expression"),
+    ],
+)
+def test_options_out_of_bounds(refused, a_text, option, value, words):
+    assert words in refused("--text", a_text, *TOKENIZER, f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '"x"', "[]", '{"other": "x"}', '{"text": null}', '{"text": "\\ud800"}']
+)
+def test_rows_without_a_text(refused, tmp_path, line):
+    path = tmp_path / "rows.jsonl"
+    good = json.dumps({"text": "good"})
+    path.write_text(f"{good}\n{line}\n")
+    error = refused("--text", path, *TOKENIZER)
+    assert error.startswith(
+        f"{path}: the line at byte {len(good) + 1} is no row with a text 'text'"
+    )
+    # Workers meet it too, where the tokenizer has been trained before.
+    assert "\n" not in error
+
+
+def test_what_workers_find_wrong_is_one_line_too(refused, words_tokenizer, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "w1"}\n{"text": 2}\n')
+    error = refused("--text", path, "--tokenizer", words_tokenizer(9))
+    assert error.startswith(f"{path}: the line at byte 15 is no row with a text 'text'")
+
+
+def test_wrong_usage_is_exit_code_2(prepare, a_text, tmp_path):
+    for arguments in ([], ["--output", tmp_path / "x"], ["--text", a_text], ["fetch"]):
+        assert prepare(*arguments).code == 2

@@ -1,0 +1,236 @@
+"""Runs that are stopped, whatever stops them, and the next ones, which go on."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# A second of work in a hundred chunks: the runs below stop after the third.
+CHUNK_BYTES = 10_000
+CHUNKS_BEFORE = 3
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def make_long_text(text):
+    def make(path):
+        path.write_text("\n\n".join(f"{number}: {text.read_text()}" for number in range(20)))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def long_text(make_long_text, tmp_path):
+    return make_long_text(tmp_path / "long.txt")
+
+
+@pytest.fixture
+def command(long_text, tmp_path):
+    """The arguments of a run in small chunks; the tokenizer is made first, so it is no part."""
+    work = ("--processes", 2, "--chunk-bytes", CHUNK_BYTES)
+    return ("--text", long_text, "--tokenizer", "train:400", *work)
+
+
+@pytest.fixture(scope="module")
+def at_once(make_long_text, run_prepare, tmp_path_factory):
+    """What comes of the command when nothing stops it."""
+    directory = tmp_path_factory.mktemp("at-once")
+    text = make_long_text(directory / "long.txt")
+    output = directory / "data"
+    work = ("--processes", 1, "--chunk-bytes", 10**9)
+    done = run_prepare("--output", output, "--text", text, "--tokenizer", "train:400", *work)
+    assert done.code == 0, done
+    return {path.name: path.read_bytes() for path in output.iterdir()}
+
+
+@contextlib.contextmanager
+def started(output, command):
+    """A run in the middle of its work: some more chunks are finished than before."""
+    before = len(chunk_files(output))
+    arguments = [str(argument) for argument in ("--output", output, *command)]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trnslurm.prepare", *arguments],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len(chunk_files(output)) >= before + CHUNKS_BEFORE)
+        assert process.poll() is None
+        yield process
+    finally:
+        # Its session outlives it if a test fails.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def chunk_files(output):
+    """The finished chunks and what tells whether one is written again."""
+    found = {}
+    for path in output.parent.glob(f".{output.name}.partial-*/chunks/*.npz"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return found
+
+
+def session(pid):
+    """The processes of a session, zombies aside."""
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == pid and state != "Z":
+                pids.append(int(stat.parent.name))
+    return pids
+
+
+def workers(pid):
+    found = [
+        worker
+        for worker in session(pid)
+        if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
+    ]
+    assert len(found) == 2
+    return found
+
+
+def blocks(pid, number):
+    """Whether a process blocks a signal, in each of its threads."""
+    masks = [
+        int(re.search(r"SigBlk:\s*(\w+)", status.read_text())[1], 16)
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+    ]
+    return all(mask >> (number - 1) & 1 for mask in masks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_goes_on_where_another_was_stopped(
+    prepare, read_data, left_beside, command, at_once, tmp_path, number
+):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        if number != signal.SIGKILL:
+            assert all(blocks(worker, number) for worker in workers(process.pid))
+        # The others as a terminal and scancel send them: to every process.
+        (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+        err = process.communicate(timeout=DEADLINE_S)[1]
+    # No worker outlives it, however it ends.
+    wait_for(lambda: not session(process.pid))
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        assert err.endswith("stopped: what is finished is kept, run again to go on\n"), err
+        assert "Traceback" not in err
+    assert not output.exists()
+    finished = chunk_files(output)
+    assert len(finished) >= CHUNKS_BEFORE
+
+    with started(output, command) as process:
+        # Nothing is done twice.
+        assert finished.items() <= chunk_files(output).items()
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    done = prepare("--output", output, *command)
+    assert done.code == 0, done
+    assert left_beside(output) == []
+    assert read_data(output).files() == at_once
+
+
+def test_a_dead_worker_loses_nothing_that_is_finished(
+    prepare, read_data, command, at_once, tmp_path
+):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        os.kill(workers(process.pid)[0], signal.SIGKILL)
+        err = process.communicate(timeout=DEADLINE_S)[1]
+        assert process.returncode == 1
+    assert err.splitlines()[-1] == (
+        "error: a tokenizing process died (where memory is short, use fewer --processes): what is "
+        "finished is kept, run again to go on"
+    )
+    assert not output.exists()
+    finished = chunk_files(output)
+    with started(output, command) as process:
+        assert finished.items() <= chunk_files(output).items()
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    assert read_data(output).files() == at_once
+
+
+def test_a_damaged_chunk_is_made_again(prepare, read_data, command, at_once, tmp_path):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    damaged, *_ = chunk_files(output)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert prepare("--output", output, *command).code == 0
+    assert read_data(output).files() == at_once
+
+
+def test_another_share_held_out_uses_the_same_work(prepare, command, tmp_path):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    finished = chunk_files(output)
+    with started(output, (*command, "--holdout", 0.1)):
+        assert finished.items() <= chunk_files(output).items()
+        assert len({path.parent for path in chunk_files(output)}) == 1
+
+
+def test_work_that_nobody_will_finish_is_removed(prepare, left_beside, command, tmp_path):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    assert len(left_beside(output)) == 1
+    assert prepare("--output", output, *command, "--document-per", "line").code == 0
+    assert left_beside(output) == []
+
+
+def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
+    output = tmp_path / "data"
+    with started(output, command) as process:
+        done = prepare("--output", output, *command)
+        assert done.error == f"{output}: another process is preparing it right now"
+        assert process.wait(DEADLINE_S) == 0
+    assert prepare("--output", output, *command).out.startswith(f"{output} is prepared from this")
+
+
+def test_a_full_disk_loses_nothing_that_is_finished(prepare, text, tmp_path):
+    """A limit on the size of files stands in for the full disk: the token file is too large."""
+    output = tmp_path / "data"
+    command = ("--text", text, "--tokenizer", "train:300", "--chunk-bytes", 2000)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, limit[1]))
+    try:
+        done = prepare("--output", output, *command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert done.error.endswith("File too large: what is finished is kept, run again to go on")
+    assert not output.exists()
+    finished = chunk_files(output)
+    assert len(finished) > 10
+    assert prepare("--output", output, *command).code == 0

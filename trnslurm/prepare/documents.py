@@ -1,0 +1,125 @@
+"""What a document is: how lines of text, or rows of a dataset, join into documents."""
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from trnslurm.prepare.errors import PrepareError
+
+PER = ("line", "blank-line", "file")
+JSON_LINES = ".jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How a file is cut into documents."""
+
+    per: str
+    """line (a line of text, a row), blank-line (ends one), file, or start (a line that matches)."""
+    start: str = ""
+    """The regular expression of a line that begins a document."""
+    column: str = "text"
+    """The key of a row's text in JSON lines."""
+
+    def as_json(self) -> dict[str, str]:
+        """Give what the index keeps."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """A file whose lines are text or, in JSON lines, rows with a text."""
+
+    path: Path
+    rule: Rule
+
+    def text(self, line: bytes, offset: int) -> str | None:
+        """Give the text of one line; None is an empty line between rows."""
+        if self.path.suffix != JSON_LINES:
+            text = line.decode("utf-8")
+            return text.removeprefix("\ufeff") if offset == 0 else text
+        if not line.strip():
+            return None
+        try:
+            row = json.loads(line)[self.rule.column]
+            if not isinstance(row, str):
+                raise TypeError
+            row.encode("utf-8")  # JSON can spell half a character, which is no text
+        except (ValueError, LookupError, TypeError):
+            raise PrepareError(
+                f"{self.path}: the line at byte {offset} is no row with a text {self.rule.column!r}"
+                ": another can be chosen with --column"
+            ) from None
+        # Rows that stay alone are taken as they are.
+        return row if self.rule.per == "line" or row.endswith("\n") else row + "\n"
+
+    def documents(self, first: int, end: int) -> Iterator[str]:
+        """Give the documents between two cuts, none of them blank."""
+        with self.path.open("rb") as stream:
+            stream.seek(first)
+            data = stream.read(end - first)
+        for document in _join(self._texts(data, first), self.rule):
+            # Between documents stands an end of text in the place of the line's end.
+            text = document
+            if self.rule.per in ("line", "blank-line") and self.path.suffix != JSON_LINES:
+                text = document.removesuffix("\n").removesuffix("\r")
+            if text.strip():
+                yield text
+
+    def _texts(self, data: bytes, offset: int) -> Iterator[str]:
+        # Lines of bytes end at a line feed only; str.splitlines knows many other ends.
+        for line in io.BytesIO(data):
+            text = self.text(line, offset)
+            offset += len(line)
+            if text is not None:
+                yield text
+
+    def cuts(self, chunk_bytes: int) -> list[int]:
+        """Give the places, from 0 to the end, that cut the file into chunks of documents."""
+        cuts = [0]
+        with self.path.open("rb") as stream:
+            size = stream.seek(0, io.SEEK_END)
+            while cuts[-1] < size:
+                cuts.append(self._next_cut(stream, cuts[-1] + chunk_bytes, size))
+        return cuts
+
+    def _next_cut(self, stream: BinaryIO, offset: int, size: int) -> int:
+        if offset >= size or self.rule.per == "file":
+            return size
+        stream.seek(offset)
+        stream.readline()  # the rest of a line
+        starts = re.compile(self.rule.start)
+        while True:
+            here = stream.tell()
+            line = stream.readline()
+            if not line:
+                return size
+            text = self.text(line, here)
+            if text is None:
+                continue
+            if self.rule.per == "blank-line":
+                if not text.strip():
+                    return stream.tell()
+            elif self.rule.per == "line" or starts.search(text):
+                return here
+
+
+def _join(texts: Iterable[str], rule: Rule) -> Iterator[str]:
+    if rule.per == "line":
+        yield from texts
+        return
+    starts = re.compile(rule.start)
+    lines: list[str] = []
+    for text in texts:
+        blank_ends = rule.per == "blank-line" and not text.strip()
+        if lines and (blank_ends or (rule.per == "start" and starts.search(text))):
+            yield "".join(lines)
+            lines = []
+        if not blank_ends:
+            lines.append(text)
+    if lines:
+        yield "".join(lines)

@@ -1,0 +1,9 @@
+"""Errors that end a preparation with one line on stderr and exit code 1."""
+
+
+class PrepareError(Exception):
+    """Something the user can mend; the message is one line that says where, what and what to do."""
+
+
+class KeptError(Exception):
+    """Something that is not in the input, such as a full disk: what is finished is kept."""

@@ -1,0 +1,143 @@
+"""A dataset and a tokenizer from the Hugging Face Hub, as files: the only place with a network."""
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare import tokenizer
+from trnslurm.prepare.documents import JSON_LINES
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import partial, publish, replacing
+from trnslurm.prepare.sources import DATASET
+
+FORMAT = 1
+_ROWS = 1000
+# Where a row is less than a document: the line that begins one, by the last part of the name.
+_DOCUMENT_STARTS = {"wikitext": r"^ = [^=].* = $"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to fetch."""
+
+    output: Path
+    dataset: str
+    config: str | None
+    revision: str | None
+    tokenizer: str | None
+    column: str
+    force: bool
+
+    def notes(self) -> dict[str, Any]:
+        """Give what dataset.json says; the same wish gives the same."""
+        return {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "config": self.config,
+            "revision": self.revision,
+            "tokenizer": self.tokenizer,
+            "column": self.column,
+            "document_start": _DOCUMENT_STARTS.get(self.dataset.split("/")[-1]),
+        }
+
+
+def fetch(wanted: Wanted) -> str:
+    """Fetch what is not there; say in one line what was done."""
+    if wanted.output.exists() and any(wanted.output.iterdir()):
+        before = _fetched(wanted.output)
+        if before is None:
+            raise PrepareError(
+                f"{wanted.output}: is there, and was not fetched: give another --output"
+            )
+        if not wanted.force and before == wanted.notes():
+            return f"{wanted.output} was fetched before, nothing to do"
+        if not wanted.force:
+            raise PrepareError(
+                f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
+                "or column: give another --output, or replace it with --force"
+            )
+    with partial(wanted.output, "fetch") as directory:
+        finished = directory / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
+        rows = _fetch_dataset(wanted, finished, directory / "cache")
+        if wanted.tokenizer:
+            _fetch_tokenizer(wanted.tokenizer, finished, directory / "cache")
+        with replacing(finished / DATASET) as stream:
+            stream.write(f"{json.dumps(wanted.notes(), indent=2)}\n".encode())
+        publish(finished, wanted.output)
+    splits = ", ".join(f"{name} {count:,} rows" for name, count in rows.items())
+    return f"Fetched {wanted.output}: {splits}"
+
+
+def _fetched(directory: Path) -> Any:
+    try:
+        return json.loads((directory / DATASET).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _fetch_dataset(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
+    load_dataset = _library("datasets").load_dataset
+    splits = _ask_hub(
+        f"dataset {wanted.dataset}",
+        lambda: load_dataset(
+            wanted.dataset, wanted.config, revision=wanted.revision, cache_dir=str(cache)
+        ),
+    )
+    if not isinstance(splits, Mapping) or not splits:
+        raise PrepareError(f"dataset {wanted.dataset}: has no splits")
+    return {name: _write_rows(wanted, name, rows, finished) for name, rows in splits.items()}
+
+
+def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
+    if wanted.column not in rows.column_names:
+        raise PrepareError(
+            f"dataset {wanted.dataset}: no column {wanted.column}, but "
+            f"{', '.join(rows.column_names)}: choose one with --column"
+        )
+    count = 0
+    with replacing(finished / f"{split}{JSON_LINES}") as stream:
+        for batch in rows.iter(batch_size=_ROWS):
+            texts = batch[wanted.column]
+            lines = (json.dumps({wanted.column: text}, ensure_ascii=False) for text in texts)
+            stream.write("".join(f"{line}\n" for line in lines).encode())
+            count += len(texts)
+    return count
+
+
+def _fetch_tokenizer(name: str, finished: Path, cache: Path) -> None:
+    download = _library("huggingface_hub").hf_hub_download
+    path = _ask_hub(
+        f"tokenizer {name}", lambda: download(name, tokenizer.FILE, cache_dir=str(cache))
+    )
+    with replacing(finished / tokenizer.FILE) as stream:
+        stream.write(Path(path).read_bytes())
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise PrepareError(
+            f"fetch needs the Python package {name}: pip install {name}, here or on any machine "
+            "with a network, and copy what it fetched"
+        ) from None
+
+
+def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
+    """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
+    try:
+        return ask()
+    except Exception as error:  # these libraries raise what they please
+        words = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if token := os.environ.get("HF_TOKEN"):
+            words = words.replace(token, "***")
+        raise PrepareError(
+            f"{what}: the Hub did not give it ({words}): check the name, the network and HF_TOKEN"
+        ) from None

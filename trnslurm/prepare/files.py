@@ -1,0 +1,93 @@
+"""Files and directories that appear whole or not at all, whatever kills their writer."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from trnslurm.prepare.errors import KeptError, PrepareError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes its name only when it is whole and on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(directory: Path) -> None:
+    """Put the names in a directory on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def partial(output: Path, key: str) -> Iterator[Path]:
+    """Give the work directory of an output, kept for the next run unless the work is done.
+
+    One key always gets the same directory, so a run after a kill finds what was finished. Only one
+    process at a time gets it. A PrepareError leaves nothing: the next run will have other inputs.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    directory = output.with_name(f".{output.name}.partial-{key}")
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        # Nobody's directory any more if it was removed between mkdir and the lock.
+        if not _lock(lock) or not os.fstat(lock.fileno()).st_nlink:
+            raise PrepareError(f"{output}: another process is preparing it right now")
+        try:
+            yield directory
+        except PrepareError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        except OSError as error:
+            raise KeptError(f"{error.filename or output}: {error.strerror}") from None
+        shutil.rmtree(directory, ignore_errors=True)
+    _remove_abandoned(output)
+
+
+def publish(finished: Path, output: Path) -> None:
+    """Give a finished directory its name; what had the name before is removed."""
+    sync(finished)
+    old = output.with_name(f".{output.name}.replaced-{os.getpid()}")
+    if output.exists():
+        output.rename(old)
+    finished.rename(output)
+    sync(output.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Remove the work of killed runs with other inputs, which nobody will finish now."""
+    for directory in output.parent.iterdir():
+        if directory.name.startswith(f".{output.name}.replaced-"):
+            shutil.rmtree(directory, ignore_errors=True)
+        elif directory.name.startswith(f".{output.name}.partial-"):
+            with contextlib.suppress(OSError), (directory / "lock").open("r+") as lock:
+                if _lock(lock):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True

@@ -1,0 +1,52 @@
+"""How far a long step is: a bar on a terminal, a line every few seconds in a log."""
+
+import sys
+import time
+
+LINE_EVERY_S = 5
+BAR_EVERY_S = 0.1
+BAR_WIDTH = 24
+
+
+class Progress:
+    """Shows one step at a time on stderr; stdout is for the result."""
+
+    def __init__(self, what: str, total: int, *, before: int = 0) -> None:
+        """Take bytes; those done in an earlier run do not count in the speed."""
+        self._what, self._total, self._before = what, total, before
+        self._terminal = sys.stderr.isatty()
+        self._start = self._shown = time.monotonic()
+
+    def show(self, done: int) -> None:
+        """Show how much is done, if it is time for it."""
+        now = time.monotonic()
+        if now - self._shown >= (BAR_EVERY_S if self._terminal else LINE_EVERY_S):
+            self._shown = now
+            self._write(done, now)
+
+    def finish(self) -> None:
+        """Show that all is done."""
+        self._write(self._total, time.monotonic())
+        if self._terminal:
+            sys.stderr.write("\n")
+
+    def _write(self, done: int, now: float) -> None:
+        share = done / self._total if self._total else 1.0
+        speed = (done - self._before) / max(now - self._start, 1e-9)
+        unit, size = ("GB", 1e9) if self._total > 1e10 else ("MB", 1e6)
+        text = f"{done / size:,.2f} of {self._total / size:,.2f} {unit}, {speed / 1e6:,.2f} MB/s"
+        if speed > 0 and done < self._total:
+            text += f", {_duration((self._total - done) / speed)} left"
+        if self._terminal:
+            full = int(share * BAR_WIDTH)
+            bar = "#" * full + "-" * (BAR_WIDTH - full)
+            sys.stderr.write(f"\r{self._what} [{bar}] {share:4.0%} {text}\x1b[K")
+        else:
+            sys.stderr.write(f"{self._what}: {share:.0%}, {text}\n")
+        sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

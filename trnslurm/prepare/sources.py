@@ -1,0 +1,134 @@
+"""The files that text comes from: which, of what split, with what contents."""
+
+import codecs
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.progress import Progress
+
+DATASET = "dataset.json"
+TEXTS = (".txt", ".jsonl")
+TABLES = (".parquet", ".arrow")
+# The second is what other libraries call the first.
+_SPLITS = {"train": "train", "validation": "eval", "valid": "eval", "dev": "eval", "test": "test"}
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A file to read, by the name that the index will give it."""
+
+    name: str
+    path: Path
+    split: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file that was read through once: the name, size and contents are the input's identity."""
+
+    name: str
+    split: str
+    bytes: int
+    sha256: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what the index keeps."""
+        return asdict(self)
+
+
+def text_files(paths: list[Path]) -> list[Found]:
+    """Take text files as they are named, all to train on."""
+    for path in paths:
+        if path.is_dir():
+            raise PrepareError(f"--text {path}: is a directory: name files, or use --dataset")
+    return [Found(name=path.name, path=path, split="train") for path in paths]
+
+
+def dataset_files(directory: Path) -> list[Found]:
+    """Find the files of a dataset; their names, or directories, begin with their split."""
+    if not directory.is_dir():
+        raise PrepareError(f"--dataset {directory}: no such directory")
+    found = []
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.suffix not in (*TEXTS, *TABLES) or hidden or not path.is_file():
+            continue
+        words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
+        splits = [_SPLITS[word] for word in words if word in _SPLITS]
+        found.append(Found(name=str(name), path=path, split=splits[0] if splits else "train"))
+    if not any(file.split == "train" for file in found):
+        raise PrepareError(
+            f"--dataset {directory}: has no file of a split train ({', '.join((*TEXTS, *TABLES))})"
+        )
+    return [file for file in found if file.split != "test"]
+
+
+def dataset_notes(directory: Path) -> dict[str, Any]:
+    """Read what fetch noted about a dataset; other datasets have no notes."""
+    path = directory / DATASET
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise PrepareError(f"{path}: cannot be read ({error}): fetch the dataset again") from None
+    if not isinstance(notes, dict):
+        raise PrepareError(f"{path}: expected keys and values: fetch the dataset again")
+    return notes
+
+
+def read_through(files: list[Found]) -> list[Source]:
+    """Read every file once: its checksum, and that its text is UTF-8."""
+    sizes = [_size(file.path) for file in files]
+    progress = Progress("reading", sum(sizes))
+    sources, done = [], 0
+    for file, size in zip(files, sizes, strict=True):
+        digest = hashlib.sha256()
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        position = 0
+        with file.path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                if file.path.suffix not in TABLES:
+                    _check_utf8(file.path, decoder, block, position)
+                position += len(block)
+                progress.show(done + position)
+        if file.path.suffix not in TABLES:
+            _check_utf8(file.path, decoder, b"", position)
+        if position != size:
+            raise PrepareError(f"{file.path}: changed while it was read: run again")
+        sources.append(
+            Source(name=file.name, split=file.split, bytes=size, sha256=digest.hexdigest())
+        )
+        done += size
+    progress.finish()
+    if not done:
+        raise PrepareError(f"no text: {', '.join(str(file.path) for file in files)} is empty")
+    return sources
+
+
+def _size(path: Path) -> int:
+    try:
+        with path.open("rb") as stream:
+            return stream.seek(0, 2)
+    except OSError as error:
+        raise PrepareError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_utf8(
+    path: Path, decoder: codecs.IncrementalDecoder, block: bytes, position: int
+) -> None:
+    held = len(decoder.getstate()[0])
+    try:
+        decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        raise PrepareError(
+            f"{path}: not UTF-8 at byte {position - held + error.start}: convert it first, for "
+            "example with iconv"
+        ) from None

@@ -1,0 +1,42 @@
+"""Parquet and Arrow files, unpacked into JSON lines; the only user of pyarrow."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import replacing
+
+_ROWS = 1000
+
+
+def unpack(path: Path, column: str, output: Path) -> None:
+    """Write the text column of a table as JSON lines; the output appears whole."""
+    with replacing(output) as stream:
+        for texts in _batches(path, column):
+            lines = (json.dumps({column: text}, ensure_ascii=False) for text in texts)
+            stream.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _batches(path: Path, column: str) -> Iterator[list[Any]]:
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise PrepareError(
+            f"{path}: reading {path.suffix} needs pyarrow: pip install pyarrow, or make JSON lines "
+            "of it"
+        ) from None
+    try:
+        if path.suffix == ".parquet":
+            batches = parquet.ParquetFile(path).iter_batches(_ROWS, columns=[column])
+        else:
+            batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+        for batch in batches:
+            if column not in batch.schema.names:
+                raise PrepareError(f"{path}: no column {column}: choose one with --column")
+            yield batch.column(column).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise PrepareError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None

@@ -1,0 +1,113 @@
+"""Tokenizers: a tokenizer.json from somewhere, or one trained on the text itself."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trnslurm.prepare.errors import PrepareError
+
+VERSION: str = tokenizers.__version__
+FILE = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+# What widespread tokenizers call it.
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+# Every byte, and the end of text.
+_LEAST = 257
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A tokenizer that gives tokens only: nothing added, cut off or left out."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    """One more than the largest token id."""
+    end_of_text: int
+
+
+def trained_size(name: str) -> int | None:
+    """Give V of train:V, or None for the name of a file."""
+    if not name.startswith("train:"):
+        return None
+    match = re.fullmatch(r"train:(\d{1,7})", name)
+    if not match or int(match[1]) < _LEAST:
+        raise PrepareError(
+            f"--tokenizer {name}: train:V needs a whole number V of {_LEAST} or more"
+        )
+    return int(match[1])
+
+
+def find(name: str) -> Path:
+    """Find the tokenizer.json that a name means: itself, or the one in a directory."""
+    path = Path(name)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise PrepareError(
+            f"--tokenizer {name}: no such file, nor a directory with {FILE}: fetch one where there "
+            "is a network, or use train:V"
+        )
+    return path
+
+
+def short_name(name: str) -> str:
+    """Give the name for the index: a directory's or a file's, without the way to it."""
+    if trained_size(name):
+        return name
+    path = find(name).absolute()
+    return path.parent.name if path.name == FILE else path.name
+
+
+def load(path: Path, end_of_text: str) -> Loaded:
+    """Load a tokenizer.json; an empty end_of_text means the usual one."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises no other
+        raise PrepareError(f"{path}: not a {FILE} ({_first_line(error)})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # What a text spells like a special token is text: only a document's end is an end of text.
+    tokenizer.encode_special_tokens = True
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    names = (end_of_text,) if end_of_text else _ENDS
+    found = [vocabulary[name] for name in names if name in vocabulary]
+    if not found:
+        raise PrepareError(
+            f"{path}: has no token {' or '.join(names)}: name the one that ends a text with "
+            "--end-of-text"
+        )
+    return Loaded(
+        tokenizer=tokenizer, vocab_size=max(vocabulary.values()) + 1, end_of_text=found[0]
+    )
+
+
+def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
+    """Train a byte-level BPE tokenizer, as GPT-2's is; the same text gives the same bytes."""
+    os.environ["RAYON_NUM_THREADS"] = str(processes)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    text: str = tokenizer.to_str(pretty=True)
+    return f"{text}\n".encode()
+
+
+def encode(loaded: Loaded, documents: list[str]) -> list[list[int]]:
+    """Give the tokens of each document, and an end of text behind."""
+    encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+    return [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

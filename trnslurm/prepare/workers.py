@@ -1,0 +1,110 @@
+"""Tokenizing in many processes; nothing of them outlives the one that started them."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.prepare import chunks, tokenizer
+from trnslurm.prepare.chunks import Chunk
+from trnslurm.prepare.errors import KeptError
+from trnslurm.prepare.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What every worker needs to know."""
+
+    directory: Path
+    """Of the finished chunks."""
+    tokenizer: Path
+    end_of_text: str
+    dtype: str
+
+
+def tokenize(todo: list[Chunk], work: Work, processes: int) -> dict[int, int]:
+    """Tokenize the chunks that are not finished yet; give the number of documents in each."""
+    work.directory.mkdir(exist_ok=True)
+    documents = {}
+    for chunk in todo:
+        if finished := chunks.load(work.directory, chunk.number):
+            documents[chunk.number] = len(finished.lengths)
+    left = [chunk for chunk in todo if chunk.number not in documents]
+    total = sum(chunk.bytes for chunk in todo)
+    done = total - sum(chunk.bytes for chunk in left)
+    progress = Progress("tokenizing", total, before=done)
+    if left:
+        for chunk, count in _run(left, work, min(processes, len(left))):
+            documents[chunk.number] = count
+            done += chunk.bytes
+            progress.show(done)
+    progress.finish()
+    return documents
+
+
+def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk, int]]:
+    """Run the chunks, no more of them waiting than keep everyone busy; give the finished ones."""
+    waiting = iter(left)
+    running: dict[Future[int], Chunk] = {}
+    # Spawned and not forked: the tokenizers library does not survive a fork from its threads.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(work,))
+    try:
+        while True:
+            while len(running) < 2 * processes and (chunk := next(waiting, None)):
+                with _signals_blocked():
+                    running[pool.submit(_tokenize, chunk)] = chunk
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    except BrokenProcessPool:
+        raise KeptError(
+            "a tokenizing process died (where memory is short, use fewer --processes)"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block what Ctrl-C and scancel send to every process, so that a worker started here does too.
+
+    The parent gets it when it is out of here, and lets every worker finish its chunk.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(work: Work) -> None:
+    """Set up one worker."""
+    global _work, _loaded
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _work = work
+    _loaded = tokenizer.load(work.tokenizer, work.end_of_text)
+
+
+def _end_with_parent() -> None:
+    """End this process when the parent is gone, which a pool alone does not notice."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
+
+
+def _tokenize(chunk: Chunk) -> int:
+    return chunks.tokenize(chunk, _loaded, _work.dtype, _work.directory)
+
+
+_work: Work
+_loaded: tokenizer.Loaded
