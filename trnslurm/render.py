@@ -77,6 +77,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "preset": config.preset or "",
         "cluster": config.cluster_name,
         "instance_type": spec.instance.name,
+        "peak_tflops": spec.instance.bf16_tflops * batch.nodes,
         "device": spec.device,
         "nodes": batch.nodes,
         "workers_per_node": batch.workers_per_node,

@@ -6,6 +6,7 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs a few steps, only t
 """
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.agreement import parameters_agree
-from trnslurm.train.batch import Unit, worker_units
-from trnslurm.train.data import VOCAB_SIZE, ByteText
+from trnslurm.train.batch import Unit, eval_units, worker_units
+from trnslurm.train.checkpoint import Checkpoints
+from trnslurm.train.data import Text, open_text
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
@@ -45,6 +47,11 @@ class Settings:
     max_norm: float
     gradient_checkpointing: bool
     log_every: int
+    eval_every: int
+    eval_samples: int
+    save_every: int
+    keep_last: int
+    keep_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +61,15 @@ class Training:
     plan: Plan
     settings: Settings
     device: Device
-    text: ByteText
+    text: Text
+    held_out: Text
     model: GPT2LMHeadModel
     optimizer: GlobalOptimizer
+    checkpoints: Checkpoints
 
 
 def main() -> None:
-    """Train as plan.json says."""
+    """Train as plan.json says, from the newest checkpoint if there is one."""
     parser = argparse.ArgumentParser(description="Train GPT-2 with ZeRO-1.")
     parser.add_argument("plan", type=Path, help="plan.json of the run")
     plan = load_plan(parser.parse_args().plan)
@@ -70,16 +79,24 @@ def main() -> None:
     device = open_device(plan.device, environment)
     check_world(plan, device)
 
-    run = make_training(plan, settings, device)
+    run = make_training(plan, settings, device, environment)
     precompile = environment.phase == "precompile"
     steps = min(plan.steps, PRECOMPILE_STEPS) if precompile else plan.steps
-    progress = Progress(plan, environment, device, steps=steps, log_every=settings.log_every)
     if device.rank == 0:
         print(describe(run, environment), flush=True)
+    first_step = 0
+    if saved := run.checkpoints.newest():
+        run.checkpoints.load(saved, run.optimizer)
+        first_step = saved.step
+    progress = Progress(
+        plan, environment, device, steps=steps, first_step=first_step,
+        log_every=settings.log_every, flops_per_sample=flops_per_sample(run.model, plan.seq_len),
+    )  # fmt: skip
 
     # Go!
-    train(run, progress, steps)
+    train(run, progress, range(first_step, steps))
 
+    run.checkpoints.close()
     progress.close()
     agree = parameters_agree(device, run.model)
     if not (agree or precompile):
@@ -89,14 +106,15 @@ def main() -> None:
     device.close()
 
 
-def train(run: Training, progress: Progress, steps: int) -> None:
+def train(run: Training, progress: Progress, steps: range) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
     plan, settings, device = run.plan, run.settings, run.device
+    valid_tokens = plan.batch.global_batch * predicted_tokens(plan)
     loss_sum = device.put(torch.zeros(1))
     run.model.train()
-    for step in range(steps):
+    for step in steps:
         for unit in worker_units(plan, worker=device.rank, step=step):
-            loss = unit_loss(run, unit)
+            loss = unit_loss(run, run.text, unit, valid_tokens)
             loss.backward()
             loss_sum += loss.detach()
             device.sync()
@@ -114,17 +132,50 @@ def train(run: Training, progress: Progress, steps: int) -> None:
         run.optimizer.zero_grad()
         device.sync()
 
-        if progress.due(step + 1):
-            [global_loss] = device.total(step_loss.tolist())
-            progress.report(step + 1, loss=global_loss, grad_norm=grad_norm.item(), lr=lr)
+        done = step + 1
+        evaluated = {}
+        # After the first step as well, so that its graph does not come as a surprise later.
+        if due(settings.eval_every, done, also=(steps[0] + 1, steps[-1] + 1)):
+            evaluated = evaluate(run)
+        progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
+        if due(settings.save_every, done, also=(steps[-1] + 1,)):
+            samples = done * plan.batch.global_batch
+            run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
+        run.checkpoints.poll()
 
 
-def unit_loss(run: Training, unit: Unit) -> Tensor:
-    """Give a unit's share of the global batch's mean loss."""
+def due(every: int, step: int, also: tuple[int, ...]) -> bool:
+    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
+    return every > 0 and (step % every == 0 or step in also)
+
+
+@torch.no_grad()
+def evaluate(run: Training) -> dict[str, float]:
+    """Give the mean loss on the first samples of the held-out text, whatever the worker count."""
+    plan, device = run.plan, run.device
+    units = eval_units(plan, worker=device.rank, samples=run.settings.eval_samples)
+    valid_tokens = run.settings.eval_samples * predicted_tokens(plan)
+    loss_sum = device.put(torch.zeros(1))
+    run.model.eval()
+    with device.clock("eval"):
+        for unit in units:
+            loss_sum += unit_loss(run, run.held_out, unit, valid_tokens)
+            device.sync()
+        [loss] = device.total(loss_sum.tolist())
+    run.model.train()
+    return {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def predicted_tokens(plan: Plan) -> int:
+    """Count the tokens of a sample that are predicted: packed text has no padding, but a first."""
+    return plan.seq_len - 1
+
+
+def unit_loss(run: Training, text: Text, unit: Unit, valid_tokens: int) -> Tensor:
+    """Give a unit's share of the mean loss over so many tokens."""
     device = run.device
-    # Packed text has no padding, so every sample predicts all its tokens but the first.
-    valid_tokens = run.plan.batch.global_batch * (run.plan.seq_len - 1)
-    tokens = device.put(run.text.samples(unit.first, unit.size))
+    with device.clock("data"):
+        tokens = device.put(text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weight = device.put(torch.tensor([unit.weight / valid_tokens]))
     device.seed(unit.seed)
@@ -134,37 +185,56 @@ def unit_loss(run: Training, unit: Unit) -> Tensor:
     return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum") * weight
 
 
-def make_training(plan: Plan, settings: Settings, device: Device) -> Training:
+def make_training(
+    plan: Plan, settings: Settings, device: Device, environment: Environment
+) -> Training:
     """Make what the loop works with, on the device."""
-    text = open_text(plan, settings)
+    text = open_split(plan, settings, "train")
     model = make_model(plan, settings, device)
     optimizer = make_optimizer(
         settings.optimizer,
         device,
-        model.parameters(),
+        model.named_parameters(),
         weight_decay=settings.weight_decay,
         max_norm=settings.max_norm,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
     )
     device.sync()
+    checkpoints = Checkpoints(
+        environment.run_dir / "checkpoints",
+        device,
+        plan,
+        environment,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        facts={"data": text.fingerprint},
+    )
     return Training(
-        plan=plan, settings=settings, device=device, text=text, model=model, optimizer=optimizer
+        plan=plan,
+        settings=settings,
+        device=device,
+        text=text,
+        held_out=open_split(plan, settings, "eval") if settings.eval_every else text,
+        model=model,
+        optimizer=optimizer,
+        checkpoints=checkpoints,
     )
 
 
-def open_text(plan: Plan, settings: Settings) -> ByteText:
-    """Open the text to train on: the job's own unless the recipe names a file."""
+def open_split(plan: Plan, settings: Settings, split: str) -> Text:
+    """Open a split of the text to train on: the job's own unless the recipe names one."""
     path = Path(settings.data) if settings.data else Path(__file__).with_name("text.txt")
-    if plan.model["vocab_size"] < VOCAB_SIZE:
+    text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
+    if plan.model["vocab_size"] < text.vocab_size:
         raise TrainError(
-            f"model.vocab_size is {plan.model['vocab_size']}: byte tokens need {VOCAB_SIZE}"
+            f"model.vocab_size is {plan.model['vocab_size']}: {path} needs {text.vocab_size}"
         )
     if plan.model["n_positions"] < plan.seq_len:
         raise TrainError(
             f"seq_len is {plan.seq_len}, but model.n_positions only {plan.model['n_positions']}"
         )
-    return ByteText(path, seq_len=plan.seq_len, seed=plan.seed)
+    return text
 
 
 def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadModel:
@@ -184,6 +254,13 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
     return model
 
 
+def flops_per_sample(model: GPT2LMHeadModel, seq_len: int) -> float:
+    """Count what training on a sample takes: 6 per parameter and token, and the attention."""
+    config = model.config
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return seq_len * (6.0 * parameters + 12.0 * config.n_layer * config.n_embd * seq_len)
+
+
 def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
     plan, batch = run.plan, run.plan.batch
@@ -195,7 +272,7 @@ def describe(run: Training, environment: Environment) -> str:
   batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
 {batch.units} units and {batch.padding_units} of padding
   model   {parameters:,} parameters, {plan.precision}, {run.settings.optimizer}
-  data    {len(run.text.blocks):,} blocks of {plan.seq_len} byte tokens
+  data    {run.text.num_tokens:,} tokens in {run.text.num_blocks:,} blocks of {plan.seq_len}
   steps   {plan.steps:,} of {tokens:,} tokens each"""
 
 

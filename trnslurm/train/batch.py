@@ -41,6 +41,26 @@ def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
     return units
 
 
+def eval_units(plan: Plan, *, worker: int, samples: int) -> list[Unit]:
+    """Give the units of a held-out text that a worker looks at: all workers see `samples` in all.
+
+    They are dealt out, and padded, as a step's are.
+    """
+    size = plan.batch.micro_batch
+    count = -(-samples // size)
+    rounds = -(-count // plan.workers)
+    return [
+        Unit(
+            index=dealt % count,
+            first=dealt % count * size,
+            size=size,
+            weight=1.0 if dealt < count else 0.0,
+            seed=0,
+        )
+        for dealt in range(worker, rounds * plan.workers, plan.workers)
+    ]
+
+
 def derive_seed(*parts: int) -> int:
     """Mix integers into one seed of 31 bits, which a device that holds seeds as int32 keeps too."""
     digest = hashlib.sha256(repr(parts).encode()).digest()

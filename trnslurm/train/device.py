@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import Tensor
 
+from trnslurm.train.clock import Clock
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
@@ -25,6 +26,7 @@ class Device(ABC):
     world: int
     local_world: int
     torch_device: torch.device
+    clock: Clock
     checkpoint: Callable[..., Any]
     """Run a function now and again in the backward pass, instead of keeping its activations."""
 
@@ -76,6 +78,7 @@ class TorchDevice(Device):
             raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
         dist.init_process_group("nccl" if name == "cuda" else "gloo")
         self.name = name
+        self.clock = Clock()
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.local_world = environment.local_world

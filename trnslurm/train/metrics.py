@@ -1,8 +1,17 @@
-"""What a run says of its progress: a line in the log and one in metrics.jsonl, from rank 0."""
+"""What a run says of its progress, from rank 0: the log, metrics.jsonl, and TensorBoard's events.
+
+A step's loss and norm stay on the device until a report is due; reading them earlier would make the
+host wait in the middle of the work.
+"""
 
 import json
 import math
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
@@ -13,11 +22,32 @@ from trnslurm.train.plan import Plan
 STEADY_AFTER = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """A step of which the numbers are not read yet."""
+
+    step: int
+    loss: Tensor
+    """This worker's share of the global loss."""
+    grad_norm: Tensor
+    lr: float
+    spent: dict[str, float]
+    extra: dict[str, float] = field(default_factory=dict)
+
+
 class Progress:
     """Reports steps; later attempts of a run go on in the same file. A precompile writes none."""
 
     def __init__(
-        self, plan: Plan, environment: Environment, device: Device, *, steps: int, log_every: int
+        self,
+        plan: Plan,
+        environment: Environment,
+        device: Device,
+        *,
+        steps: int,
+        log_every: int,
+        flops_per_sample: float = 0.0,
+        first_step: int = 0,
     ) -> None:
         self._plan = plan
         self._attempt = environment.attempt
@@ -26,68 +56,133 @@ class Progress:
         self._device = device
         self._steps = steps
         self._log_every = log_every
+        self._flops_per_sample = flops_per_sample
+        self._first_step = first_step
         self._steady_graphs: int | None = None
-        self._last_step = 0
+        self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
-        self._file = None
-        if device.rank == 0 and self._training:
-            # Line buffered: every line reaches the file system as soon as it is whole.
-            path = environment.run_dir / "metrics.jsonl"
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+        writes = device.rank == 0 and self._training
+        self._file = _open_lines(environment.run_dir / "metrics.jsonl") if writes else None
+        self._events = _open_events(environment.run_dir / "tensorboard") if writes else None
 
     def due(self, step: int) -> bool:
-        """Tell whether a step (counted from 1) is to be reported.
+        """Tell whether a report is due after a step (counted from 1).
 
-        Reading numbers waits for the device, so not every step. The first are, because the
-        reduction of the numbers is a graph too and should not come as a surprise later.
+        The first steps are reported at once, because the reduction of the numbers is a graph too
+        and should not come as a surprise later.
         """
-        return step <= STEADY_AFTER or step % self._log_every == 0 or step == self._steps
+        early = step - self._first_step <= STEADY_AFTER
+        return early or step % self._log_every == 0 or step == self._steps
 
-    def report(self, step: int, *, loss: float, grad_norm: float, lr: float) -> None:
-        """Report a step; rates are means since the last report."""
-        now = time.monotonic()
-        batch = self._plan.batch.global_batch
-        samples_per_s = batch * (step - self._last_step) / (now - self._last_time)
-        self._last_step, self._last_time = step, now
-        line: dict[str, int | float] = {
-            "attempt": self._attempt,
-            "step": step,
-            "steps": self._plan.steps,
-            "samples": step * batch,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": lr,
-            "samples_per_s": round(samples_per_s, 3),
-            "tokens_per_s": round(samples_per_s * self._plan.seq_len, 1),
-            "graphs": self._device.graphs(),
-            "time": round(time.time(), 3),
-        }
-        if self._file:
-            # JSON has no NaN.
-            kept = {k: v if math.isfinite(v) else None for k, v in line.items()}
-            self._file.write(json.dumps(kept) + "\n")
-        if self._device.rank == 0:
-            print(_format(line), flush=True)
-        if self._training and not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise TrainError(
-                f"loss {loss} and gradient norm {grad_norm} at step {step}: this training is lost; "
-                "a lower train.lr or a longer warm-up may help"
-            )
-        if step == STEADY_AFTER:
-            self._steady_graphs = self._device.graphs()
+    def note(
+        self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
+    ) -> None:
+        """Take a step down, and report all that are pending if a report is due."""
+        spent = self._device.clock.take()
+        self._pending.append(
+            StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
+        )
+        if self.due(step):
+            self._report()
 
     def close(self) -> None:
-        """Close the file and say how many graphs came late: there should be none."""
+        """Close the files and say how many graphs came late: there should be none."""
         if self._file:
             self._file.close()
+        if self._events:
+            self._events.close()
         if self._device.rank == 0 and self._steady_graphs is not None:
             late = self._device.graphs() - self._steady_graphs
             print(f"graphs compiled after step {STEADY_AFTER}: {late}", flush=True)
 
+    def _report(self) -> None:
+        steps, self._pending = self._pending, []
+        # Always as many numbers: their count is part of the graph that sums them.
+        mine = [loss for done in steps for loss in done.loss.tolist()]
+        losses = self._device.total(mine + [0.0] * (self._log_every - len(mine)))
+        now = time.monotonic()
+        seconds = (now - self._last_time) / len(steps)
+        self._last_time = now
+        lines = [self._line(done, loss, seconds) for done, loss in zip(steps, losses, strict=False)]
+        for line in lines:
+            self._write(line)
+        if self._device.rank == 0:
+            print(_format(lines[-1]), flush=True)
+        for line in lines:
+            self._refuse_nonsense(line)
+        if steps[-1].step - self._first_step == STEADY_AFTER:
+            self._steady_graphs = self._device.graphs()
+
+    def _line(self, done: StepDone, loss: float, seconds: float) -> dict[str, int | float]:
+        """Give a step's line; `seconds` is the mean since the last report."""
+        batch = self._plan.batch
+        samples_per_s = batch.global_batch / seconds
+        line: dict[str, int | float] = {
+            "attempt": self._attempt,
+            "step": done.step,
+            "steps": self._plan.steps,
+            "samples": done.step * batch.global_batch,
+            "loss": loss,
+            "grad_norm": done.grad_norm.item(),
+            "lr": done.lr,
+            **done.extra,
+            "samples_per_s": round(samples_per_s, 3),
+            "tokens_per_s": round(samples_per_s * self._plan.seq_len, 1),
+            "step_s": round(seconds, 6),
+            **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
+            "padding": batch.padding_units / (batch.units + batch.padding_units),
+            "graphs": self._device.graphs(),
+            "time": round(time.time(), 3),
+        }
+        if self._plan.peak_tflops and self._flops_per_sample:
+            achieved = samples_per_s * self._flops_per_sample
+            line["mfu"] = round(achieved / (self._plan.peak_tflops * 1e12), 6)
+        return line
+
+    def _write(self, line: dict[str, int | float]) -> None:
+        if self._file:
+            # JSON has no NaN.
+            kept = {k: v if math.isfinite(v) else None for k, v in line.items()}
+            self._file.write(json.dumps(kept) + "\n")
+        if self._events:
+            for name in line.keys() - {"attempt", "step", "steps", "time"}:
+                self._events.add_scalar(name, line[name], line["step"], walltime=line["time"])
+
+    def _refuse_nonsense(self, line: dict[str, int | float]) -> None:
+        loss, norm = line["loss"], line["grad_norm"]
+        if self._training and not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainError(
+                f"loss {loss} and gradient norm {norm} at step {line['step']}: this training is "
+                "lost; a lower train.lr or a longer warm-up may help"
+            )
+
+
+def _open_lines(path: Path) -> Any:
+    # Line buffered: every line reaches the file system as soon as it is whole.
+    return path.open("a", encoding="utf-8", buffering=1)
+
+
+def _open_events(directory: Path) -> Any:
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        print("no TensorBoard events: this Python has no tensorboard", flush=True)
+        return None
+    writer: Any = SummaryWriter  # not annotated
+    return writer(str(directory), flush_secs=10)
+
 
 def _format(line: dict[str, int | float]) -> str:
-    return (
-        f"step {line['step']}/{line['steps']}  loss {line['loss']:.4f}  "
-        f"grad_norm {line['grad_norm']:.4f}  lr {line['lr']:.3g}  "
-        f"tokens/s {line['tokens_per_s']:.0f}"
-    )
+    parts = [
+        f"step {line['step']}/{line['steps']}",
+        f"loss {line['loss']:.4f}",
+        f"grad_norm {line['grad_norm']:.4f}",
+        f"lr {line['lr']:.3g}",
+        f"tokens/s {line['tokens_per_s']:.0f}",
+    ]
+    if "mfu" in line:
+        parts.append(f"mfu {100 * line['mfu']:.1f}%")
+    if "eval_loss" in line:
+        parts.append(f"eval_loss {line['eval_loss']:.4f}")
+        parts.append(f"perplexity {line['perplexity']:.2f}")
+    return "  ".join(parts)

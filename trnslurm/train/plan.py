@@ -37,6 +37,8 @@ class Plan:
     preset: str
     cluster: str
     instance_type: str
+    peak_tflops: float
+    """What the planned nodes can do at most, in dense bf16; 0: not known."""
     device: str
     nodes: int
     workers_per_node: int

@@ -13,6 +13,7 @@ import torch_xla.runtime as xr
 import torch_xla.utils.checkpoint
 
 from trnslurm.train import xla_cpu
+from trnslurm.train.clock import Clock
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 
@@ -21,11 +22,12 @@ class XlaDevice(Device):
     """neuron, or xla-cpu: the same code but for the transport under the collectives."""
 
     def __init__(self, name: str, environment: Environment) -> None:
+        self.clock = Clock()
         if name == "neuron":
             dist.init_process_group("xla")
         else:
             dist.init_process_group("gloo")
-            xla_cpu.install()
+            xla_cpu.install(self.clock)
         self.name = name
         # Asked of torch_xla and not of the environment: should its runtime not have found the
         # other workers, each would train a copy of its own, and check_world sees it here.

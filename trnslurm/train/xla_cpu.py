@@ -16,11 +16,21 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor
 
+from trnslurm.train.clock import Clock
+
 _OPS = {xm.REDUCE_SUM: dist.ReduceOp.SUM, xm.REDUCE_MAX: dist.ReduceOp.MAX}
 
 
-def install() -> None:
-    """Put the functions of this module in the place of torch_xla's; gloo must be initialized."""
+_clock = Clock()
+
+
+def install(clock: Clock) -> None:
+    """Put the functions of this module in the place of torch_xla's; gloo must be initialized.
+
+    The clock counts what is spent in collectives, waiting for slower workers included.
+    """
+    global _clock
+    _clock = clock
     for function in (all_reduce, reduce_scatter, all_gather, rendezvous):
         setattr(xm, function.__name__, function)
     for name in ("world_size", "global_device_count"):
@@ -67,7 +77,8 @@ def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
     # As bytes, because gloo does not know every type, and in one piece, because it is faster.
     mine = torch.cat([host.reshape(-1).view(torch.uint8) for host in hosts])
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, mine)
+    with _clock("collectives"):
+        dist.all_gather(rows, mine)
     sizes = [host.numel() * host.element_size() for host in hosts]
     pieces = zip(*(torch.split(row, sizes) for row in rows), strict=True)
     gathered = [
@@ -91,7 +102,8 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
 def _reduce(reduce_type: str, tensors: list[Tensor], scale: float) -> list[Tensor]:
     hosts = _to_host(tensors)
     flat = torch.cat([host.reshape(-1).float() for host in hosts])
-    dist.all_reduce(flat, op=_OPS[reduce_type])
+    with _clock("collectives"):
+        dist.all_reduce(flat, op=_OPS[reduce_type])
     pieces = torch.split(flat * scale, [host.numel() for host in hosts])
     return [
         piece.view(host.shape).to(host.dtype) for piece, host in zip(pieces, hosts, strict=True)

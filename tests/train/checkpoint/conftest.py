@@ -1,0 +1,150 @@
+"""Checkpoints in one process: the workers are objects that share a store, the files are real."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trnslurm.train.checkpoint import Checkpoints, Failed, Saved, directory
+from trnslurm.train.clock import Clock
+from trnslurm.train.optimizer import make_optimizer
+from trnslurm.train.plan import Plan
+
+
+class Model(nn.Module):
+    """Shapes that divide by no number of workers, a scalar, and a tied weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, width)
+        self.linear = nn.Linear(width, 11)
+        self.head = nn.Linear(width, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+class Team:
+    """All workers of one attempt; what training would do is set by hand."""
+
+    names = ("embed.weight", "linear.weight", "linear.bias", "scale")
+
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: Plan,
+        *,
+        attempt: int = 1,
+        phase: str = "train",
+        width: int = 5,
+        dtype: torch.dtype = torch.float32,
+        optimizer: str = "adamw",
+        **options: Any,
+    ) -> None:
+        self.root = run_dir / "checkpoints"
+        self.workers = plan.workers
+        self.models: list[nn.Module] = []
+        self.optimizers = []
+        self.checkpoints = []
+        environment: Any = SimpleNamespace(run_dir=run_dir, attempt=attempt, phase=phase)
+        adam = {"betas": (0.9, 0.99), "eps": 1e-8} if optimizer == "adamw" else {}
+        store = dist.HashStore()
+        for rank in range(plan.workers):
+            device: Any = SimpleNamespace(
+                rank=rank,
+                world=plan.workers,
+                name="cpu",
+                clock=Clock(),
+                torch_device=torch.device("cpu"),
+            )
+            model = Model(width).to(dtype)
+            self.models.append(model)
+            named = model.named_parameters()
+            self.optimizers.append(
+                make_optimizer(optimizer, device, named, weight_decay=0.1, max_norm=1.0, **adam)
+            )
+            self.checkpoints.append(
+                Checkpoints(self.root, device, plan, environment, store=store, **options)
+            )
+
+    def value(self, name: str, kind: str, step: int) -> Tensor:
+        """What a tensor shall be after a step."""
+        seed = hash((self.names.index(name), len(kind), step)) % 2**31
+        shape = self.optimizers[0].whole_shapes()[name]
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+    def train_to(self, step: int) -> None:
+        """Set every tensor to what it shall be after a step."""
+        for optimizer in self.optimizers:
+            optimizer.load(lambda name, kind, rows: self.value(name, kind, step), updates=step)
+
+    def begin_save(self, step: int) -> None:
+        """Train to a step and save."""
+        self.train_to(step)
+        for one, optimizer in zip(self.checkpoints, self.optimizers, strict=True):
+            one.save(step=step, samples=step * 10, optimizer=optimizer)
+
+    def close(self) -> list[Saved | Failed]:
+        """Wait for the save; give every worker's outcome."""
+        return [outcome for one in self.checkpoints for outcome in one.close()]
+
+    def save(self, *steps: int) -> list[Saved | Failed]:
+        """Save after each step; give the outcomes of the last, by worker."""
+        outcomes = []
+        for step in steps:
+            self.begin_save(step)
+            outcomes = self.close()
+        return outcomes
+
+    def resume(self) -> int:
+        """Load the newest; give its step, or 0."""
+        manifests = [one.newest() for one in self.checkpoints]
+        assert all(manifest == manifests[0] for manifest in manifests)
+        if manifests[0] is None:
+            return 0
+        for one, optimizer in zip(self.checkpoints, self.optimizers, strict=True):
+            one.load(manifests[0], optimizer)
+        return manifests[0].step
+
+    def holds(self, step: int) -> bool:
+        """Tell whether every tensor of every worker is, bit for bit, what it shall be."""
+        return all(
+            torch.equal(tensor, self.value(name, kind, step).to(tensor.dtype))
+            for model, optimizer in zip(self.models, self.optimizers, strict=True)
+            for name, parameter in model.named_parameters()
+            for kind, tensor in (
+                {"parameter": parameter} | optimizer._base.state[parameter]
+            ).items()
+            if kind != "step"
+        )
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, oldest first."""
+        return [directory.step_of(path) for path in directory.checkpoints_in(self.root)][::-1]
+
+    def others(self) -> list[str]:
+        """Whatever else lies among the checkpoints."""
+        names = {path.name for path in self.root.iterdir()}
+        return sorted(names - {f"step-{step:08d}" for step in self.steps()})
+
+    def file(self, step: int, rank: int = 1) -> Path:
+        """The file of a worker."""
+        return self.root / f"step-{step:08d}" / f"rank-{rank:05d}-of-{self.workers:05d}.safetensors"
+
+
+@pytest.fixture
+def team(tmp_path: Path, make_plan: Callable[..., Plan]) -> Callable[..., Team]:
+    """Make the workers of one attempt: team(3, attempt=2, keep_last=4, plan={"steps": 5})."""
+
+    def make(workers: int = 2, *, plan: dict[str, Any] | None = None, **options: Any) -> Team:
+        changed = dict(plan or {})
+        micro_batch = changed.pop("micro_batch", 2)
+        made = make_plan(units=24, workers=workers, micro_batch=micro_batch)
+        return Team(tmp_path, replace(made, **changed), **options)
+
+    return make

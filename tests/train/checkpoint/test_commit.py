@@ -1,0 +1,204 @@
+"""The moment in which a checkpoint comes to be: what is before and beside it, and prevents it."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from trnslurm.train.checkpoint import Failed, Saved, directory, saving
+from trnslurm.train.checkpoint.tensors import HostMemory
+from trnslurm.train.errors import TrainError
+
+
+class Gate:
+    """Holds up the workers that write a file until it is opened."""
+
+    def __init__(self, monkeypatch):
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.events = []
+        write, copy = saving.write_rows, HostMemory.copy
+
+        def write_later(path, rows):
+            self.reached.set()
+            assert self.opened.wait(60)
+            written = write(path, rows)
+            self.events.append(("written", int(path.parent.name[5:13])))
+            return written
+
+        def note_copy(memory, shards):
+            self.events.append("copied")
+            return copy(memory, shards)
+
+        monkeypatch.setattr(saving, "write_rows", write_later)
+        monkeypatch.setattr(HostMemory, "copy", note_copy)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+def test_training_goes_on_while_its_former_state_is_written(team, gate):
+    writers = team()
+    writers.begin_save(1)
+    assert gate.reached.wait(60)
+    writers.train_to(2)
+    assert [one.poll() for one in writers.checkpoints] == [None, None]
+    assert writers.steps() == []
+
+    gate.opened.set()
+    assert [type(outcome) for outcome in writers.close()] == [Saved, Saved]
+    assert [one.poll() for one in writers.checkpoints] == [None, None]
+    again = team(attempt=2)
+    assert again.resume() == 1
+    assert again.holds(1)
+
+
+def test_a_save_waits_for_a_slower_one_before_it(team, gate):
+    writers = team(1)
+    writers.begin_save(1)
+    assert gate.reached.wait(60)
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(writers.begin_save, 2)
+        # Were it not to wait, it would copy now; it cannot end before the gate is open.
+        pool.submit(gate.opened.set)
+        second.result(60)
+    outcomes = writers.close()
+
+    assert gate.events == ["copied", ("written", 1), "copied", ("written", 2)]
+    assert [outcome.step for outcome in outcomes] == [1, 2]
+    assert writers.steps() == [1, 2]
+    assert outcomes[1].stall_s > outcomes[0].stall_s
+
+
+def names_in(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_nothing_is_a_checkpoint_before_all_of_it_is_on_the_disk(team, monkeypatch):
+    done = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append((path.name, names_in(path) if path.is_dir() else path.stat().st_size))
+        fsync(descriptor)
+
+    def note_rename(source, target):
+        done.append(("rename", Path(target).name))
+        rename(source, target)
+
+    writers = team()
+    writers.save(1)
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    writers.save(2)
+
+    before = done[: done.index(("rename", "step-00000002"))]
+    after = done[len(before) :]
+    final = writers.root / "step-00000002"
+    names = names_in(final)
+    assert names == ["manifest.json", writers.file(2, 0).name, writers.file(2, 1).name]
+    for name in names:
+        assert (name, (final / name).stat().st_size) in before, f"{name} is not synced, or too soon"
+    assert ("step-00000002.tmp-1", names) in before, "the names in the checkpoint are not synced"
+    assert ("checkpoints", ["step-00000001", "step-00000002"]) in after, "its own name is not"
+
+
+def begin_attempt(writers, number, phase="train"):
+    state = writers.root.parent / "state"
+    state.mkdir(exist_ok=True)
+    (state / f"{phase}-{number}.json").write_text("{}")
+
+
+def test_an_overtaken_attempt_saves_nothing_and_stops(team):
+    older = team(attempt=2)
+    begin_attempt(older, 1)
+    begin_attempt(older, 2)
+    begin_attempt(older, 7, phase="precompile")
+    assert {type(outcome) for outcome in older.save(1)} == {Saved}
+
+    begin_attempt(older, 10)
+    older.begin_save(2)
+    for one in older.checkpoints:
+        with pytest.raises(TrainError, match=r"a newer attempt \(10\) of this run has begun"):
+            one.close()
+    assert (older.steps(), older.others()) == ([1], [])
+    with pytest.raises(TrainError, match="a newer attempt"):
+        older.resume()
+
+
+def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypatch):
+    older, newer = team(attempt=1), team(attempt=2)
+    older.save(1)
+    look = directory.newer_attempt
+
+    def look_and_be_overtaken(*arguments):
+        found = look(*arguments)
+        if not newer.began:
+            newer.began = True
+            begin_attempt(older, 2)
+            assert newer.resume() == 1
+        return found
+
+    newer.began = False
+    monkeypatch.setattr(directory, "newer_attempt", look_and_be_overtaken)
+    older.begin_save(2)
+    with pytest.raises(TrainError, match="a newer attempt"):
+        older.checkpoints[0].close()
+    assert (older.steps(), older.others()) == ([1], [])
+
+
+def test_two_attempts_at_once_write_as_if_the_older_were_not_there(team, gate):
+    older, newer = team(attempt=1), team(attempt=2)
+    older.begin_save(5)
+    assert gate.reached.wait(60)
+    begin_attempt(older, 2)
+    newer.resume()
+    newer.begin_save(5)
+    gate.opened.set()
+
+    assert {type(outcome) for outcome in newer.close()} == {Saved}
+    with pytest.raises(TrainError, match="a newer attempt"):
+        older.close()
+    manifest = team(attempt=3).checkpoints[0].newest()
+    assert (manifest.step, manifest.attempt) == (5, 2)
+    assert older.others() == []
+
+
+def test_a_disk_that_fails_at_the_very_end_fails_the_save(team, monkeypatch):
+    writers = team()
+    writers.save(1)
+    rename_durably = directory.rename_durably
+
+    def fail(source, target):
+        if target.name == "step-00000002":
+            raise OSError(5, "Input/output error", str(target))
+        rename_durably(source, target)
+
+    monkeypatch.setattr(directory, "rename_durably", fail)
+    outcomes = writers.save(2)
+
+    assert {type(outcome) for outcome in outcomes} == {Failed}
+    assert outcomes[1].reason == "step-00000002: Input/output error"
+    assert (writers.steps(), writers.others()) == ([1], [])
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(team, monkeypatch):
+    writers = team()
+    writers.save(1, 2)
+
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(directory, "remove", refuse)
+    [saved, other] = writers.save(3)
+
+    assert saved.warning == "an old one cannot be deleted (Permission denied)"
+    assert isinstance(other, Saved)
+    assert writers.steps() == [1, 2, 3]

@@ -1,0 +1,219 @@
+"""Checkpoints for real: torchrun, worker processes, their devices, and their deaths."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.manifest import verify
+from trnslurm.train.checkpoint.tensors import Reader
+
+WORKER = Path(__file__).with_name("worker.py")
+REPO = WORKER.parents[3]
+TIMEOUT_S = 300
+
+
+class Runs:
+    """Attempts of one run."""
+
+    def __init__(self, run_dir, make_plan):
+        self.run_dir = run_dir
+        self.root = run_dir / "checkpoints"
+        self.root.mkdir()
+        self._make_plan = make_plan
+        self._attempt = 0
+
+    def start(self, device, workers, *, prefix="", code=0, **options):
+        """Run an attempt to its end; give what the workers said."""
+        self._attempt += 1
+        plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
+        (self.run_dir / "plan.json").write_text(json.dumps(plan))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+        command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
+        command += [f"--master_port={port}", str(WORKER), json.dumps(options)]
+        if prefix:
+            command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
+        process = subprocess.Popen(
+            command,
+            cwd=self.run_dir,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self.output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == code, self.output
+        # Gloo writes its lines in pieces, so that a worker's may stand in the middle of one.
+        lines = [json.loads(said) for said in re.findall(r'{"rank": .*?}', self.output)]
+        self.outcomes = {
+            (line["step"], line["rank"]): line["outcomes"] for line in lines if "outcomes" in line
+        }
+        ends = [line for line in lines if "graphs" in line]
+        return sorted(ends, key=lambda line: line["rank"])
+
+    def _environment(self):
+        return os.environ | {
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TRNSLURM_ATTEMPT": str(self._attempt),
+            "TRNSLURM_RUN_DIR": str(self.run_dir),
+        }
+
+    def tensors(self, step):
+        """Every tensor of a checkpoint, joined."""
+        checkpoint = directory.step_directory(self.root, step)
+        manifest = verify(checkpoint)
+        read = Reader(checkpoint, manifest)
+        return {
+            (name, kind): read(name, kind, range(shape[0]))
+            for name, shape in manifest.shapes.items()
+            for kind in manifest.kinds
+        }
+
+    def names(self):
+        return sorted(path.name for path in self.root.iterdir())
+
+
+@pytest.fixture
+def runs(tmp_path, make_plan):
+    return Runs(tmp_path, make_plan)
+
+
+@pytest.fixture
+def other_runs(tmp_path, make_plan):
+    (tmp_path / "other").mkdir()
+    return Runs(tmp_path / "other", make_plan)
+
+
+def assert_equal(tensors, others):
+    assert tensors.keys() == others.keys()
+    for key, tensor in tensors.items():
+        assert torch.equal(tensor, others[key]), key
+
+
+def assert_no_padding(checkpoint, tensors):
+    files = [load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))]
+    for (name, kind), tensor in tensors.items():
+        key = f"{kind}/{name}"
+        assert torch.equal(torch.cat([file[key] for file in files if key in file]), tensor)
+
+
+def test_the_state_goes_through_any_device_and_number_of_workers(runs):
+    runs.start("cpu", 2, steps=3, save_at=[3])
+    written = runs.tensors(3)
+    # Attempts that load and train no step save the very state they loaded.
+    sizes = {}
+    for device, workers in [("xla-cpu", 1), ("xla-cpu", 3), ("cpu", 1)]:
+        ends = runs.start(device, workers, steps=3, save_loaded=True)
+        assert "going on from step-00000003" in runs.output
+        assert_equal(runs.tensors(3), written)
+        assert_no_padding(runs.root / "step-00000003", written)
+        sizes[device, workers] = [end["state_bytes"] for end in ends]
+
+    whole = sum(tensor.nbytes for (_, kind), tensor in written.items() if kind != "parameter")
+    row_bytes = sum(t[0].nbytes for (_, kind), t in written.items() if kind != "parameter")
+    assert sizes["xla-cpu", 1] == sizes["cpu", 1] == [whole]
+    for size in sizes["xla-cpu", 3]:
+        assert whole / 3 <= size < whole / 3 + row_bytes, "more than a third and padding"
+
+
+def test_resumed_training_is_bitwise_the_same_and_compiles_nothing(runs):
+    cache = {"path": str(runs.run_dir / "cache"), "readonly": False}
+    trial = runs.start("xla-cpu", 2, steps=4, save_at=[2, 4], cache=cache)
+    uninterrupted = runs.tensors(4)
+    assert all(end["graphs"][2:] == [0, 0] for end in trial)
+
+    shutil.rmtree(runs.root / "step-00000004")
+    resumed = runs.start("xla-cpu", 2, steps=4, save_at=[4], cache=cache | {"readonly": True})
+    assert_equal(runs.tensors(4), uninterrupted)
+    assert [end["first"] for end in resumed] == [2, 2]
+    assert [end["misses"] for end in resumed] == [0, 0], "a graph that the trial run had not"
+    assert all(end["graphs"][1:] == [0] for end in resumed), "a late graph"
+    # The same as a step in the middle of the trial run: making the state takes one more.
+    assert resumed[0]["graphs"][0] > 0
+
+
+def test_rank_0_killed_between_the_shards_and_the_manifest(runs, other_runs):
+    fault = {"fault": "die_before_the_manifest", "fault_at": 2, "fault_rank": 0}
+    runs.start("cpu", 2, code=1, steps=3, **fault)
+    assert runs.names() == ["step-00000001", "step-00000002.tmp-1"]
+    assert [path.suffix for path in (runs.root / "step-00000002.tmp-1").iterdir()] == [
+        ".safetensors",
+        ".safetensors",
+    ]
+
+    [first, _] = runs.start("cpu", 2, steps=3)
+    assert first["first"] == 1
+    assert runs.names() == ["step-00000002", "step-00000003"]
+    other_runs.start("cpu", 2, steps=3)
+    assert_equal(runs.tensors(3), other_runs.tensors(3))
+
+
+def test_killed_while_an_old_checkpoint_is_deleted(runs):
+    fault = {"fault": "die_in_removal", "fault_at": 3, "fault_rank": 0}
+    runs.start("cpu", 1, code=1, steps=4, **fault)
+    assert runs.names() == ["step-00000001.removed-1", "step-00000002", "step-00000003"]
+    assert list((runs.root / "step-00000001.removed-1").iterdir())
+
+    [end] = runs.start("cpu", 1, steps=4)
+    assert end["first"] == 3
+    assert runs.names() == ["step-00000003", "step-00000004"]
+
+
+def assert_failed_once(runs):
+    assert runs.outcomes == {
+        (step, rank): ["Failed" if step == 2 else "Saved"] for step in (1, 2, 3) for rank in (0, 1)
+    }
+    [warning] = re.findall("warning: no checkpoint .*", runs.output)
+    assert runs.names() == ["step-00000001", "step-00000003"]
+    runs.tensors(1), runs.tensors(3)
+    return warning
+
+
+def test_one_worker_that_cannot_write_keeps_nobody_from_training_on(runs):
+    fault = {"fault": "limit_file_size", "fault_at": 2, "fault_rank": 1}
+    runs.start("cpu", 2, steps=3, **fault)
+
+    assert "of step 2: rank-00001-of-00002.safetensors: File too large" in assert_failed_once(runs)
+
+
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+NAMESPACES = (
+    shutil.which("unshare") and not subprocess.run([*UNSHARE, "true"], check=False).returncode
+)
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="no unprivileged mounts here")
+def test_a_full_disk_keeps_nobody_from_training_on(runs):
+    small_disk = (
+        "mount -t tmpfs -o size=100k tmpfs checkpoints && "
+        '{ "$@"; code=$?; cp -a checkpoints/. copy && exit $code; }'
+    )
+    (runs.run_dir / "copy").mkdir()
+    fault = {"fault": "fill_the_disk", "fault_at": 2, "fault_rank": 0}
+    runs.start("cpu", 2, prefix=small_disk, steps=3, **fault)
+    runs.root = runs.run_dir / "copy"
+
+    # Whether the other worker wrote before is chance.
+    assert "rank-00000-of-00002.safetensors: No space left on device" in assert_failed_once(runs)

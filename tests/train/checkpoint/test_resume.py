@@ -1,0 +1,93 @@
+"""What was saved by some workers is loaded by others, or refused."""
+
+import itertools
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trnslurm.train.checkpoint import Saved
+from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.errors import TrainError
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 8])
+@pytest.mark.parametrize("writers", [1, 4, 8])
+def test_any_number_of_workers_reads_what_any_number_wrote(team, writers, readers):
+    team(writers).save(17)
+
+    again = team(readers, attempt=2)
+    assert again.resume() == 17
+    assert again.holds(17)
+    assert not again.holds(16)
+    for optimizer in again.optimizers:
+        assert [state["step"] for state in optimizer._base.state.values()] == [17] * 4
+
+
+def test_any_rows_can_be_read_alone(team):
+    writers = team(4)
+    writers.save(1)
+    read = Reader(writers.root / "step-00000001", writers.checkpoints[0].newest())
+    whole = writers.value("linear.weight", "exp_avg", 1)
+
+    for start, stop in itertools.combinations_with_replacement(range(12), 2):
+        rows = read("linear.weight", "exp_avg", range(start, stop))
+        assert torch.equal(rows, whole[start:stop]), (start, stop)
+
+
+def test_the_files_are_those_of_the_safetensors_library(team):
+    writers = team(3)
+    writers.save(1)
+
+    files = [load_file(writers.file(1, rank)) for rank in range(3)]
+    key = "exp_avg/linear.weight"
+    assert [len(file[key]) for file in files] == [4, 4, 3]
+    whole = torch.cat([file[key] for file in files])
+    assert torch.equal(whole, writers.value("linear.weight", "exp_avg", 1))
+
+
+def test_bf16_is_kept_as_it_is_and_read_as_whatever_the_model_has(team):
+    team(2, dtype=torch.bfloat16).save(1)
+
+    same, again = team(3, dtype=torch.bfloat16), team(1)
+    assert same.resume() == again.resume() == 1
+    assert same.holds(1)
+    expected = again.value("linear.weight", "parameter", 1).bfloat16()
+    assert torch.equal(again.models[0].linear.weight, expected.float())
+
+
+def test_a_manifest_says_what_it_is(team):
+    writers = team(2, facts={"data": "abc"})
+    [saved, _] = writers.save(3)
+
+    manifest = writers.checkpoints[0].newest()
+    assert (manifest.step, manifest.samples, manifest.attempt, manifest.workers) == (3, 30, 1, 2)
+    assert manifest.facts["data"] == "abc"
+    assert manifest.facts["global_batch"] == 48
+    assert isinstance(saved, Saved)
+    assert saved.num_bytes == sum(writers.file(3, r).stat().st_size for r in range(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"facts": {"data": "b"}}, "data was 'a', is 'b'"),
+        ({"width": 6}, r"embed.weight was \[7, 5\], is \[7, 6\]"),
+        ({"optimizer": "sgd"}, r"optimizer was \['parameter', 'exp_avg', 'exp_avg_sq'\], is"),
+    ],
+)
+def test_the_checkpoint_of_another_training_is_refused(team, change, message):
+    team(facts={"data": "a"}).save(1)
+
+    with pytest.raises(TrainError, match=message):
+        team(**({"facts": {"data": "a"}} | change)).resume()
+
+
+def test_another_batch_is_refused_and_other_settings_are_noted(team, capsys):
+    team().save(1)
+
+    with pytest.raises(TrainError, match="micro_batch was 2, is 1"):
+        team(plan={"micro_batch": 1}).resume()
+    capsys.readouterr()
+    assert team(plan={"steps": 99}).resume() == 1
+    assert "note: steps was 10, is 99" in capsys.readouterr().out

@@ -1,0 +1,74 @@
+"""Saving: what is kept, what fails, and what never happens."""
+
+import shutil
+
+import pytest
+
+from trnslurm.train.checkpoint import Failed, Saved, saving
+from trnslurm.train.errors import TrainError
+
+
+def test_the_newest_and_those_of_some_steps_are_kept(team):
+    writers = team(keep_last=3, keep_every=4)
+    writers.save(*range(1, 11))
+
+    assert writers.steps() == [4, 8, 9, 10]
+    assert writers.others() == []
+
+
+def test_one_alone_is_not_enough(team):
+    with pytest.raises(TrainError, match="keep 2 or more"):
+        team(keep_last=1)
+
+
+def test_leftovers_of_earlier_attempts_are_deleted_at_the_start(team):
+    writers = team(attempt=2)
+    writers.save(1)
+    for name in ("step-00000002.tmp-1", "step-00000002.tmp-3", "step-00000009.removed-1"):
+        shutil.copytree(writers.root / "step-00000001", writers.root / name)
+
+    assert team(attempt=2).resume() == 1
+    assert writers.others() == ["step-00000002.tmp-3"]
+
+
+def test_one_worker_that_cannot_write_fails_the_save_on_all(team, capsys):
+    writers = team(3)
+    writers.save(1)
+    obstacle = writers.root / "step-00000002.tmp-1" / writers.file(2).name
+    obstacle.mkdir(parents=True)
+    capsys.readouterr()
+
+    outcomes = writers.save(2)
+    assert [type(outcome) for outcome in outcomes] == [Failed] * 3
+    [line] = capsys.readouterr().out.splitlines()
+    assert "no checkpoint of step 2: rank-00001-of-00003.safetensors: Is a directory; the" in line
+    assert (writers.steps(), writers.others()) == ([1], [])
+    assert {type(outcome) for outcome in writers.save(3)} == {Saved}
+    assert writers.steps() == [1, 3]
+
+
+def test_a_silent_worker_fails_the_save_after_a_while(team, monkeypatch):
+    monkeypatch.setattr(saving, "GRACE_S", 0)
+    writers = team(3, patience_s=0.2)
+    writers.save(1)
+    writers.train_to(2)
+    for rank in (0, 2):
+        writers.checkpoints[rank].save(step=2, samples=20, optimizer=writers.optimizers[rank])
+    [failed] = writers.checkpoints[0].close()
+    assert failed.reason == "worker 1 did not answer within 0.2 s"
+
+    alone = team(2, patience_s=0.2)
+    alone.train_to(3)
+    alone.checkpoints[1].save(step=3, samples=30, optimizer=alone.optimizers[1])
+    [failed] = alone.checkpoints[1].close()
+    assert failed.reason == "worker 0 did not answer within 0.2 s"
+    assert writers.steps() == [1]
+
+
+def test_a_precompile_saves_and_finds_nothing(team):
+    team().save(1)
+    compiling = team(phase="precompile")
+
+    assert compiling.save(2) == []
+    assert compiling.resume() == 0
+    assert compiling.steps() == [1]

@@ -1,0 +1,192 @@
+"""A worker that torchrun starts: it trains a very small model for real, with or without a fault.
+
+    python -m torch.distributed.run --nproc_per_node 2 worker.py '{"device": "cpu", "steps": 3}'
+
+It prints what tests ask for as lines of JSON.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from trnslurm.train.batch import worker_units
+from trnslurm.train.checkpoint import Checkpoints, directory, saving
+from trnslurm.train.device import open_device
+from trnslurm.train.environment import read_environment
+from trnslurm.train.errors import run_job
+from trnslurm.train.optimizer import make_optimizer
+from trnslurm.train.plan import load_plan
+
+
+class Model(nn.Module):
+    """Shapes that divide by no number of workers, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 5)
+        self.up = nn.Linear(5, 11)
+        self.norm = nn.LayerNorm(11)
+        self.down = nn.Linear(11, 5)
+        self.head = nn.Linear(5, 7, bias=False)
+
+    def forward(self, tokens):
+        return self.head(self.down(self.norm(self.up(self.embed(tokens)))))
+
+
+def main():
+    options = json.loads(sys.argv[1])
+    plan = load_plan(Path("plan.json"))
+    environment = read_environment()
+    if "cache" in options:
+        use_cache(options["cache"], environment.rank)
+    device = open_device(plan.device, environment)
+    model, optimizer = make_model(plan, device)
+    device.sync()
+    checkpoints = Checkpoints(Path("checkpoints"), device, plan, environment)
+    manifest = checkpoints.newest()
+    if manifest:
+        checkpoints.load(manifest, optimizer)
+    first = manifest.step if manifest else 0
+    if options.get("save_loaded"):
+        save(checkpoints, plan, optimizer, first)
+    graphs = []
+    for step in range(first, options["steps"]):
+        before = device.graphs()
+        train_step(plan, device, model, optimizer, step)
+        graphs.append(device.graphs() - before)
+        if step + 1 in options.get("save_at", range(1000)):
+            with fault(options, step + 1, device.rank):
+                outcomes = save(checkpoints, plan, optimizer, step + 1)
+            assert device.graphs() - before == graphs[-1], "saving made a graph"
+            say(rank=device.rank, step=step + 1, outcomes=[type(o).__name__ for o in outcomes])
+    say(
+        rank=device.rank,
+        first=first,
+        graphs=graphs,
+        misses=cache_misses(device),
+        state_bytes=state_bytes(optimizer),
+    )
+    device.close()
+
+
+def make_model(plan, device):
+    torch.manual_seed(plan.seed)
+    model = Model().to(device.torch_device)
+    model.head.weight = model.embed.weight
+    optimizer = make_optimizer(
+        "adamw",
+        device,
+        model.named_parameters(),
+        weight_decay=0.1,
+        max_norm=0.5,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    return model, optimizer
+
+
+def save(checkpoints, plan, optimizer, step):
+    samples = step * plan.batch.global_batch
+    checkpoints.save(step=step, samples=samples, optimizer=optimizer)
+    return checkpoints.close()
+
+
+def train_step(plan, device, model, optimizer, step):
+    for unit in worker_units(plan, worker=device.rank, step=step):
+        generator = torch.Generator().manual_seed(unit.seed)
+        tokens = device.put(torch.randint(7, (3,), generator=generator))
+        weight = device.put(torch.tensor([unit.weight / plan.batch.units]))
+        (cross_entropy(model(tokens), tokens) * weight).backward()
+        device.sync()
+    optimizer.step(0.01 * (step + 1))
+    optimizer.zero_grad()
+    device.sync()
+
+
+@contextmanager
+def fault(options, step, rank):
+    """Let the save of a step go wrong; it is over before anyone can begin the next one."""
+    wrong = (step, rank) == (options.get("fault_at"), options.get("fault_rank"))
+    if wrong:
+        FAULTS[options["fault"]]()
+    yield
+    if wrong:
+        undo_faults()
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_before_the_manifest():
+    saving.write_manifest = die
+
+
+def die_in_removal():
+    def delete_one_file_and_die(path):
+        next(path.glob("*.safetensors")).unlink()
+        die()
+
+    directory.shutil.rmtree = delete_one_file_and_die
+
+
+def limit_file_size():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+
+def fill_the_disk():
+    try:
+        Path("checkpoints/filler").write_bytes(bytes(1 << 20))
+    except OSError as error:
+        assert error.strerror == "No space left on device"
+    else:
+        raise AssertionError("the disk is too large for this test")
+
+
+def undo_faults():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    Path("checkpoints/filler").unlink(missing_ok=True)
+
+
+FAULTS = {
+    function.__name__: function
+    for function in (die_before_the_manifest, die_in_removal, limit_file_size, fill_the_disk)
+}
+
+
+def use_cache(options, rank):
+    """Let torch_xla keep compiled graphs; one directory for each, as workers disturb each other."""
+    import torch_xla.runtime as xr
+
+    os.environ["PJRT_DEVICE"] = "CPU"
+    xr.initialize_cache(f"{options['path']}/{rank}", readonly=options["readonly"])
+
+
+def cache_misses(device):
+    if device.torch_device.type != "xla":
+        return 0
+    import torch_xla.debug.metrics
+
+    return torch_xla.debug.metrics.counter_value("PersistentCacheMiss") or 0
+
+
+def state_bytes(optimizer):
+    states = optimizer._base.state.values()
+    return sum(state[kind].nbytes for state in states for kind in ("exp_avg", "exp_avg_sq"))
+
+
+def say(**values):
+    # In one write: those of other workers cannot come in between.
+    os.write(1, (json.dumps(values) + "\n").encode())
+
+
+if __name__ == "__main__":
+    run_job(main)

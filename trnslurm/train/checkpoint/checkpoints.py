@@ -1,0 +1,245 @@
+"""What a training loop does with checkpoints: find the newest, load it, save now and then."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.exchange import Exchange, Store
+from trnslurm.train.checkpoint.manifest import (
+    FORMAT,
+    DamagedError,
+    Manifest,
+    differences,
+    facts_of,
+    settings_of,
+    verify,
+)
+from trnslurm.train.checkpoint.saving import (
+    KEEP_AT_LEAST,
+    Failed,
+    Outcome,
+    Overtaken,
+    Saved,
+    Saving,
+)
+from trnslurm.train.checkpoint.tensors import HostMemory, Reader
+from trnslurm.train.device import Device
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan
+
+# Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
+# rank 0 has died would wait for ever.
+ELECTION_S = 2 * 3600
+
+
+class Checkpoints:
+    """The checkpoints of a run, as one worker sees them; all workers call everything alike.
+
+    A precompile has none: its numbers mean nothing.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        device: Device,
+        plan: Plan,
+        environment: Environment,
+        *,
+        keep_last: int = KEEP_AT_LEAST,
+        keep_every: int = 0,
+        facts: dict[str, Any] | None = None,
+        patience_s: float = 1800,
+        store: Store | None = None,
+    ) -> None:
+        """Keep the newest keep_last and those of every keep_every-th step (0: none of them).
+
+        The facts are what else a run must have in common with a checkpoint, such as its data. A
+        worker that does not answer for patience_s fails a save.
+        """
+        if keep_last < KEEP_AT_LEAST:
+            raise TrainError(
+                f"checkpoints: {keep_last} are to be kept, but one must be left if the newest is "
+                f"damaged: keep {KEEP_AT_LEAST} or more"
+            )
+        self._root = root
+        self._device = device
+        self._environment = environment
+        self._facts = facts_of(plan, facts or {})
+        self._settings = settings_of(plan)
+        self._keep = {"keep_last": keep_last, "keep_every": keep_every}
+        self._exchange = Exchange(device, store, patience_s=patience_s)
+        self._memory = HostMemory()
+        self._active = environment.phase == "train"
+        self._saves = 0
+        self._running: Future[Outcome] | None = None
+        self._ended: deque[Saved | Failed] = deque()
+
+    def newest(self) -> Manifest | None:
+        """Find the newest whole checkpoint: rank 0 looks, and tells the others."""
+        if not self._active:
+            return None
+        if self._device.rank == 0:
+            manifest = self._elect()
+            found = manifest.to_json().decode() if manifest else ""
+            self._exchange.announce("newest", {"manifest": found})
+            return manifest
+        message = self._exchange.announced("newest", ELECTION_S)
+        if message is None:
+            raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to go on from")
+        found = message["manifest"]
+        return Manifest.from_json(found.encode(), where=str(self._root)) if found else None
+
+    def load(self, manifest: Manifest, optimizer: GlobalOptimizer) -> None:
+        """Set parameters and optimizer to a checkpoint that suits this run."""
+        checkpoint = directory.step_directory(self._root, manifest.step)
+        shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
+        wrong = [
+            *differences(manifest.facts, self._facts),
+            *differences({"optimizer": manifest.kinds}, {"optimizer": list(optimizer.kinds)}),
+            *differences(manifest.shapes, shapes),
+        ]
+        if wrong:
+            more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+            raise TrainError(
+                f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
+                "start a new run, or go on with the values of the old one"
+            )
+        optimizer.load(Reader(checkpoint, manifest), updates=manifest.step)
+        self._say(
+            f"going on from {checkpoint.name}, written by {manifest.workers} workers "
+            f"({manifest.device}) in attempt {manifest.attempt}"
+        )
+        for change in differences(manifest.settings, self._settings):
+            self._say(f"note: {change}")
+
+    def save(self, *, step: int, samples: int, optimizer: GlobalOptimizer) -> None:
+        """Save the state after a step; only the copy to host memory is waited for.
+
+        Call it when the step has been given to the device (Device.sync). A save before it that is
+        still running is waited for too.
+        """
+        if not self._active:
+            return
+        self._saves += 1
+        start = time.monotonic()
+        with self._device.clock("checkpoint"):
+            self._settle()
+            rows = self._memory.copy(optimizer.shards())
+        saving = Saving(
+            root=self._root,
+            state=self._environment.run_dir / "state",
+            phase=self._environment.phase,
+            exchange=self._exchange,
+            topic=f"save-{self._saves}",
+            manifest=self._manifest(step, samples, optimizer),
+            stall_s=time.monotonic() - start,
+            **self._keep,
+        )
+        self._running = _in_background(lambda: saving.run(rows))
+
+    def poll(self) -> Saved | Failed | None:
+        """Give the outcome of a save that has ended, once; rank 0 has then printed it.
+
+        Raise a TrainError if a newer attempt has taken over.
+        """
+        if self._running and self._running.done():
+            self._settle()
+        return self._ended.popleft() if self._ended else None
+
+    def close(self) -> list[Saved | Failed]:
+        """Wait for the last save; give the outcomes that poll has not given."""
+        self._settle()
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
+
+    def _settle(self) -> None:
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        outcome = running.result()
+        if isinstance(outcome, Overtaken):
+            raise TrainError(self._overtaken_by(outcome.attempt))
+        self._say(str(outcome))
+        self._ended.append(outcome)
+
+    def _manifest(self, step: int, samples: int, optimizer: GlobalOptimizer) -> Manifest:
+        return Manifest(
+            format=FORMAT,
+            step=step,
+            samples=samples,
+            attempt=self._environment.attempt,
+            workers=self._device.world,
+            device=self._device.name,
+            facts=self._facts,
+            settings=self._settings,
+            kinds=list(optimizer.kinds),
+            shapes={name: list(shape) for name, shape in optimizer.whole_shapes().items()},
+            files={},
+        )
+
+    def _elect(self) -> Manifest | None:
+        environment = self._environment
+        state = environment.run_dir / "state"
+        newer = directory.newer_attempt(state, environment.phase, environment.attempt)
+        if newer:
+            raise TrainError(self._overtaken_by(newer))
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            directory.sweep(self._root, environment.attempt)
+            return self._newest_whole()
+        except OSError as error:
+            raise TrainError(f"{error.filename or self._root}: {error.strerror}") from None
+
+    def _newest_whole(self) -> Manifest | None:
+        damaged: list[tuple[Path, str]] = []
+        for checkpoint in directory.checkpoints_in(self._root):
+            try:
+                manifest = verify(checkpoint)
+            except DamagedError as error:
+                damaged.append((checkpoint, str(error)))
+                continue
+            # Out of the way, or they would count among the newest that are kept.
+            for path, reason in damaged:
+                aside = directory.set_aside(path, self._environment.attempt)
+                self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
+            return manifest
+        if damaged:
+            path, reason = damaged[0]
+            raise TrainError(
+                f"{path} is damaged ({reason}), and no other checkpoint is whole; to start from "
+                f"step 0, move {self._root} away"
+            )
+        return None
+
+    def _overtaken_by(self, attempt: int) -> str:
+        return (
+            f"a newer attempt ({attempt}) of this run has begun; attempt "
+            f"{self._environment.attempt} stops and saves nothing more"
+        )
+
+    def _say(self, line: str) -> None:
+        if self._device.rank == 0:
+            print(line, flush=True)
+
+
+def _in_background(work: Callable[[], Outcome]) -> Future[Outcome]:
+    # Not an executor: Python waits for its threads before it exits, and a worker that has failed
+    # must leave at once for torchrun to see it.
+    future: Future[Outcome] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future

@@ -1,0 +1,163 @@
+"""manifest.json: what a checkpoint is, by which its files are proven whole, and whom it suits."""
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.train.checkpoint.directory import fsync_directory, step_of, write_durably
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import Plan, read_section
+
+FORMAT = 1
+NAME = "manifest.json"
+# hashlib lets other threads run; more than these no disk feeds.
+HASH_THREADS = 8
+
+
+class DamagedError(Exception):
+    """A checkpoint that is not what its manifest says, or has none; the message names the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One checkpoint."""
+
+    format: int
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Samples of the stream consumed; the next step begins with the one of this number."""
+    attempt: int
+    workers: int
+    """Those who wrote it; any number can read it."""
+    device: str
+    facts: dict[str, Any]
+    """What a run must have in common with it to go on from it."""
+    settings: dict[str, Any]
+    """What may have changed since; loading says what did."""
+    kinds: list[str]
+    shapes: dict[str, Any]
+    """Of every parameter, by name."""
+    files: dict[str, Any]
+    """Each file's bytes and sha256."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files."""
+        return sum(file["bytes"] for file in self.files.values())
+
+    def to_json(self) -> bytes:
+        """Write it down, with a checksum of itself."""
+        values = asdict(self)
+        return json.dumps(values | {"sha256": _checksum(values)}, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, *, where: str) -> "Manifest":
+        """Read what to_json wrote."""
+        try:
+            values = json.loads(content)
+            checksum = values.pop("sha256")
+            intact = checksum == _checksum(values)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            intact = False
+        if not intact:
+            raise DamagedError(f"{NAME}: not as it was written")
+        if values.get("format") != FORMAT:
+            raise TrainError(
+                f"{where}: format {values.get('format')}, but this code reads {FORMAT}"
+            )
+        return read_section(cls, values, where=where)
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def file_name(worker: int, workers: int) -> str:
+    """Name the file of a worker."""
+    return f"rank-{worker:05d}-of-{workers:05d}.safetensors"
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Make a directory of durable files a checkpoint in all but its name."""
+    write_durably(directory / NAME, manifest.to_json())
+    fsync_directory(directory)
+
+
+def check_sizes(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest and see that its files are there, in full length."""
+    try:
+        content = (checkpoint / NAME).read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{NAME}: {error.strerror}") from None
+    manifest = Manifest.from_json(content, where=str(checkpoint / NAME))
+    if manifest.step != step_of(checkpoint):
+        raise DamagedError(f"{NAME}: it is that of step {manifest.step}")
+    check_files(checkpoint, manifest)
+    return manifest
+
+
+def check_files(directory: Path, manifest: Manifest) -> None:
+    """See that the files of a manifest are in a directory, in full length."""
+    for name, file in manifest.files.items():
+        try:
+            size = (directory / name).stat().st_size
+        except OSError as error:
+            raise DamagedError(f"{name}: {error.strerror}") from None
+        if size != file["bytes"]:
+            raise DamagedError(f"{name}: {size:,} bytes instead of {file['bytes']:,}")
+
+
+def verify(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest and prove every byte of its files."""
+    manifest = check_sizes(checkpoint)
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        hashes = pool.map(lambda name: _hash_file(checkpoint / name), manifest.files)
+        for (name, file), sha256 in zip(manifest.files.items(), hashes, strict=True):
+            if sha256 != file["sha256"]:
+                raise DamagedError(f"{name}: its sha256 is not that of the manifest")
+    return manifest
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DamagedError(f"{path.name}: {error.strerror}") from None
+
+
+def facts_of(plan: Plan, more: dict[str, Any]) -> dict[str, Any]:
+    """Collect what decides the samples of a step, its randomness, and what is computed of them."""
+    facts = {
+        "recipe": plan.recipe,
+        "global_batch": plan.batch.global_batch,
+        "micro_batch": plan.batch.micro_batch,
+        "seq_len": plan.seq_len,
+        "seed": plan.seed,
+        **{f"model.{key}": value for key, value in plan.model.items()},
+        **more,
+    }
+    as_read: dict[str, Any] = json.loads(json.dumps(facts))
+    return as_read
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """Collect what a user may change in the middle of a run, knowing that it changes the losses."""
+    train = {f"train.{key}": value for key, value in plan.train.items()}
+    as_read: dict[str, Any] = json.loads(
+        json.dumps({"steps": plan.steps, "precision": plan.precision, **train})
+    )
+    return as_read
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say which values are others now."""
+    return [
+        f"{key} was {saved.get(key)!r}, is {now.get(key)!r}"
+        for key in {**saved, **now}
+        if saved.get(key) != now.get(key)
+    ]

@@ -1,0 +1,202 @@
+"""Writing one checkpoint, by all workers in parallel, and the one moment in which it is there."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.exchange import Exchange, Message
+from trnslurm.train.checkpoint.manifest import (
+    DamagedError,
+    Manifest,
+    check_files,
+    check_sizes,
+    file_name,
+    write_manifest,
+)
+from trnslurm.train.checkpoint.tensors import Rows, write_rows
+
+# Two, so that one is left if the other turns out to be damaged.
+KEEP_AT_LEAST = 2
+# How much longer than rank 0 waits for the workers a worker waits for rank 0.
+GRACE_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint that is there now."""
+
+    step: int
+    num_bytes: int
+    """Of all workers' files."""
+    stall_s: float
+    """How long training stood still in this worker."""
+    write_s: float
+    """How long writing then took beside the training."""
+    warning: str = ""
+
+    def __str__(self) -> str:
+        warning = f"; {self.warning}" if self.warning else ""
+        return (
+            f"checkpoint of step {self.step}: {self.num_bytes / 1e6:,.1f} MB written in "
+            f"{self.write_s:.2f} s, training stalled for {self.stall_s:.3f} s{warning}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A checkpoint that could not be made; those before it are still there."""
+
+    step: int
+    reason: str
+    stall_s: float
+    write_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"warning: no checkpoint of step {self.step}: {self.reason}; the one before is kept, "
+            "training goes on and tries again at the next one"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overtaken:
+    """No checkpoint, because a newer attempt of this run has begun."""
+
+    attempt: int
+
+
+Outcome = Saved | Failed | Overtaken
+
+
+class CannotSaveError(Exception):
+    """Why a checkpoint cannot be made, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Everything about the making of one checkpoint but its tensors."""
+
+    root: Path
+    state: Path
+    """Where the batch scripts note the attempts."""
+    phase: str
+    exchange: Exchange
+    topic: str
+    """Of what the workers tell each other; no other save has the same."""
+    manifest: Manifest
+    """Its files are not known yet."""
+    keep_last: int
+    keep_every: int
+    stall_s: float
+
+    @property
+    def final(self) -> Path:
+        """Its directory when it is whole."""
+        return directory.step_directory(self.root, self.manifest.step)
+
+    @property
+    def temporary(self) -> Path:
+        """Its directory until then."""
+        return directory.temporary_directory(self.root, self.manifest.step, self.manifest.attempt)
+
+    def run(self, rows: list[Rows]) -> Outcome:
+        """Write this worker's rows and see the checkpoint through."""
+        start = time.monotonic()
+        try:
+            message = self._together(rows)
+        except dist.DistError as error:
+            message = {"failed": f"the workers cannot reach each other ({error})"}
+        seconds = {"stall_s": self.stall_s, "write_s": time.monotonic() - start}
+        step = self.manifest.step
+        if "overtaken" in message:
+            return Overtaken(attempt=message["overtaken"])
+        if "failed" in message:
+            return Failed(step=step, reason=message["failed"], **seconds)
+        warning = self._prune() if self.exchange.rank == 0 else ""
+        return Saved(step=step, num_bytes=message["bytes"], warning=warning, **seconds)
+
+    def _together(self, rows: list[Rows]) -> Message:
+        self.exchange.report(self.topic, self._write(rows))
+        patience_s = self.exchange.patience_s
+        if self.exchange.rank:
+            silence = {"failed": f"worker 0 did not answer within {patience_s:g} s"}
+            return self.exchange.announced(self.topic, patience_s + GRACE_S) or silence
+        message = self._commit(self.exchange.reports(self.topic, patience_s))
+        self.exchange.announce(self.topic, message)
+        return message
+
+    def _write(self, rows: list[Rows]) -> Message:
+        name = file_name(self.exchange.rank, self.exchange.world)
+        try:
+            self.temporary.mkdir(parents=True, exist_ok=True)
+            size, sha256 = write_rows(self.temporary / name, rows)
+        except OSError as error:
+            return {"error": f"{name}: {error.strerror}"}
+        return {"bytes": size, "sha256": sha256}
+
+    def _commit(self, reports: list[Message | None]) -> Message:
+        reason = ""
+        try:
+            manifest = replace(self.manifest, files=self._files(reports))
+            # What other nodes wrote must be here too: this is the place to learn that the
+            # directory is not on a file system that all of them share.
+            check_files(self.temporary, manifest)
+            write_manifest(self.temporary, manifest)
+            # Between this look and the renaming a newer attempt can still begin. It then takes the
+            # temporary directory away before it reads anything, and the renaming fails.
+            if not self._overtaken():
+                directory.put_in_place(self.temporary, self.final, self.manifest.attempt)
+                return {"bytes": manifest.num_bytes}
+        except (CannotSaveError, DamagedError) as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"{Path(error.filename or self.root).name}: {error.strerror}"
+        self._discard()
+        newer = self._overtaken()
+        return {"overtaken": newer} if newer else {"failed": reason}
+
+    def _files(self, reports: list[Message | None]) -> Message:
+        silent = [str(worker) for worker, report in enumerate(reports) if report is None]
+        if silent:
+            raise CannotSaveError(
+                f"worker {', '.join(silent)} did not answer within {self.exchange.patience_s:g} s"
+            )
+        errors = [report["error"] for report in reports if report and "error" in report]
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            raise CannotSaveError(errors[0] + more)
+        return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
+
+    def _overtaken(self) -> int | None:
+        return directory.newer_attempt(self.state, self.phase, self.manifest.attempt)
+
+    def _discard(self) -> None:
+        try:
+            directory.remove(self.temporary, self.manifest.attempt)
+        except OSError:
+            pass  # already gone, or the next attempt's first deed
+
+    def _prune(self) -> str:
+        """Delete what is neither among the newest nor to be kept for good."""
+        keep_last, keep_every = self.keep_last, self.keep_every
+        try:
+            directory.finish_removals(self.root)
+            for checkpoint in directory.checkpoints_in(self.root):
+                if keep_last > 0:
+                    keep_last -= _looks_whole(checkpoint)
+                elif not keep_every or directory.step_of(checkpoint) % keep_every:
+                    directory.remove(checkpoint, self.manifest.attempt)
+        except OSError as error:
+            return f"an old one cannot be deleted ({error.strerror})"
+        return ""
+
+
+def _looks_whole(checkpoint: Path) -> bool:
+    try:
+        check_sizes(checkpoint)
+    except DamagedError:
+        return False
+    return True

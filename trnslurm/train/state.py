@@ -1,0 +1,34 @@
+"""The training state as saving and loading see it: rows of named tensors, divided over workers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Read = Callable[[str, str, range], Tensor]
+"""Gives rows of a saved tensor by name and kind, on the host and in the type they were saved in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The part of one tensor of the state that one worker saves."""
+
+    name: str
+    """The parameter's."""
+    kind: str
+    """parameter, or what the optimizer keeps of it (exp_avg, …)."""
+    rows: range
+    tensor: Tensor
+    """The rows, on the device; ZeRO's padding may follow them."""
+
+
+def num_rows(shape: Sequence[int]) -> int:
+    """Give the length of a tensor's first dimension; a scalar counts as one row."""
+    return shape[0] if shape else 1
+
+
+def own_rows(shape: Sequence[int], worker: int, workers: int) -> range:
+    """Give a worker's rows of a tensor: as ZeRO divides them, less the padding at the end."""
+    rows = num_rows(shape)
+    each = -(-rows // workers)
+    return range(min(worker * each, rows), min((worker + 1) * each, rows))
