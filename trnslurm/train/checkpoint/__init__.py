@@ -11,7 +11,8 @@ another, in the order of workers, are the tensor.
 """
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.manifest import Manifest
+from trnslurm.train.checkpoint.manifest import Manifest, is_checkpoint
 from trnslurm.train.checkpoint.saving import Failed, Saved
+from trnslurm.train.checkpoint.tensors import read_parameters
 
-__all__ = ["Checkpoints", "Failed", "Manifest", "Saved"]
+__all__ = ["Checkpoints", "Failed", "Manifest", "Saved", "is_checkpoint", "read_parameters"]
