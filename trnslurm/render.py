@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jinja2
@@ -15,6 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
+from trnslurm.config import Config
 from trnslurm.errors import RenderError
 from trnslurm.spec import JobSpec
 
@@ -94,9 +95,16 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "steps": recipe.steps,
         "precision": recipe.precision,
         "seed": recipe.seed,
+        "data": data_path(config),
         "model": dict(recipe.model),
         "train": dict(recipe.train),
     }
+
+
+def data_path(config: Config) -> str:
+    """Return where the job finds its data; empty: it brings its own. A leading ~ is the job's."""
+    path = config.recipe.data.path
+    return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
 
 
 def slurm_time(minutes: int) -> str:

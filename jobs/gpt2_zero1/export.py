@@ -58,8 +58,8 @@ def load_model(plan: Plan, checkpoint: Path) -> GPT2LMHeadModel:
 
 def copy_tokenizer(plan: Plan, directory: Path) -> None:
     """Put the tokenizer of prepared data beside the model."""
-    tokenizer = Path(plan.train["data"]) / "tokenizer.json"
-    if plan.train["data"] and tokenizer.is_file():
+    tokenizer = Path(plan.data).expanduser() / "tokenizer.json"
+    if plan.data and tokenizer.is_file():
         from transformers import PreTrainedTokenizerFast
 
         PreTrainedTokenizerFast(tokenizer_file=str(tokenizer)).save_pretrained(directory)

@@ -35,7 +35,6 @@ PRECOMPILE_STEPS = STEADY_AFTER + 1
 class Settings:
     """The recipe's train section."""
 
-    data: str
     optimizer: str
     lr: float
     schedule: str
@@ -189,7 +188,7 @@ def make_training(
     plan: Plan, settings: Settings, device: Device, environment: Environment
 ) -> Training:
     """Make what the loop works with, on the device."""
-    text = open_split(plan, settings, "train")
+    text = open_split(plan, "train")
     model = make_model(plan, settings, device)
     optimizer = make_optimizer(
         settings.optimizer,
@@ -215,16 +214,16 @@ def make_training(
         settings=settings,
         device=device,
         text=text,
-        held_out=open_split(plan, settings, "eval") if settings.eval_every else text,
+        held_out=open_split(plan, "eval") if settings.eval_every else text,
         model=model,
         optimizer=optimizer,
         checkpoints=checkpoints,
     )
 
 
-def open_split(plan: Plan, settings: Settings, split: str) -> Text:
-    """Open a split of the text to train on: the job's own unless the recipe names one."""
-    path = Path(settings.data) if settings.data else Path(__file__).with_name("text.txt")
+def open_split(plan: Plan, split: str) -> Text:
+    """Open a split of the text to train on: the job's own unless the plan names one."""
+    path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
     if plan.model["vocab_size"] < text.vocab_size:
         raise TrainError(

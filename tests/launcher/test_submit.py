@@ -145,13 +145,13 @@ def test_two_runs_in_one_second_get_two_directories(site, fake_slurm, cli, monke
 def test_every_path_may_have_a_weird_name(site, fake_slurm, run_cli, weird_path: Path) -> None:
     site.run_root = weird_path / "runs"
     site.profile(python=f"{weird_path}/bin/python")
-    assert run_cli(*GPT2, "--set", f"train.data={weird_path}/text").code == 0
+    assert run_cli(*GPT2, "--set", f"data.path={weird_path}/text").code == 0
     run = site.run()
     for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
         assert call.cwd == run.path
         assert call.script == run.script(phase).read_bytes()
         subprocess.run(["bash", "-n", run.script(phase)], check=True, timeout=20)
-    assert json.loads(run.plan_file.read_text())["train"]["data"] == f"{weird_path}/text"
+    assert json.loads(run.plan_file.read_text())["data"] == f"{weird_path}/text"
     assert run_cli("status", run.path).out.startswith(f"{run.name}: PENDING")
 
 

@@ -61,6 +61,7 @@ def tiny_plan(device: str, nodes: int, workers_per_node: int, **changes: Any) ->
         "instance_type": "local",
         "peak_tflops": 1.0,
         "device": device,
+        "data": "",
         "nodes": nodes,
         "workers_per_node": workers_per_node,
         "workers": workers,
@@ -180,6 +181,7 @@ def make_plan() -> Callable[..., Plan]:
             steps=10,
             precision="fp32",
             seed=7,
+            data="",
             model={},
             train={},
         )

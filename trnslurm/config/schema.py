@@ -50,6 +50,8 @@ class Cluster:
     """None: every core or GPU of the instance type."""
     run_root: str = "~/trnslurm-runs"
     """Where run directories are made; shared by all nodes."""
+    data_root: str = "~/trnslurm-data"
+    """Where prepared data lies, and recipes' `data.path` begins; shared by all nodes."""
     group_readable: bool = False
     """Run directories are 0700; true: 0750."""
     activate: tuple[str, ...] = ()
@@ -80,6 +82,21 @@ class Batch:
     """Samples per worker in one forward and backward pass."""
     allow_idle: bool = False
     """Accept more workers than there are micro-batches in a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is trained on, and how `data fetch` and `data prepare` make it."""
+
+    path: str = ""
+    """Prepared data, or a text file, below the profile's data_root; empty: what the job brings."""
+    dataset: str | None = None
+    """A dataset of the Hugging Face Hub, for `data fetch`."""
+    dataset_config: str | None = None
+    text: str | None = None
+    """A text of the recipe's directory, prepared where there is no dataset."""
+    tokenizer: str | None = None
+    """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +134,7 @@ class Recipe:
     seed: int = 1234
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     batch: Batch = field(default_factory=Batch)
+    data: Data = field(default_factory=Data)
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys: the recipe declares each one with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)

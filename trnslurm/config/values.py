@@ -23,8 +23,9 @@ _LEAST = {
     "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1,
 }  # fmt: skip
 _NOT_EMPTY = (
-    "python", "run_root", "compile_cache", "slurm.partition", "slurm.account", "slurm.qos",
-    "slurm.constraint", "slurm.reservation", "slurm.bin_dir",
+    "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
+    "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "data.dataset",
+    "data.dataset_config", "data.text", "data.tokenizer",
 )  # fmt: skip
 _SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
 

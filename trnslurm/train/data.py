@@ -50,15 +50,13 @@ class ByteText:
         try:
             text = path.read_bytes()
         except OSError as error:
-            raise TrainError(f"train.data: {path} cannot be read ({error.strerror})") from None
+            raise TrainError(f"data: {path} cannot be read ({error.strerror})") from None
         cut = len(text) - len(text) // HELD_OUT
         tokens = np.frombuffer({"train": text[:cut], "eval": text[cut:]}[split], np.uint8)
         tokens = np.append(tokens.astype(np.int64), END_OF_TEXT)
         if len(tokens) < seq_len:
             part = "the last twentieth, which is held out," if split == "eval" else "the text"
-            raise TrainError(
-                f"train.data: {part} of {path} is shorter than one block of {seq_len} bytes"
-            )
+            raise TrainError(f"data: {part} of {path} is shorter than one block of {seq_len} bytes")
         self.num_tokens = len(tokens)
         self.num_blocks = -(-len(tokens) // seq_len)
         self.vocab_size = VOCAB_SIZE

@@ -48,6 +48,8 @@ class Plan:
     steps: int
     precision: str
     seed: int
+    data: str
+    """What is trained on: a path; empty: what the job brings."""
     model: dict[str, Any]
     train: dict[str, Any]
 
