@@ -12,6 +12,15 @@ another, in the order of workers, are the tensor.
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.manifest import Manifest
+from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.checkpoint.saving import Failed, Saved
 
-__all__ = ["Checkpoints", "Failed", "Manifest", "Saved"]
+__all__ = [
+    "Checkpoints",
+    "Failed",
+    "Manifest",
+    "Saved",
+    "newest_whole",
+    "prove",
+    "read_parameters",
+]
