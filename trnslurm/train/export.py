@@ -89,7 +89,8 @@ def _choose(root: Path, step: int | None) -> Manifest:
         return prove(directory.step_directory(root, step))
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
-        _warn(f"{path} is damaged ({reason})")
+        if path.exists():  # else it was deleted meanwhile, by a run that has newer ones
+            _warn(f"{path} is damaged ({reason})")
     if manifest is None:
         raise TrainError(f"{root}: no checkpoint is whole")
     return manifest
