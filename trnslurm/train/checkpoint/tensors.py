@@ -12,9 +12,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
-from trnslurm.train.checkpoint.manifest import DamagedError, Manifest, file_name, verify
-from trnslurm.train.errors import TrainError
-from trnslurm.train.state import Shard, num_rows, own_rows
+from trnslurm.train.checkpoint.manifest import Manifest, file_name
+from trnslurm.train.state import Shard, own_rows
 
 _DTYPES = {
     torch.float64: "F64",
@@ -124,19 +123,6 @@ class Reader:
             path = self._checkpoint / file_name(worker, self._manifest.workers)
             self._files[worker] = safe_open(path, framework="pt")
         return self._files[worker]
-
-
-def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
-    """Give every parameter of a checkpoint, whole, by name; every byte of it is proven first."""
-    try:
-        manifest = verify(checkpoint)
-    except DamagedError as error:
-        raise TrainError(f"{checkpoint} is damaged ({error}): name another checkpoint") from None
-    read = Reader(checkpoint, manifest)
-    return {
-        name: read(name, "parameter", range(num_rows(shape))).view(shape)
-        for name, shape in manifest.shapes.items()
-    }
 
 
 def _key(name: str, kind: str) -> str:
