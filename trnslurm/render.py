@@ -257,7 +257,9 @@ def _directives(spec: JobSpec) -> list[tuple[str, str]]:
     if slurm.exclusive:
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
     if slurm.requeue:
-        options.append(("--requeue", "start again after a node failure, from the newest checkpoint"))
+        options.append(
+            ("--requeue", "start again after a node failure, from the newest checkpoint")
+        )
     else:
         options.append(("--no-requeue", "do not start again after a node failure"))
     return options + [(_passed_through(option), site) for option in slurm.sbatch]
