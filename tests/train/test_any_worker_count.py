@@ -1,6 +1,10 @@
 """The same training on any number of workers: losses, gradient norms, samples, resume, state."""
 
+import math
+
 import pytest
+
+from trnslurm.train.checkpoint.manifest import verify
 
 from .conftest import JOB
 from .launches import Launches, Scenario
@@ -128,12 +132,15 @@ def test_on_as_many_workers_resumed_is_bitwise_the_same(trainings):
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_each_worker_has_its_part_of_the_optimizer_state(trainings, workers):
-    [whole] = [result["state_bytes"] for result in trainings.outcome("adamw-1").results]
     parts = [result["state_bytes"] for result in trainings.outcome(f"adamw-{workers}").results]
+    [*_, checkpoint] = sorted((trainings.directory / "elastic" / "checkpoints").iterdir())
+    shapes = verify(checkpoint).shapes.values()
 
-    assert len(parts) == workers
-    # A tensor whose rows do not divide is padded: by less than one row of it on each worker.
-    assert max(parts) < 1.02 * whole / workers
+    # Two moments of 4 bytes for each of its rows; where rows do not divide, padding makes them.
+    rows = [-(-shape[0] // workers) * math.prod(shape[1:]) for shape in shapes]
+    assert parts == [2 * 4 * sum(rows)] * workers
+    [whole] = [result["state_bytes"] for result in trainings.outcome("adamw-1").results]
+    assert max(parts) < 1.03 * whole / workers
 
 
 def test_recomputed_activations_change_nothing(trainings):
