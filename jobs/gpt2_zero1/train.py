@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.agreement import parameters_agree
 from trnslurm.train.batch import Unit, eval_units, worker_units
@@ -239,8 +239,13 @@ def open_split(plan: Plan, settings: Settings, split: str) -> Text:
 
 def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadModel:
     """Make a new GPT-2; the seed makes it the same on every worker."""
+    # GPT-2 masks what comes later by itself. transformers would still make a mask in every call, to
+    # keep packed samples apart that are not there, and add it to all scores.
+    for attention in ("eager", "sdpa"):
+        AttentionMaskInterface.register(attention, lambda **_: None)
     torch.manual_seed(plan.seed)
-    config = GPT2Config(**plan.model, attn_implementation="eager")
+    config = GPT2Config(**plan.model)
+    config._attn_implementation = choose_attention(config, device)
     model = GPT2LMHeadModel(config)
     model.to(
         device=device.torch_device,
@@ -252,6 +257,13 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
         # Not gradient_checkpointing_enable(): it takes PyTorch's function, which fails on XLA.
         model._set_gradient_checkpointing(gradient_checkpointing_func=device.checkpoint)
     return model
+
+
+def choose_attention(config: GPT2Config, device: Device) -> str:
+    """Take PyTorch's fused attention where there is one that does what the config asks for."""
+    special = config.scale_attn_by_inverse_layer_idx or config.reorder_and_upcast_attn
+    fused = device.torch_device.type != "xla" and config.scale_attn_weights and not special
+    return "sdpa" if fused else "eager"
 
 
 def flops_per_sample(model: GPT2LMHeadModel, seq_len: int) -> float:

@@ -210,13 +210,20 @@ class DataParallel(GlobalOptimizer):
     ) -> None:
         super().__init__(device, groups, names, kinds)
         self._max_norm = max_norm
+        # All gradients in one piece, which takes one all-reduce instead of one each.
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._gradient = self._parameters[0].new_zeros(sum(sizes))
+        parts = torch.split(self._gradient, sizes)
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        if cls is torch.optim.AdamW:
+            # Goes through memory once, where the plain one does so for each of its operations.
+            options = {**options, "fused": True}
         self._base = cls(groups, lr=0.0, **options)
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad)
+        dist.all_reduce(self._gradient)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         for group in self._base.param_groups:
             group["lr"] = lr
@@ -233,7 +240,8 @@ class DataParallel(GlobalOptimizer):
                 state[kind] = torch.empty_like(parameter, requires_grad=False)
                 state[kind].copy_(read(name, kind, rows).view(parameter.shape))
             if self._kinds:
-                state["step"] = torch.tensor(float(updates))
+                # Where the fused AdamW expects it: beside the parameter.
+                state["step"] = torch.tensor(float(updates), device=parameter.device)
 
     def _holders(self) -> list[Tensor]:
         return list(self._parameters)
