@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 Row = dict[str, Any]
 
@@ -30,9 +30,14 @@ def at_least_one(text: str) -> int:
 
 def require(*modules: str) -> None:
     """End with one line if a module is not installed."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(f"error: {', '.join(missing)} not found: pip install -e '.[train,dev]'")
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            exit_without(name)
+
+
+def exit_without(module: str | None) -> NoReturn:
+    """End with one line that says what is missing."""
+    sys.exit(f"error: {module} is not installed here: pip install -e '.[train,dev]'")
 
 
 def report(title: str, rows: list[Row], columns: dict[str, tuple[str, str]], as_json: bool) -> None:
