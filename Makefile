@@ -16,7 +16,8 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test check unit format goldens bench wheel clean
+.PHONY: all help demo test check unit format goldens bench bench-training bench-checkpoint bench-data \
+  wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -50,11 +51,20 @@ goldens: .venv/.train  ## Write the rendered scripts that the tests compare with
 bench: .venv/.train  ## Measure start-up times, as ratios
 	$(BIN)/python benchmarks/startup.py
 
+bench-training: .venv/.train  ## Measure training speed beside a plain loop with accelerate
+	$(BIN)/python benchmarks/training.py
+
+bench-checkpoint: .venv/.train  ## Measure how long a save holds training up, beside torch.save
+	$(BIN)/python benchmarks/checkpoint_stall.py
+
+bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation beside datasets and group_texts
+	$(BIN)/python benchmarks/packing.py --peer .venv-datasets/bin/python
+
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove what make made
-	rm -rf .venv .venv-pcluster dist
+	rm -rf .venv .venv-datasets .venv-pcluster dist
 
 # pip alone needs minutes for torch, so its stamp follows pyproject.toml only.
 # Remade when pyproject.toml changes: pip alone needs minutes for torch.
@@ -68,6 +78,13 @@ clean:  ## Remove what make made
 	@echo "Installing the schema of AWS ParallelCluster into .venv-pcluster"
 	$(PYTHON) -m venv --clear $@
 	$@/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+# The peer of make bench-data, in an environment of its own: it must not change ours.
+.venv-datasets/.made: | python-venv
+	@echo "Installing Hugging Face's datasets into .venv-datasets"
+	$(PYTHON) -m venv --clear .venv-datasets
+	.venv-datasets/bin/pip install --quiet --disable-pip-version-check datasets tokenizers
 	touch $@
 
 .PHONY: python-venv shellcheck sandbox

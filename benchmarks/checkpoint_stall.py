@@ -1,46 +1,65 @@
 """How long a save holds training up, beside torch.save of the same state on the same disk.
 
-    .venv/bin/python benchmarks/checkpoint_stall.py --million-parameters 25 --rounds 7
+    .venv/bin/python benchmarks/checkpoint_stall.py --megabytes 50 500 --rounds 7
 
 One worker trains a stand-in (multiplications on one core) with AdamW's state. Every way of saving
 has its turn in every round, so that a busy machine slows all alike; medians of the rounds. "stall"
-is the time in which no step is done; "cost" is that and the time by which steps are slower until
-the save has ended; "safe" is the time until the files are on the disk.
+is the time in which no step is done, and the ratio compares it with that of torch.save and fsync in
+the same round; "cost" is that and the time by which steps are slower until the save has ended;
+"safe" is the time until the files are on the disk.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import contextlib
+import io
 import shutil
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import nn
+import reporting
 
-from trnslurm.train.checkpoint import Checkpoints, directory
-from trnslurm.train.clock import Clock
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch import nn
+
+    from trnslurm.train.checkpoint import Checkpoints, directory
+    from trnslurm.train.clock import Clock
+    from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
+except ModuleNotFoundError as error:
+    reporting.exit_without(error.name)
 
 WIDTH = 1024
+# A parameter and the two averages of AdamW, in single precision.
+BYTES_PER_PARAMETER = 12
+PEER = "torch.save, fsync"
 # Starts a save of a step; what it returns tells whether the save has ended.
 Save = Callable[[int], Callable[[], bool]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Of one save, in milliseconds."""
+
+    stall: float
+    cost: float
+    safe: float
 
 
 class Saves:
     """One state, and every way to save it."""
 
-    def __init__(self, root: Path, million_parameters: float) -> None:
-        layers = max(1, round(million_parameters * 1e6 / WIDTH**2))
+    def __init__(self, root: Path, megabytes: float) -> None:
+        layers = max(1, round(megabytes * 1e6 / BYTES_PER_PARAMETER / WIDTH**2))
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.root = root
         device: Any = SimpleNamespace(
@@ -49,7 +68,8 @@ class Saves:
         self.optimizer: GlobalOptimizer = make_optimizer(
             "adamw", device, self.model.named_parameters(), weight_decay=0.0, max_norm=1.0
         )
-        self.optimizer.step(1e-3)
+        # One worker: its part of a step alone makes the state, without a process group.
+        self.optimizer._base.step()
         plan: Any = SimpleNamespace(
             recipe="", batch=SimpleNamespace(global_batch=1, micro_batch=1), seq_len=1, seed=1,
             steps=1, precision="fp32", model={}, train={},
@@ -58,7 +78,7 @@ class Saves:
         self.checkpoints = Checkpoints(
             root / "ours", device, plan, environment, store=dist.HashStore()
         )
-        self.num_bytes = 3 * 4 * layers * WIDTH**2
+        self.num_bytes = BYTES_PER_PARAMETER * layers * WIDTH**2
 
     def state(self) -> dict[str, Any]:
         """Give the state as training scripts do."""
@@ -90,65 +110,86 @@ class Saves:
         return lambda: bool(future.done())
 
 
-def measure(save: Save, step: int, one_step: Callable[[], None], step_s: float) -> list[float]:
-    """Save once while training; give stall, cost and safe in seconds."""
-    start = time.perf_counter()
-    ended = save(step)
-    stall = time.perf_counter() - start
-    steps = 0
-    while not ended():
-        one_step()
-        steps += 1
-    safe = time.perf_counter() - start
-    return [stall, safe - steps * step_s, safe]
-
-
 def main() -> None:
     """Measure every way in turn, and print medians."""
-    parser = argparse.ArgumentParser(description="Measure how long a save holds training up.")
-    parser.add_argument("--million-parameters", type=float, default=25)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = reporting.make_parser("Measure how long a save holds training up.", rounds=7)
+    parser.add_argument(
+        "--megabytes", type=float, nargs="+", default=[50, 500], help="of state (50 500)"
+    )
     parser.add_argument("--directory", type=Path, help="on the disk to measure")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", "TypedStorage", UserWarning)  # dcp's
+    warnings.filterwarnings("ignore", category=UserWarning)  # dcp's, of one process and of types
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        report(Saves(Path(name), options.million_parameters), options.rounds)
-    dist.destroy_process_group()
+    rows: list[reporting.Row] = []
+    for megabytes in options.megabytes:
+        with tempfile.TemporaryDirectory(dir=options.directory) as name:
+            rows += compare(Saves(Path(name), megabytes), options.rounds)
+    columns = {
+        "name": ("ms, medians", ""),
+        "megabytes": ("MB", ",.0f"),
+        "stall": ("stall", ",.0f"),
+        "ratio": ("ratio", ".2f"),
+        "cost": ("cost", ",.0f"),
+        "safe": ("safe", ",.0f"),
+    }
+    title = f"Saves beside training, {options.rounds} rounds; ratio to {PEER}"
+    reporting.report(title, rows, columns, options.json)
 
 
-def report(saves: Saves, rounds: int) -> None:
-    """Do the rounds and print the table."""
+def compare(saves: Saves, rounds: int) -> list[reporting.Row]:
+    """Do the rounds, and give a row of medians for every way."""
     ways: dict[str, Save] = {
         "ours": saves.ours,
-        "torch.save + fsync": saves.torch_save_durably,
+        PEER: saves.torch_save_durably,
         "torch.save": saves.torch_save,
         "dcp.async_save": saves.dcp_async,
     }
-    left, right = torch.randn(256, 256), torch.randn(256, 256)
-
-    def one_step() -> None:
-        for _ in range(4):
-            torch.mm(left, right)
-
-    times: dict[str, list[list[float]]] = {name: [] for name in ways}
+    times: dict[str, list[Times]] = {name: [] for name in ways}
+    # The first round makes what is kept, memory, threads and directories, and does not count.
     for number in range(rounds + 1):
-        start = time.perf_counter()
-        for _ in range(500):
-            one_step()
-        step_s = (time.perf_counter() - start) / 500
+        step_s = time_of_steps(500) / 500
         for name, save in ways.items():
-            times[name].append(measure(save, number + 1, one_step, step_s))
-    print(f"{saves.num_bytes / 1e6:,.0f} MB of state, medians of {rounds} rounds, in ms")
-    print(f"{'':20}{'stall':>9}{'cost':>9}{'safe':>9}")
-    for name, rows in times.items():
-        # The first round makes what is kept: memory, threads, directories.
-        columns = zip(*rows[1:], strict=True)
-        stall, cost, safe = (1000 * statistics.median(column) for column in columns)
-        said = f"{safe:9.0f}" if name != "torch.save" else f"{'?':>9}"
-        print(f"{name:20}{stall:9.0f}{cost:9.0f}{said}")
+            measured = measure(save, number + 1, step_s)
+            if number:
+                times[name].append(measured)
+    rows = []
+    for name, mine in times.items():
+        pairs = zip(mine, times[PEER], strict=True)
+        row = {
+            "name": name,
+            "megabytes": saves.num_bytes / 1e6,
+            "stall": statistics.median(one.stall for one in mine),
+            "ratio": statistics.median(one.stall / peer.stall for one, peer in pairs),
+            "cost": statistics.median(one.cost for one in mine),
+            # Nothing says when a file that was not synced is on the disk.
+            "safe": statistics.median(one.safe for one in mine) if name != "torch.save" else None,
+        }
+        rows.append(row)
+    return rows
+
+
+def measure(save: Save, step: int, step_s: float) -> Times:
+    """Save once while training."""
+    start = time.perf_counter()
+    # Ours says on stdout what it saved.
+    with contextlib.redirect_stdout(io.StringIO()):
+        ended = save(step)
+        stall = time.perf_counter() - start
+        steps = 0
+        while not ended():
+            time_of_steps(1)
+            steps += 1
+    safe = time.perf_counter() - start
+    return Times(stall=1000 * stall, cost=1000 * (safe - steps * step_s), safe=1000 * safe)
+
+
+def time_of_steps(count: int) -> float:
+    """Do so many steps of the stand-in for training."""
+    matrix = torch.ones(256, 256)
+    start = time.perf_counter()
+    for _ in range(4 * count):
+        torch.mm(matrix, matrix)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -20,15 +20,19 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import reporting
 
 REPO = Path(__file__).parents[1]
 TEXT = REPO / "jobs" / "gpt2_zero1" / "text.txt"
 VOCAB_SIZE = 4096
 BLOCK = 1024
 SAMPLE_EVERY_S = 0.05
+PEER = "datasets, group_texts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,29 +43,76 @@ class Measured:
     megabytes: float
     tokens: int
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Of tokens that were kept."""
+        return self.tokens / self.seconds
+
 
 def main() -> None:
     """Run both in turn and print medians."""
-    parser = argparse.ArgumentParser(description="Compare tokenizing and packing of text.")
+    parser = reporting.make_parser("Compare tokenizing and packing of text.", rounds=3)
     parser.add_argument("--peer", metavar="PYTHON", help="one that has datasets and tokenizers")
-    parser.add_argument("--megabytes", type=float, default=4)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=4, help="of text (4)")
+    parser.add_argument("--processes", type=int, default=2, help="(2)")
     parser.add_argument("--as-peer", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_peer:
         text, tokenizer, cache, processes = options.as_peer
         print(json.dumps(run_peer(text, tokenizer, cache, int(processes))))
         return
+    reporting.require("tokenizers", "numpy")
+    if options.peer:
+        check_peer(options.peer)
     with tempfile.TemporaryDirectory() as directory:
-        results = compare(options, Path(directory))
-    print(f"{options.megabytes:g} MB, {options.processes} processes, {options.rounds} rounds")
-    print(f"{'':22}{'s':>8}{'tokens/s':>12}{'MB peak':>10}{'tokens kept':>14}")
+        report(compare(options, Path(directory)), options)
+
+
+def check_peer(python: str) -> None:
+    """End with one line if the peer cannot run there."""
+    try:
+        check = [python, "-c", "import datasets, tokenizers"]
+        done = subprocess.run(check, capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"error: --peer {python}: {error.strerror}")
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1]
+        sys.exit(f"error: --peer {python}: {last}: {python} -m pip install datasets tokenizers")
+
+
+def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> None:
+    """Print medians, and ratios to the peer of the same round."""
+    rows = []
     for name, runs in results.items():
-        seconds = statistics.median(run.seconds for run in runs)
-        megabytes = statistics.median(run.megabytes for run in runs)
-        tokens = runs[0].tokens
-        print(f"{name:22}{seconds:8.1f}{tokens / seconds:12,.0f}{megabytes:10,.0f}{tokens:14,}")
+        pairs = list(zip(runs, results.get(PEER, []), strict=False))
+        row = {
+            "name": name,
+            "seconds": statistics.median(run.seconds for run in runs),
+            "tokens_per_s": statistics.median(run.tokens_per_s for run in runs),
+            "megabytes": statistics.median(run.megabytes for run in runs),
+            "tokens": runs[0].tokens,
+            "speed_ratio": median(run.tokens_per_s / peer.tokens_per_s for run, peer in pairs),
+            "memory_ratio": median(run.megabytes / peer.megabytes for run, peer in pairs),
+        }
+        rows.append(row)
+    columns = {
+        "name": ("", ""),
+        "seconds": ("s", ".1f"),
+        "tokens_per_s": ("tokens/s", ",.0f"),
+        "speed_ratio": ("ratio", ".2f"),
+        "megabytes": ("MB peak", ",.0f"),
+        "memory_ratio": ("ratio", ".2f"),
+        "tokens": ("tokens kept", ","),
+    }
+    title = f"{options.megabytes:g} MB of text, {options.processes} processes, medians"
+    title += f" of {options.rounds} rounds; ratios to {PEER}"
+    reporting.report(title, rows, columns, options.json)
+
+
+def median(values: Iterable[float]) -> float | None:
+    """Give the median, or None if there was no peer."""
+    known = list(values)
+    return statistics.median(known) if known else None
 
 
 def compare(options: argparse.Namespace, directory: Path) -> dict[str, list[Measured]]:
@@ -73,7 +124,7 @@ def compare(options: argparse.Namespace, directory: Path) -> dict[str, list[Meas
     measure([*prepare, "--output", str(tokenizer.parent), *base])
     results: dict[str, list[Measured]] = {"trnslurm.prepare": []}
     if options.peer:
-        results["datasets, group_texts"] = []
+        results[PEER] = []
     for number in range(options.rounds):
         output = directory / f"prepared-{number}"
         command = ["--text", str(text), "--document-per", "line", "--tokenizer", str(tokenizer)]
@@ -90,7 +141,7 @@ def compare(options: argparse.Namespace, directory: Path) -> dict[str, list[Meas
             command = [options.peer, __file__, "--as-peer", *arguments]
             seconds, megabytes, out = measure(command)
             run = Measured(seconds=seconds, megabytes=megabytes, tokens=out["tokens"])
-            results["datasets, group_texts"].append(run)
+            results[PEER].append(run)
     return results
 
 

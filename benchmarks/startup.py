@@ -7,11 +7,12 @@ All commands run once per round, in turn, so that a busy machine slows all of th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
 import time
+
+import reporting
 
 BASE = "import jinja2, yaml"
 COMMANDS = {
@@ -27,21 +28,31 @@ COMMANDS = {
 
 def main() -> None:
     """Time every command in turn, and print medians and ratios."""
-    parser = argparse.ArgumentParser(description="Measure how long commands take to start.")
-    parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
+    options = reporting.make_parser(
+        "Measure how long commands take to start.", rounds=20
+    ).parse_args()
+    reporting.require("jinja2", "yaml", "submitit", "trnslurm")
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(rounds + 1):
+    for _ in range(options.rounds + 1):
         for name, arguments in COMMANDS.items():
             start = time.perf_counter()
             # No timeout: with one, subprocess looks for the end only every 50 ms.
             subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
             times[name].append(time.perf_counter() - start)
-    base = statistics.median(times[BASE][1:])  # the first round warms the disk
-    print(f"{'':24}{'median ms':>10}{'ratio':>8}")
-    for name, seconds in times.items():
-        median = statistics.median(seconds[1:])
-        print(f"{name:24}{1000 * median:10.0f}{median / base:8.2f}")
+    # The first round warms the disk.
+    counted = {name: seconds[1:] for name, seconds in times.items()}
+    rows = []
+    for name, mine in counted.items():
+        pairs = zip(mine, counted[BASE], strict=True)
+        row = {
+            "name": name,
+            "ms": 1000 * statistics.median(mine),
+            "ratio": statistics.median(seconds / base for seconds, base in pairs),
+        }
+        rows.append(row)
+    columns = {"name": ("", ""), "ms": ("ms", ".0f"), "ratio": ("ratio", ".2f")}
+    title = f"Start-up, medians of {options.rounds} rounds; ratio to {BASE}"
+    reporting.report(title, rows, columns, options.json)
 
 
 if __name__ == "__main__":

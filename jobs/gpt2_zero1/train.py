@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.agreement import parameters_agree
 from trnslurm.train.batch import Unit, eval_units, worker_units
@@ -26,7 +26,7 @@ from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
 from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
 from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.schedule import learning_rate
+from trnslurm.train.schedule import learning_rate, total_steps
 
 # One step more than it takes to see every graph, so that a late one shows here and not in training.
 PRECOMPILE_STEPS = STEADY_AFTER + 1
@@ -93,11 +93,11 @@ def main() -> None:
 
 def run_training(run: Training, environment: Environment) -> None:
     """Train to the end, or as far as this run shall go."""
-    plan, settings, device = run.plan, run.settings, run.device
+    plan, device = run.plan, run.device
     steps = steps_to_run(run, environment)
     flops = flops_per_sample(run.model, run.model.config, plan.seq_len)
     progress = Progress(
-        plan, environment, device, steps=steps, log_every=settings.log_every, flops_per_sample=flops
+        plan, environment, device, steps=steps, log_every=run.settings.log_every, flops_per_sample=flops
     )
 
     # Go!
@@ -231,7 +231,7 @@ def make_training(
     return Training(
         plan=plan,
         settings=settings,
-        steps=total_steps(plan, settings, text),
+        steps=total_steps(plan, epochs=settings.epochs, samples_per_epoch=text.num_blocks),
         device=device,
         text=text,
         held_out=open_split(plan, "eval") if settings.eval_every else text,
@@ -241,33 +241,24 @@ def make_training(
     )
 
 
-def total_steps(plan: Plan, settings: Settings, text: Text) -> int:
-    """Give the steps of the whole training: the plan's, or fewer if so many epochs are over."""
-    if not settings.epochs:
-        return plan.steps
-    samples = settings.epochs * text.num_blocks
-    return min(plan.steps, -(-samples // plan.batch.global_batch))
-
-
 def open_split(plan: Plan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
     path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
-    if plan.model["vocab_size"] < text.vocab_size:
-        raise TrainError(
-            f"model.vocab_size is {plan.model['vocab_size']}: {path} needs {text.vocab_size}"
-        )
-    if plan.model["n_positions"] < plan.seq_len:
-        raise TrainError(
-            f"seq_len is {plan.seq_len}, but model.n_positions only {plan.model['n_positions']}"
-        )
+    vocabulary, positions = plan.model["vocab_size"], plan.model["n_positions"]
+    if vocabulary < text.vocab_size:
+        raise TrainError(f"model.vocab_size is {vocabulary}: {path} needs {text.vocab_size}")
+    if positions < plan.seq_len:
+        raise TrainError(f"seq_len is {plan.seq_len}, but model.n_positions only {positions}")
     return text
 
 
 def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadModel:
     """Make a GPT-2: a new one, of which the seed makes the same on every worker, or a saved one."""
+    config = GPT2Config(**plan.model)
+    config._attn_implementation = choose_attention(config, device)
     torch.manual_seed(plan.seed)
-    model = GPT2LMHeadModel(GPT2Config(**plan.model, attn_implementation="eager"))
+    model = GPT2LMHeadModel(config)
     if settings.init_from:
         load_parameters(model, settings.init_from)
     model.to(
@@ -280,6 +271,17 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
         # Not gradient_checkpointing_enable(): it takes PyTorch's function, which fails on XLA.
         model._set_gradient_checkpointing(gradient_checkpointing_func=device.checkpoint)
     return model
+
+
+def choose_attention(config: GPT2Config, device: Device) -> str:
+    """Take PyTorch's fused attention where there is one that does what the config asks for."""
+    # GPT-2 masks what comes later by itself. transformers would still make a mask in every call, to
+    # keep packed samples apart that are not there, and add it to all scores.
+    for attention in ("eager", "sdpa"):
+        AttentionMaskInterface.register(attention, lambda **_: None)
+    special = config.scale_attn_by_inverse_layer_idx or config.reorder_and_upcast_attn
+    fused = device.torch_device.type != "xla" and config.scale_attn_weights and not special
+    return "sdpa" if fused else "eager"
 
 
 def describe(run: Training, environment: Environment) -> str:

@@ -1,10 +1,18 @@
-"""The learning rate as a function of the optimizer step."""
+"""How many optimizer steps a training has, and the learning rate of each."""
 
 import math
 
 from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import Plan
 
 SCHEDULES = ("cosine", "linear", "constant")
+
+
+def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
+    """Give the steps of the whole training: the plan's, or fewer if so many epochs are over."""
+    if not epochs:
+        return plan.steps
+    return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
 
 
 def learning_rate(name: str, *, peak: float, warmup_steps: int, step: int, steps: int) -> float:
