@@ -97,7 +97,12 @@ def run_training(run: Training, environment: Environment) -> None:
     steps = steps_to_run(run, environment)
     flops = flops_per_sample(run.model, run.model.config, plan.seq_len)
     progress = Progress(
-        plan, environment, device, steps=steps, log_every=run.settings.log_every, flops_per_sample=flops
+        plan,
+        environment,
+        device,
+        steps=steps,
+        log_every=run.settings.log_every,
+        flops_per_sample=flops,
     )
 
     # Go!
