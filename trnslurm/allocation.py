@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trnslurm.cluster_python import interpreter, preamble
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render import search_path
@@ -99,12 +100,10 @@ def _matches(version: str | None, pin: str) -> bool:
 def _probe(
     cluster: Cluster, names: Sequence[str], commands: Sequence[str], timeout_s: float
 ) -> dict[str, Any]:
-    local = cluster.scheduler == "local"
-    python = sys.executable if local and cluster.python == "python3" else cluster.python
+    local, python = cluster.scheduler == "local", interpreter(cluster)
     probe = shlex.join([python, "-", ",".join(names), ",".join(commands)])
-    path = f"export PATH={shlex.quote(search_path(python, cluster.slurm.bin_dir))}"
     here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
-    script = "\n".join(["set -e", path, *cluster.activate, *here_document])
+    script = "\n".join([*preamble(cluster), *here_document])
     argv = ["/bin/bash", "-s"] if local else [*_srun(cluster), "/bin/bash", "-s"]
     try:
         done = subprocess.run(
