@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import jinja2
 import yaml
-from jinja2.sandbox import SandboxedEnvironment
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
 from trnslurm.config import Config
 from trnslurm.errors import RenderError
 from trnslurm.spec import JobSpec
+from trnslurm.template import fill, open_templates
 
 # Options that the template, or a key of the configuration, already decides.
 _OWN_OPTIONS = {
@@ -42,19 +40,15 @@ _TIME_REASONS = {
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
 
 
-class _Raw(str):
-    """Text that goes into a script as it is."""
-
-
 def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
     """Return the bundle of a job."""
-    environment = _environment(template_dirs)
+    environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
     for phase in spec.phases:
         values = _values(spec, phase)
-        text = _fill(environment, "batch.sbatch.j2", values)
+        text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
-    files["node.sh"] = _fill(environment, "node.sh.j2", _values(spec, "train")).encode()
+    files["node.sh"] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
     files["plan.json"] = (json.dumps(plan_data(spec), indent=2) + "\n").encode()
     files["config.yaml"] = _config_yaml(spec).encode()
     recipe = spec.config.recipe
@@ -112,78 +106,6 @@ def slurm_time(minutes: int) -> str:
     days, rest = divmod(minutes, 24 * 60)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
     return f"{days}-{clock}" if days else clock
-
-
-def _environment(template_dirs: Sequence[Path]) -> jinja2.Environment:
-    environment = SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
-        undefined=jinja2.StrictUndefined,
-        finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "comment": _comment,
-        "directive": _directive,
-        "column": lambda value: _Raw(_directive(value).ljust(35)),
-        "shell": _Raw,
-    }
-    return environment
-
-
-def _quoted(value: Any) -> Any:
-    if isinstance(value, _Raw | jinja2.Undefined):
-        return value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RenderError(f"a template prints {value!r}, which is neither text nor a number")
-    return shlex.quote(value) if isinstance(value, str) else str(value)
-
-
-def _comment(value: Any) -> _Raw:
-    """Text for a comment line: it must not break out of it."""
-    text = str(value)
-    if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in a comment")
-    return _Raw(text)
-
-
-def _directive(value: Any) -> _Raw:
-    """One word of an #SBATCH line, quoted the way sbatch reads it."""
-    text = str(value)
-    if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in an #SBATCH line")
-    name, equals, argument = text.partition("=")
-    if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
-        return _Raw(text)
-    if '"' in argument:
-        raise RenderError(f"{text}: a double quote cannot stand in an #SBATCH line")
-    escaped = argument.replace("\\", "\\\\")
-    return _Raw(f'{name}="{escaped}"')
-
-
-def _fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
-    try:
-        return environment.get_template(name).render(values)
-    except jinja2.TemplateNotFound as error:
-        raise RenderError(f"template {error.name} not found on the search path") from None
-    except jinja2.TemplateSyntaxError as error:
-        raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
-    except RenderError:
-        raise
-    except Exception as error:  # a template is a program: it may fail in any way
-        words = str(error) or type(error).__name__
-        raise RenderError(f"{_template_line(environment, name, error)}: {words}") from None
-
-
-def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
-    filename, line = environment.get_template(name).filename or name, 0
-    frame = error.__traceback__
-    while frame is not None:  # Jinja rewrites the traceback to the template's own lines
-        if frame.tb_frame.f_code.co_filename == filename:
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return f"{filename}:{line}" if line else str(filename)
 
 
 def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
