@@ -72,15 +72,13 @@ def test_the_same_again_asks_nobody(fetch, calls):
 
 def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     fetch(*WIKITEXT)
-    assert "give another --output, or replace it" in fetch(*WIKITEXT, "--revision", "v2").error
+    assert "choose another name, or replace it" in fetch(*WIKITEXT, "--revision", "v2").error
     assert fetch(*WIKITEXT, "--revision", "v2", "--force").code == 0
     notes = json.loads((tmp_path / "set" / "dataset.json").read_text())
     assert notes["revision"] == "v2"
     (tmp_path / "set" / "dataset.json").unlink()
     # Nor is any other directory replaced, not even by force.
-    assert (
-        "is there, and was not fetched: give another --output" in fetch(*WIKITEXT, "--force").error
-    )
+    assert "is there, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
     assert (tmp_path / "set" / "train.jsonl").exists()
 
 

@@ -87,13 +87,13 @@ def _finished(request: Request, wanted: dict[str, Any]) -> dict[str, Any] | None
         return None
     index = assemble.read_index(output)
     if index is None:
-        raise PrepareError(f"{output}: is there, and is no prepared data: give another --output")
+        raise PrepareError(f"{output}: is there, and is no prepared data: choose another name")
     if request.force:
         return None
     if differing := _differences(index, wanted):
         raise PrepareError(
-            f"{output}: was prepared from other input ({'; '.join(differing)}): give another "
-            "--output, or replace it with --force"
+            f"{output}: was prepared from other input ({'; '.join(differing)}): choose another "
+            "name, or replace it with --force"
         )
     if damaged := assemble.find_damage(output, index):
         raise PrepareError(f"{output}: {damaged} is damaged: make it again with --force")
