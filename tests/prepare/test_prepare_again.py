@@ -5,7 +5,7 @@ import fcntl
 from trnslurm.prepare.files import partial
 
 
-def test_the_same_again_is_nothing_to_do(prepare, read_data, text, tmp_path):
+def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
     output = tmp_path / "data"
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)

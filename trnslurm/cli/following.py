@@ -59,13 +59,14 @@ def _with_lines(run: RunDir) -> RunStatus:
 
 
 def _with_log(run: RunDir) -> RunStatus:
-    """Show the states of a run that has no steps, and the newest line of its log."""
+    """Show the states of a run that has no steps, and what its log says of progress and result."""
     said, line_said = "", ""
     last: RunStatus | None = None
     for status in follow(run):
         last = status
         said = _say_state(status, said)
-        if (line := _last_line(run)) != line_said and not status.final:
+        line = _last_line(run)
+        if line != line_said and status.state in ("RUNNING", "COMPLETED"):
             click.echo(line, err=True)
             line_said = line
     assert last is not None
@@ -102,8 +103,6 @@ def _report(run: RunDir, status: RunStatus) -> None:
             f"{figure(last['loss'], '.4f')} at step {last['step']}, "
             f"{figure(last.get('tokens_per_s'), ',.0f')} tokens/s"
         )
-    if PREPARE in run.record().phases and status.state == "COMPLETED":
-        click.echo(_last_line(run))
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
         if error := first_error(run):
             click.echo(f"{error.place}: {error.line}")
