@@ -73,7 +73,7 @@ def fetched_path(config: Config) -> str:
     """Return where the recipe's dataset lies with its tokenizer, as `data fetch` brings them."""
     data = config.recipe.data
     if not data.dataset:
-        raise ConfigError(f"{_title(config)} has no data.dataset: there is nothing to fetch")
+        raise ConfigError(f"{config.title} has no data.dataset: there is nothing to fetch")
     names = (data.dataset, data.dataset_config, _tokenizer_of_hub(config))
     name = "--".join(name.replace("/", "--") for name in names if name)
     return str(PurePosixPath(config.cluster.data_root) / "hub" / name)
@@ -93,7 +93,7 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
     data = config.recipe.data
     if not data.path:
         raise ConfigError(
-            f"{_title(config)} brings its own data (data.path is empty): there is nothing to "
+            f"{config.title} brings its own data (data.path is empty): there is nothing to "
             "prepare; choose another preset, or name the data with --set data.path=NAME"
         )
     arguments = [f"--output={data_path(config)}"]
@@ -104,7 +104,7 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
     elif data.text:
         arguments += ["--text", str(PurePosixPath(recipe_dir) / data.text)]
     else:
-        raise ConfigError(f"{_title(config)} has neither data.dataset nor data.text: pass --text")
+        raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
     tokenizer = own.tokenizer or _tokenizer(config, recipe_dir)
     arguments += [f"--tokenizer={tokenizer}"] if tokenizer else []
     arguments += [f"--holdout={data.holdout}"] if data.holdout is not None else []
@@ -137,10 +137,6 @@ def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:
     """Return the command line of `trnslurm data` that does something about missing data."""
     chosen = f" --preset {preset}" if preset else ""
     return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}"
-
-
-def _title(config: Config) -> str:
-    return config.recipe_name + (f" ({config.preset})" if config.preset else "")
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:

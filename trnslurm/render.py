@@ -107,9 +107,7 @@ def slurm_time(minutes: int) -> str:
 
 def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
     config, cluster = spec.config, spec.config.cluster
-    title = (
-        f"{_title(config)} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
-    )
+    title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
     return _common_values(config) | {
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
@@ -140,7 +138,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
 def _data_values(job: DataJob) -> dict[str, Any]:
     config = job.config
     return _common_values(config) | {
-        "title": f"Data of {_title(config)}, cluster {config.cluster_name}",
+        "title": f"Data of {config.title}, cluster {config.cluster_name}",
         "phase": PREPARE,
         "job_name": f"{job.name}-{PREPARE}",
         "on_slurm": True,
@@ -174,10 +172,6 @@ def _common_values(config: Config) -> dict[str, Any]:
 def _job_environment(spec: JobSpec) -> dict[str, str]:
     neuron = spec.config.recipe.neuron.env if spec.device == "neuron" else {}
     return {**neuron, **spec.config.cluster.env}
-
-
-def _title(config: Config) -> str:
-    return config.recipe_name + (f" ({config.preset})" if config.preset else "")
 
 
 def _by_hand(spec: JobSpec) -> list[str]:

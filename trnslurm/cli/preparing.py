@@ -147,7 +147,7 @@ def verify_command(target: str, **options: Any) -> None:
         config = _config_of(target, options)
         cluster, directory = config.cluster, data_path(config)
         if not directory:
-            raise ConfigError(f"{target} brings its own data (data.path is empty)")
+            raise ConfigError(f"{config.title} brings its own data (data.path is empty)")
     elif options["preset"] or options["settings"]:
         raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
     else:
@@ -190,8 +190,7 @@ def _tokenizer(name: str | None) -> str | None:
 
 
 def _what(config: Config) -> str:
-    preset = f" ({config.preset})" if config.preset else ""
-    return f"{config.recipe_name}{preset}: prepare {data_path(config)}"
+    return f"{config.title}: prepare {data_path(config)}"
 
 
 def _submit(

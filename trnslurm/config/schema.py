@@ -176,3 +176,8 @@ class Config:
     """The resolved values as one plain tree, as saved in config.yaml."""
     origins: Mapping[str, Origin]
     """Dotted key -> where its value came from."""
+
+    @property
+    def title(self) -> str:
+        """The recipe and its preset, for people."""
+        return self.recipe_name + (f" ({self.preset})" if self.preset else "")
