@@ -58,8 +58,9 @@ def prepare(
 ) -> Callable[..., Done]:
     """Run the command to its end: in this process, which saves a start, if its environment will do.
 
-    One chunk of text needs no other processes; for more, use run_prepare.
+    It starts no others, as on a machine with one CPU, unless --processes says so.
     """
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # it sets them
         monkeypatch.setenv(name, os.environ.get(name, "true"))
 

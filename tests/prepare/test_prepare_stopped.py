@@ -180,35 +180,20 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
     assert read_data(output).files() == at_once
 
 
-def test_a_damaged_chunk_is_made_again(prepare, read_data, command, at_once, tmp_path):
-    output = tmp_path / "data"
-    with started(output, command) as process:
-        process.kill()
-    wait_for(lambda: not session(process.pid))
-    damaged, *_ = chunk_files(output)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    assert prepare("--output", output, *command, *ALONE).code == 0
-    assert read_data(output).files() == at_once
-
-
-def test_another_share_held_out_uses_the_same_work(prepare, command, tmp_path):
+def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(
+    prepare, left_beside, command, tmp_path
+):
     output = tmp_path / "data"
     with started(output, command) as process:
         process.kill()
     wait_for(lambda: not session(process.pid))
     finished = chunk_files(output)
-    with started(output, (*command, "--holdout", 0.1)):
+    with started(output, (*command, "--holdout", 0.1)) as process:
         assert finished.items() <= chunk_files(output).items()
         assert len({path.parent for path in chunk_files(output)}) == 1
-
-
-def test_work_that_nobody_will_finish_is_removed(prepare, left_beside, command, tmp_path):
-    output = tmp_path / "data"
-    with started(output, command) as process:
         process.kill()
     wait_for(lambda: not session(process.pid))
+    # Nobody will finish it once the data is there from other input.
     assert len(left_beside(output)) == 1
     assert prepare("--output", output, *command, *ALONE, "--document-per", "line").code == 0
     assert left_beside(output) == []
@@ -223,18 +208,36 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
     assert prepare("--output", output, *command).out.startswith(f"{output} is prepared from this")
 
 
-def test_a_full_disk_loses_nothing_that_is_finished(prepare, run_prepare, text, tmp_path):
-    """A limit on the size of files stands in for the full disk: the token file is too large."""
+@pytest.fixture
+def full_disk(run_prepare, text, tmp_path):
+    """What a run says to which a full disk happened, its output and arguments.
+
+    A limit on the size of files stands in for the disk: the token file is too large.
+    """
     output = tmp_path / "data"
     command = ("--text", text, "--tokenizer", "train:300", "--chunk-bytes", 2000)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, limit[1]))
     try:
-        done = run_prepare("--output", output, *command)
+        return run_prepare("--output", output, *command), output, command
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
+    done, output, command = full_disk
     assert done.error.endswith("File too large: what is finished is kept, run again to go on")
     assert not output.exists()
-    finished = chunk_files(output)
-    assert len(finished) > 10
-    assert prepare("--output", output, *command, *ALONE).code == 0
+    assert len(chunk_files(output)) > 10
+    assert prepare("--output", output, *command).code == 0
+
+
+def test_a_damaged_chunk_is_made_again(prepare, read_data, full_disk, tmp_path):
+    _, output, command = full_disk
+    damaged, *_ = chunk_files(output)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert prepare("--output", output, *command).code == 0
+    assert prepare("--output", tmp_path / "other", *command).code == 0
+    assert read_data(output).files() == read_data(tmp_path / "other").files()
