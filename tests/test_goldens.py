@@ -13,7 +13,8 @@ import pytest
 
 from trnslurm.bundle import Bundle, diff
 from trnslurm.config import Workspace, packaged_root, resolve
-from trnslurm.render import render
+from trnslurm.data import Own, make_data_job
+from trnslurm.render import render, render_data_job
 from trnslurm.spec import make_spec
 
 ROOT = Path(__file__).parent.parent
@@ -49,13 +50,22 @@ CASES: dict[str, tuple[int, str, str, list[str]]] = {
     ),
 }
 
+# The preparation of data as a job: cluster, preset, what the command line says beside the recipe.
+DATA_CASES = {
+    "trn1-data": ("trn1", "xl", Own(options=(r"--document-start=^ = [^=].* = $",))),
+}
+
 # A file that `source` names is not here, and a dollar in a single-quoted value is meant.
 DATA_NOT_CODE = ("--exclude=SC1091,SC2016",)
 
 
 def rendered(name: str) -> Bundle:
-    nodes, cluster, preset, settings = CASES[name]
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    if name in DATA_CASES:
+        cluster, preset, own = DATA_CASES[name]
+        config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset)
+        return render_data_job(make_data_job(config, own), workspace.template_dirs())
+    nodes, cluster, preset, settings = CASES[name]
     config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset, settings=settings)
     return render(make_spec(config, nodes), workspace.template_dirs())
 
@@ -66,7 +76,7 @@ def reviewed_part(bundle: Bundle) -> Bundle:
     return Bundle(files={n: d for n, d in bundle.files.items() if not n.startswith(parts)})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
 def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
     new = reviewed_part(rendered(name))
     directory = GOLDENS / name
@@ -80,7 +90,7 @@ def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.Fixture
     assert files == dict(new.files), "\n".join(["run `make goldens` and review:", *changes])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
 def test_scripts_are_clean_shell(name: str) -> None:
     scripts = sorted(f for f in (GOLDENS / name).iterdir() if f.suffix in (".sh", ".sbatch"))
     assert len(scripts) >= 2

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trnslurm.errors import RenderError
 
 _PACKAGE = Path(__file__).resolve().parent
-_ON_NODES = ("node", "train")  # the parts of this package that compute nodes need
+_ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
 _MAX_CODE_MIB = 64
 _PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml")
 
@@ -71,10 +71,12 @@ def _lines(data: bytes | None) -> list[str]:
     return [] if data is None else data.decode(errors="replace").splitlines()
 
 
-def snapshot(recipe_name: str, job_dir: Path, entry: str) -> dict[str, bytes]:
+def snapshot(
+    recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = _ON_NODES
+) -> dict[str, bytes]:
     """Return the code that the nodes run: the job, and our parts that it needs."""
     files = {"code/trnslurm/__init__.py": (_PACKAGE / "__init__.py").read_bytes()}
-    for part in _ON_NODES:
+    for part in parts:
         files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
     files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
     if f"code/jobs/{recipe_name}/{entry}" not in files:

@@ -3,62 +3,59 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
-from jinja2.sandbox import SandboxedEnvironment
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
 from trnslurm.config import Config
-from trnslurm.errors import RenderError
+from trnslurm.data import PREPARE, DataJob, data_path
+from trnslurm.directives import data_options, training_options
 from trnslurm.spec import JobSpec
+from trnslurm.template import fill, open_templates
 
-# Options that the template, or a key of the configuration, already decides.
-_OWN_OPTIONS = {
-    "--job-name": "--name", "--nodes": "--nodes", "--time": "--time",
-    "--partition": "--set slurm.partition", "--account": "--set slurm.account",
-    "--qos": "--set slurm.qos", "--constraint": "--set slurm.constraint",
-    "--reservation": "--set slurm.reservation", "--exclusive": "--set slurm.exclusive",
-    "--requeue": "--set slurm.requeue", "--no-requeue": "--set slurm.requeue",
-    "--cpus-per-task": "--set slurm.cpus_per_task",
-    "--gpus-per-node": "--set slurm.gpus_per_node",
-    "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
-    "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
-    "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
-    "--clusters": "", "--uid": "", "--gid": "", "--nodefile": "", "--parsable": "",
-    "--quiet": "", "--help": "", "--usage": "", "--version": "",
-    "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
-}  # fmt: skip
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
 }
-_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
-
-
-class _Raw(str):
-    """Text that goes into a script as it is."""
 
 
 def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
     """Return the bundle of a job."""
-    environment = _environment(template_dirs)
+    environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
     for phase in spec.phases:
         values = _values(spec, phase)
-        text = _fill(environment, "batch.sbatch.j2", values)
+        text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
-    files["node.sh"] = _fill(environment, "node.sh.j2", _values(spec, "train")).encode()
+    files["node.sh"] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
     files["plan.json"] = (json.dumps(plan_data(spec), indent=2) + "\n").encode()
-    files["config.yaml"] = _config_yaml(spec).encode()
+    files["config.yaml"] = _config_yaml(
+        spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
+    )
     recipe = spec.config.recipe
     files |= snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
+    files |= kept_directories()
+    return Bundle(files=dict(sorted(files.items())))
+
+
+def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
+    """Return the bundle of a job that prepares data."""
+    environment = open_templates(template_dirs)
+    values = _data_values(job)
+    config = job.config
+    files = {
+        script_name(PREPARE, "slurm"): fill(environment, "batch.sbatch.j2", values).encode(),
+        "node.sh": fill(environment, "prepare.sh.j2", values).encode(),
+        "config.yaml": _config_yaml(
+            config, name=job.name, nodes=1, phases=[PREPARE], time_min={PREPARE: job.time_min}
+        ),
+    }
+    recipe = config.recipe
+    files |= snapshot(config.recipe_name, Path(config.recipe_dir), recipe.entry, parts=("prepare",))
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
@@ -101,12 +98,6 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def data_path(config: Config) -> str:
-    """Return where the job finds its data; empty: it brings its own. A leading ~ is the job's."""
-    path = config.recipe.data.path
-    return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
-
-
 def slurm_time(minutes: int) -> str:
     """Return minutes as Slurm writes them: D-HH:MM:SS or HH:MM:SS."""
     days, rest = divmod(minutes, 24 * 60)
@@ -114,84 +105,12 @@ def slurm_time(minutes: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _environment(template_dirs: Sequence[Path]) -> jinja2.Environment:
-    environment = SandboxedEnvironment(
-        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
-        undefined=jinja2.StrictUndefined,
-        finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "comment": _comment,
-        "directive": _directive,
-        "column": lambda value: _Raw(_directive(value).ljust(35)),
-        "shell": _Raw,
-    }
-    return environment
-
-
-def _quoted(value: Any) -> Any:
-    if isinstance(value, _Raw | jinja2.Undefined):
-        return value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RenderError(f"a template prints {value!r}, which is neither text nor a number")
-    return shlex.quote(value) if isinstance(value, str) else str(value)
-
-
-def _comment(value: Any) -> _Raw:
-    """Text for a comment line: it must not break out of it."""
-    text = str(value)
-    if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in a comment")
-    return _Raw(text)
-
-
-def _directive(value: Any) -> _Raw:
-    """One word of an #SBATCH line, quoted the way sbatch reads it."""
-    text = str(value)
-    if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in an #SBATCH line")
-    name, equals, argument = text.partition("=")
-    if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
-        return _Raw(text)
-    if '"' in argument:
-        raise RenderError(f"{text}: a double quote cannot stand in an #SBATCH line")
-    escaped = argument.replace("\\", "\\\\")
-    return _Raw(f'{name}="{escaped}"')
-
-
-def _fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
-    try:
-        return environment.get_template(name).render(values)
-    except jinja2.TemplateNotFound as error:
-        raise RenderError(f"template {error.name} not found on the search path") from None
-    except jinja2.TemplateSyntaxError as error:
-        raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
-    except RenderError:
-        raise
-    except Exception as error:  # a template is a program: it may fail in any way
-        words = str(error) or type(error).__name__
-        raise RenderError(f"{_template_line(environment, name, error)}: {words}") from None
-
-
-def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
-    filename, line = environment.get_template(name).filename or name, 0
-    frame = error.__traceback__
-    while frame is not None:  # Jinja rewrites the traceback to the template's own lines
-        if frame.tb_frame.f_code.co_filename == filename:
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    return f"{filename}:{line}" if line else str(filename)
-
-
 def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
     config, cluster = spec.config, spec.config.cluster
-    return {
-        "version": __version__,
-        "title": f"{_title(spec)}: {phase}",
-        "node_title": f"{_title(spec)}: one node's part",
+    title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
+    return _common_values(config) | {
+        "title": f"{title}: {phase}",
+        "node_title": f"{title}: one node's part",
         "phase": phase,
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
@@ -201,35 +120,58 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "steps": spec.steps,
         "padding_percent": f"{100 * spec.batch.padding:.1f}",
         "by_hand": _by_hand(spec),
+        "task_reason": "one launcher per node; torchrun starts the workers",
         "cpus_per_task": cluster.slurm.cpus_per_task or spec.instance.vcpus,
+        "cpus_reason": "every CPU of the node, for its workers",
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
-        "directives": _directives(spec) if spec.on_slurm else [],
-        "umask": "027" if cluster.group_readable else "077",
-        "path": search_path(cluster.python, cluster.slurm.bin_dir),
-        "activate": cluster.activate,
-        "python": cluster.python,
+        "directives": training_options(spec) if spec.on_slurm else [],
         "neuron_cc_flags": config.recipe.neuron.cc_flags,
         "compile_cache": cluster.compile_cache,
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
-        "srun_wait_s": cluster.slurm.srun_wait_s,
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
+    }
+
+
+def _data_values(job: DataJob) -> dict[str, Any]:
+    config = job.config
+    return _common_values(config) | {
+        "title": f"Data of {config.title}, cluster {config.cluster_name}",
+        "phase": PREPARE,
+        "job_name": f"{job.name}-{PREPARE}",
+        "on_slurm": True,
+        "device": "",
+        "nodes": 1,
+        "by_hand": [f"sbatch {script_name(PREPARE, 'slurm')}"],
+        "task_reason": "one program; it starts the others",
+        "cpus_per_task": config.cluster.slurm.data_cpus,
+        "cpus_reason": "slurm.data_cpus: a process on each",
+        "time_reason": "slurm.data_time_min; what is finished by then is kept",
+        "time_limit": slurm_time(job.time_min),
+        "directives": data_options(job),
+        "efa": False,
+        "env": sorted(config.cluster.env.items()),
+        "arguments": job.arguments,
+    }
+
+
+def _common_values(config: Config) -> dict[str, Any]:
+    cluster = config.cluster
+    return {
+        "version": __version__,
+        "umask": "027" if cluster.group_readable else "077",
+        "path": search_path(cluster.python, cluster.slurm.bin_dir),
+        "activate": cluster.activate,
+        "python": cluster.python,
+        "srun_wait_s": cluster.slurm.srun_wait_s,
     }
 
 
 def _job_environment(spec: JobSpec) -> dict[str, str]:
     neuron = spec.config.recipe.neuron.env if spec.device == "neuron" else {}
     return {**neuron, **spec.config.cluster.env}
-
-
-def _title(spec: JobSpec) -> str:
-    preset = f" ({spec.config.preset})" if spec.config.preset else ""
-    return (
-        f"{spec.config.recipe_name}{preset} on {spec.nodes} x {spec.instance.name}, "
-        f"cluster {spec.config.cluster_name}"
-    )
 
 
 def _by_hand(spec: JobSpec) -> list[str]:
@@ -243,41 +185,6 @@ def _by_hand(spec: JobSpec) -> list[str]:
     ]
 
 
-def _directives(spec: JobSpec) -> list[tuple[str, str]]:
-    """The #SBATCH options that depend on the site, each with its reason."""
-    slurm = spec.config.cluster.slurm
-    named = ("partition", "account", "qos", "constraint", "reservation")
-    site = f"as {spec.config.cluster_name}'s profile, or an option, says"
-    options = [(f"--{n}={v}", site) for n in named if (v := getattr(slurm, n)) is not None]
-    gpus = slurm.gpus_per_node
-    if gpus is None and spec.instance.device == "cuda":
-        gpus = spec.instance.accelerators
-    if gpus:
-        options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
-    if slurm.exclusive:
-        options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
-    if slurm.requeue:
-        options.append(
-            ("--requeue", "start again after a node failure, from the newest checkpoint")
-        )
-    else:
-        options.append(("--no-requeue", "do not start again after a node failure"))
-    return options + [(_passed_through(option), site) for option in slurm.sbatch]
-
-
-def _passed_through(option: str) -> str:
-    if not _OPTION.fullmatch(option):
-        raise RenderError(
-            f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
-        )
-    name = option.partition("=")[0]
-    for own, instead in _OWN_OPTIONS.items():
-        if own.startswith(name):  # sbatch takes --parti for --partition
-            what = f"use {instead}" if instead else "it would change what the template relies on"
-            raise RenderError(f"--sbatch {option}: {what}")
-    return option
-
-
 def search_path(python: str, bin_dir: str | None) -> str:
     """Return the PATH of everything that runs on a node."""
     # neuron_parallel_compile and neuronx-cc are installed beside the interpreter.
@@ -289,17 +196,18 @@ def search_path(python: str, bin_dir: str | None) -> str:
     return ":".join(word for word in dict.fromkeys(words) if word)
 
 
-def _config_yaml(spec: JobSpec) -> str:
-    config = spec.config
+def _config_yaml(
+    config: Config, *, name: str, nodes: int, phases: Sequence[str], time_min: Mapping[str, int]
+) -> bytes:
     head = {
         "trnslurm": __version__,
         "recipe_name": config.recipe_name,
         "preset": config.preset,
         "cluster_name": config.cluster_name,
-        "name": spec.name,
-        "nodes": spec.nodes,
-        "phases": list(spec.phases),
-        "time_min": dict(spec.time_min),
+        "name": name,
+        "nodes": nodes,
+        "phases": list(phases),
+        "time_min": dict(time_min),
     }
     note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
-    return note + yaml.safe_dump(head | {"config": dict(config.tree)}, sort_keys=True)
+    return (note + yaml.safe_dump(head | {"config": dict(config.tree)}, sort_keys=True)).encode()

@@ -16,7 +16,8 @@ from trnslurm import __version__
 from trnslurm.cli import cli as group
 
 ROOT = Path(__file__).parents[2]
-SPEC = "--path -c/--cluster -p/--preset --set --workers --time --name --sbatch --allow-idle"
+CONFIG = "--path -c/--cluster -p/--preset --set"
+SPEC = f"{CONFIG} --workers --time --name --sbatch --allow-idle"
 SURFACE = {
     "recipes": "--path --json",
     "show": f"RECIPE {SPEC} --json",
@@ -25,6 +26,12 @@ SURFACE = {
     "submit": (
         f"RECIPE -n/--nodes {SPEC} --rendered --dry-run -y/--yes -f/--follow --detach --json"
     ),
+    "data fetch": f"RECIPE {CONFIG} --revision --column --force",
+    "data prepare": (
+        f"RECIPE {CONFIG} --text --tokenizer --end-of-text --document-per --document-start "
+        "--column --holdout --processes --force --submit -f/--follow --dry-run --json"
+    ),
+    "data verify": f"TARGET {CONFIG}",
     "runs": "-a/--all --path --json",
     "status": "RUN --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",

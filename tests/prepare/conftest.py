@@ -1,9 +1,10 @@
-"""`python -m trnslurm.prepare` as a process, text to give it, and what it made."""
+"""`python -m trnslurm.prepare`, text to give it, and what it made."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from trnslurm.prepare.__main__ import main
 
 REPO = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "trnslurm.prepare"]
@@ -48,14 +51,44 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def prepare(run_prepare: Callable[..., Done]) -> Callable[..., Done]:
-    """Run the command to its end."""
-    return run_prepare
+def prepare(
+    run_prepare: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., Done]:
+    """Run the command to its end: in this process, which saves a start, if its environment will do.
+
+    It starts no others, as on a machine with one CPU, unless --processes says so.
+    """
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # it sets them
+        monkeypatch.setenv(name, os.environ.get(name, "true"))
+
+    def run(*arguments: str | Path | int | float, **environ: str) -> Done:
+        if environ:
+            return run_prepare(*arguments, **environ)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        monkeypatch.setattr(sys, "argv", ["prepare", *map(str, arguments)])
+        capsys.readouterr()
+        code: str | int | None = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        out, err = capsys.readouterr()
+        # Words in the place of a code are for stderr.
+        said = f"{code}\n" if isinstance(code, str) else ""
+        return Done(code=1 if said else int(code or 0), out=out, err=err + said)
+
+    return run
 
 
 @pytest.fixture(scope="session")
 def run_prepare() -> Callable[..., Done]:
-    """Run the command to its end, for fixtures of any scope."""
+    """Run the command to its end, as a process."""
 
     def run(*arguments: str | Path | int | float, **environ: str) -> Done:
         done = subprocess.run(

@@ -1,13 +1,13 @@
 """Fetching from the Hub, with stand-ins for the two libraries that know the way to it."""
 
+import importlib.util
 import json
-import os
+import sys
 from pathlib import Path
 
 import pytest
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-REPO = Path(__file__).parents[2]
 SECRET = "hf_abcdefghijklmnop"
 WIKITEXT = ("--dataset", "wikitext", "--config", "wikitext-103-raw-v1", "--tokenizer", "gpt2")
 
@@ -18,14 +18,19 @@ def calls(tmp_path):
 
 
 @pytest.fixture
-def fetch(prepare, words_tokenizer, calls, tmp_path):
+def fetch(prepare, words_tokenizer, calls, tmp_path, monkeypatch):
     """Run fetch beside the stand-ins."""
-    tokenizer = words_tokenizer(50)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("STAND_IN_CALLS", str(calls))
+    monkeypatch.setenv("STAND_IN_TOKENIZER", str(words_tokenizer(50)))
+    for name in ("datasets", "huggingface_hub"):
+        spec = importlib.util.spec_from_file_location(name, STAND_INS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, name, module)
 
-    def run(*arguments, **environ):
-        environ = {"PYTHONPATH": f"{STAND_INS}:{REPO}", "HF_TOKEN": SECRET} | environ
-        stand_in = {"STAND_IN_CALLS": str(calls), "STAND_IN_TOKENIZER": str(tokenizer)}
-        return prepare("fetch", "--output", tmp_path / "set", *arguments, **stand_in, **environ)
+    def run(*arguments):
+        return prepare("fetch", "--output", tmp_path / "set", *arguments)
 
     return run
 
@@ -72,15 +77,13 @@ def test_the_same_again_asks_nobody(fetch, calls):
 
 def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     fetch(*WIKITEXT)
-    assert "give another --output, or replace it" in fetch(*WIKITEXT, "--revision", "v2").error
+    assert "choose another name, or replace it" in fetch(*WIKITEXT, "--revision", "v2").error
     assert fetch(*WIKITEXT, "--revision", "v2", "--force").code == 0
     notes = json.loads((tmp_path / "set" / "dataset.json").read_text())
     assert notes["revision"] == "v2"
     (tmp_path / "set" / "dataset.json").unlink()
     # Nor is any other directory replaced, not even by force.
-    assert (
-        "is there, and was not fetched: give another --output" in fetch(*WIKITEXT, "--force").error
-    )
+    assert "is there, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
     assert (tmp_path / "set" / "train.jsonl").exists()
 
 
@@ -94,18 +97,18 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     ],
 )
 def test_what_the_hub_does_not_give_is_one_line(
-    fetch, left_beside, tmp_path, arguments, environ, words
+    fetch, left_beside, tmp_path, monkeypatch, arguments, environ, words
 ):
-    error = fetch(*arguments, **environ).error
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    error = fetch(*arguments).error
     assert words in error
     assert SECRET not in error
     assert not (tmp_path / "set").exists()
     assert left_beside(tmp_path / "set") == []
 
 
-def test_without_the_library_it_says_which(fetch, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (empty / "datasets.py").write_text("raise ModuleNotFoundError(name='datasets')\n")
-    error = fetch(*WIKITEXT, PYTHONPATH=f"{empty}{os.pathsep}{REPO}").error
+def test_without_the_library_it_says_which(fetch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if there were none
+    error = fetch(*WIKITEXT).error
     assert error.startswith("fetch needs the Python package datasets: pip install datasets")

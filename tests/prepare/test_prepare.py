@@ -142,9 +142,9 @@ def test_the_end_of_text_can_be_named(prepare, read_data, words_tokenizer, tmp_p
     assert read_data(output).tokens("train") == [1, 7]
 
 
-def test_a_document_larger_than_a_chunk_stays_whole(prepare, read_data, text, tmp_path):
+def test_a_document_larger_than_a_chunk_stays_whole(run_prepare, read_data, text, tmp_path):
     output = tmp_path / "data"
     common = ("--output", output, "--text", text, text, "--tokenizer", "train:600")
-    assert prepare(*common, "--document-per", "file", "--chunk-bytes", 100).code == 0
+    assert run_prepare(*common, "--document-per", "file", "--chunk-bytes", 100).code == 0
     data = read_data(output)
     assert data.documents("train") == data.documents("eval") == [text.read_text()]

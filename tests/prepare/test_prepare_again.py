@@ -5,7 +5,7 @@ import fcntl
 from trnslurm.prepare.files import partial
 
 
-def test_the_same_again_is_nothing_to_do(prepare, read_data, text, tmp_path):
+def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
     output = tmp_path / "data"
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)
@@ -72,7 +72,7 @@ def test_damaged_data_is_found_and_made_again(prepare, text, tmp_path):
 def test_a_directory_of_something_else_is_never_replaced(prepare, text, tmp_path):
     (tmp_path / "precious").write_text("x")
     done = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300", "--force")
-    assert done.error == f"{tmp_path}: is there, and is no prepared data: give another --output"
+    assert done.error == f"{tmp_path}: is there, and is no prepared data: choose another name"
     assert (tmp_path / "precious").read_text() == "x"
 
 

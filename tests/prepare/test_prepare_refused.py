@@ -126,11 +126,13 @@ def test_rows_without_a_text(refused, tmp_path, line):
     assert "\n" not in error
 
 
-def test_what_workers_find_wrong_is_one_line_too(refused, words_tokenizer, tmp_path):
+def test_what_workers_find_wrong_is_one_line_too(run_prepare, words_tokenizer, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "w1"}\n{"text": 2}\n')
-    error = refused("--text", path, "--tokenizer", words_tokenizer(9))
-    assert error.startswith(f"{path}: the line at byte 15 is no row with a text 'text'")
+    output, two_chunks = tmp_path / "data", ("--text", path, path, "--processes", 2)
+    done = run_prepare("--output", output, *two_chunks, "--tokenizer", words_tokenizer(9))
+    assert done.error.startswith(f"{path}: the line at byte 15 is no row with a text 'text'")
+    assert not output.exists()
 
 
 def test_wrong_usage_is_exit_code_2(prepare, a_text, tmp_path):

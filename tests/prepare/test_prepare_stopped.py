@@ -15,6 +15,7 @@ import pytest
 # A second of work in a hundred chunks: the runs below stop after the third.
 CHUNK_BYTES = 10_000
 CHUNKS_BEFORE = 3
+ALONE = ("--processes", 1)  # a run to the end that need not be stopped
 DEADLINE_S = 60
 
 
@@ -45,7 +46,7 @@ def at_once(make_long_text, run_prepare, tmp_path_factory):
     directory = tmp_path_factory.mktemp("at-once")
     text = make_long_text(directory / "long.txt")
     output = directory / "data"
-    work = ("--processes", 1, "--chunk-bytes", 10**9)
+    work = (*ALONE, "--chunk-bytes", 10**9)
     done = run_prepare("--output", output, "--text", text, "--tokenizer", "train:400", *work)
     assert done.code == 0, done
     return {path.name: path.read_bytes() for path in output.iterdir()}
@@ -144,12 +145,13 @@ def test_a_run_goes_on_where_another_was_stopped(
     finished = chunk_files(output)
     assert len(finished) >= CHUNKS_BEFORE
 
-    with started(output, command) as process:
-        # Nothing is done twice.
-        assert finished.items() <= chunk_files(output).items()
-        process.kill()
-    wait_for(lambda: not session(process.pid))
-    done = prepare("--output", output, *command)
+    if number == signal.SIGKILL:
+        with started(output, command) as process:
+            # Nothing is done twice.
+            assert finished.items() <= chunk_files(output).items()
+            process.kill()
+        wait_for(lambda: not session(process.pid))
+    done = prepare("--output", output, *command, *ALONE)
     assert done.code == 0, done
     assert left_beside(output) == []
     assert read_data(output).files() == at_once
@@ -160,7 +162,9 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
 ):
     output = tmp_path / "data"
     with started(output, command) as process:
-        os.kill(workers(process.pid)[0], signal.SIGKILL)
+        dead, stuck = workers(process.pid)
+        os.kill(stuck, signal.SIGSTOP)  # as if it waited for a lock of the other's
+        os.kill(dead, signal.SIGKILL)
         err = process.communicate(timeout=DEADLINE_S)[1]
         assert process.returncode == 1
     assert err.splitlines()[-1] == (
@@ -176,37 +180,22 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
     assert read_data(output).files() == at_once
 
 
-def test_a_damaged_chunk_is_made_again(prepare, read_data, command, at_once, tmp_path):
-    output = tmp_path / "data"
-    with started(output, command) as process:
-        process.kill()
-    wait_for(lambda: not session(process.pid))
-    damaged, *_ = chunk_files(output)
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    assert prepare("--output", output, *command).code == 0
-    assert read_data(output).files() == at_once
-
-
-def test_another_share_held_out_uses_the_same_work(prepare, command, tmp_path):
+def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(
+    prepare, left_beside, command, tmp_path
+):
     output = tmp_path / "data"
     with started(output, command) as process:
         process.kill()
     wait_for(lambda: not session(process.pid))
     finished = chunk_files(output)
-    with started(output, (*command, "--holdout", 0.1)):
+    with started(output, (*command, "--holdout", 0.1)) as process:
         assert finished.items() <= chunk_files(output).items()
         assert len({path.parent for path in chunk_files(output)}) == 1
-
-
-def test_work_that_nobody_will_finish_is_removed(prepare, left_beside, command, tmp_path):
-    output = tmp_path / "data"
-    with started(output, command) as process:
         process.kill()
     wait_for(lambda: not session(process.pid))
+    # Nobody will finish it once the data is there from other input.
     assert len(left_beside(output)) == 1
-    assert prepare("--output", output, *command, "--document-per", "line").code == 0
+    assert prepare("--output", output, *command, *ALONE, "--document-per", "line").code == 0
     assert left_beside(output) == []
 
 
@@ -219,18 +208,36 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
     assert prepare("--output", output, *command).out.startswith(f"{output} is prepared from this")
 
 
-def test_a_full_disk_loses_nothing_that_is_finished(prepare, text, tmp_path):
-    """A limit on the size of files stands in for the full disk: the token file is too large."""
+@pytest.fixture
+def full_disk(run_prepare, text, tmp_path):
+    """What a run says to which a full disk happened, its output and arguments.
+
+    A limit on the size of files stands in for the disk: the token file is too large.
+    """
     output = tmp_path / "data"
     command = ("--text", text, "--tokenizer", "train:300", "--chunk-bytes", 2000)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, limit[1]))
     try:
-        done = prepare("--output", output, *command)
+        return run_prepare("--output", output, *command), output, command
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+
+def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
+    done, output, command = full_disk
     assert done.error.endswith("File too large: what is finished is kept, run again to go on")
     assert not output.exists()
-    finished = chunk_files(output)
-    assert len(finished) > 10
+    assert len(chunk_files(output)) > 10
     assert prepare("--output", output, *command).code == 0
+
+
+def test_a_damaged_chunk_is_made_again(prepare, read_data, full_disk, tmp_path):
+    _, output, command = full_disk
+    damaged, *_ = chunk_files(output)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert prepare("--output", output, *command).code == 0
+    assert prepare("--output", tmp_path / "other", *command).code == 0
+    assert read_data(output).files() == read_data(tmp_path / "other").files()

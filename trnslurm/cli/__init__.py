@@ -17,6 +17,7 @@ _COMMANDS = {
     "plan": "planning",
     "render": "rendering",
     "submit": "submitting",
+    "data": "preparing",
     "runs": "watching",
     "status": "watching",
     "logs": "watching",

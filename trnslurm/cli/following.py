@@ -9,16 +9,20 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import figure
+from trnslurm.data import PREPARE
 from trnslurm.follow import follow
-from trnslurm.logs import first_error
+from trnslurm.logs import choose_log, first_error, print_log
 from trnslurm.run import RunDir
 from trnslurm.status import RunStatus
 
 
 def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:
     """Show the run until it ends, and return its last status; quiet: say nothing on stdout."""
-    steps = int(json.loads(run.plan_file.read_text(encoding="utf-8"))["steps"])
-    status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
+    if PREPARE in run.record().phases:
+        status = _with_log(run)
+    else:
+        steps = int(json.loads(run.plan_file.read_text(encoding="utf-8"))["steps"])
+        status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
     if not quiet:
         _report(run, status)
     return status
@@ -47,16 +51,41 @@ def _with_lines(run: RunDir) -> RunStatus:
     last: RunStatus | None = None
     for status in follow(run):
         last = status
-        word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
-        if word != said and not status.final:
-            click.echo(word, err=True)
-            said = word
+        said = _say_state(status, said)
         step, steps = int(status.metrics.get("step", 0)), int(status.metrics.get("steps", 0))
         if steps and (step - printed_step) * 10 >= steps:  # about ten lines for a whole run
             click.echo(f"step {step}/{steps}  {_figures(status.metrics)}", err=True)
             printed_step = step
     assert last is not None
     return last
+
+
+def _with_log(run: RunDir) -> RunStatus:
+    """Show the states of a run that has no steps, and what its log says of progress and result."""
+    said, line_said = "", ""
+    last: RunStatus | None = None
+    for status in follow(run):
+        last = status
+        said = _say_state(status, said)
+        line = _last_line(run)
+        if line != line_said and status.state in ("RUNNING", "COMPLETED"):
+            click.echo(line, err=True)
+            line_said = line
+    assert last is not None
+    return last
+
+
+def _say_state(status: RunStatus, said: str) -> str:
+    """Say the state, unless it was said last or will be reported as the end."""
+    word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
+    if word != said and not status.final:
+        click.echo(word, err=True)
+    return word
+
+
+def _last_line(run: RunDir) -> str:
+    log = choose_log(run)
+    return b"".join(print_log(log, 1)).decode(errors="replace").strip() if log else ""
 
 
 def _figures(metrics: dict[str, Any] | Any | None) -> str:

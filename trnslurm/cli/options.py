@@ -75,7 +75,7 @@ def cluster_option(command: Command) -> Command:
     )(command)
 
 
-_SPEC_OPTIONS = [
+_CONFIG_OPTIONS = [
     path_option,
     cluster_option,
     click.option(
@@ -86,6 +86,9 @@ _SPEC_OPTIONS = [
         "--set", "settings", multiple=True, metavar="KEY=VALUE",
         help="Any key of `trnslurm show`, as in --set batch.micro_batch=2.",
     ),
+]  # fmt: skip
+_SPEC_OPTIONS = [
+    *_CONFIG_OPTIONS,
     click.option(
         "--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."
     ),
@@ -99,6 +102,11 @@ _SPEC_OPTIONS = [
         "--allow-idle", is_flag=True, help="Accept more workers than micro-batches in a step."
     ),
 ]  # fmt: skip
+
+
+def config_options(command: Command) -> Command:
+    """Add the options that choose a configuration: recipe's preset, cluster, single keys."""
+    return functools.reduce(lambda c, option: option(c), reversed(_CONFIG_OPTIONS), command)
 
 
 def spec_options(command: Command) -> Command:
@@ -121,14 +129,24 @@ def choose_cluster(
         return str(read_yaml(file).get("default_cluster", "trn1")), preset
     announced = []
     if cluster is None:
-        _refuse_guessing()
-        cluster = "local"
-        announced.append("--cluster local")
+        cluster = _this_machine()
+        announced.append(f"--cluster {cluster}")
     if preset is None and (preset := _preset_of(workspace, cluster, recipe)):
         announced.append(f"--preset {preset}")
     if announced and to_submit:
         click.echo(f"Using {' '.join(announced)}, as no other was chosen", err=True)
     return cluster, preset
+
+
+def choose_data_cluster(workspace: Workspace, options: dict[str, Any]) -> str:
+    """Return the cluster whose data is meant.
+
+    What it prefers to train is no reason to prepare that.
+    """
+    if (cluster := options["cluster"] or workspace.cluster) is None:
+        cluster = _this_machine()
+        click.echo(f"Using --cluster {cluster}, as no other was chosen", err=True)
+    return str(cluster)
 
 
 def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
@@ -137,10 +155,11 @@ def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
     return str(preset) if preset in presets_of(workspace.recipe_dir(recipe)) else None
 
 
-def _refuse_guessing() -> None:
+def _this_machine() -> str:
+    """Return `local`, unless the host hints at a Slurm that may be meant."""
     hint, has_srun = slurm_hint()
     if hint is None:
-        return
+        return "local"
     if has_srun:
         raise ConfigError(
             "this host has Slurm and no cluster profile is chosen: pass --cluster NAME, "
@@ -155,7 +174,7 @@ def _refuse_guessing() -> None:
 def config_of(
     workspace: Workspace, recipe: str, options: dict[str, Any], cluster: str, preset: str | None
 ) -> Config:
-    """Resolve the configuration that the options ask for."""
+    """Resolve the configuration that the options of a training ask for."""
     return resolve(
         workspace, recipe, cluster=cluster, preset=preset,
         settings=options["settings"], options=_option_layers(options),

@@ -64,11 +64,12 @@ def submit_command(
         return
     if not yes:
         _confirm(job)
+    submit_job(job, follow=follow, detach=detach, as_json=as_json)
+
+
+def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
+    """Submit, say so, and stay with the run if that is wanted; its end is then our exit code."""
     run = submit(job, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
-    _after_submission(run, job, follow=follow, detach=detach, as_json=as_json)
-
-
-def _after_submission(run: RunDir, job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     local = job.scheduler == "local"
     jobs = {} if local else dict(run.record().jobs)
     if as_json:

@@ -94,7 +94,9 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
 @click.command("logs")
 @run_argument
 @click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
-@click.option("--phase", type=click.Choice(["precompile", "train"]), help="Default: the last.")
+@click.option(
+    "--phase", type=click.Choice(["precompile", "train", "prepare"]), help="Default: the last."
+)
 @click.option("--batch", is_flag=True, help="The batch script's own log.")
 @click.option("-f", "--follow", is_flag=True, help="Show what is added until the run ends.")
 @click.option("-n", "--lines", type=int, default=100, show_default=True, help="Last lines; 0: all.")

@@ -34,6 +34,12 @@ class Slurm:
     """Any other sbatch options, as in `--mail-type=FAIL`; each stands in the file."""
     bin_dir: str | None = None
     """Directory of sbatch, srun, squeue, scontrol, where they are not on PATH."""
+    data_partition: str | None = None
+    """Partition of `data prepare --submit`; None: nodes as for training."""
+    data_cpus: int = 8
+    """CPUs of such a job, and so its processes."""
+    data_time_min: int = 240
+    """Its time limit in minutes, and never more than max_time_min."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,8 @@ class Data:
     """A text of the recipe's directory, prepared where there is no dataset."""
     tokenizer: str | None = None
     """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
+    holdout: float | None = None
+    """Share of the documents for evaluation; None: 0.005, or the dataset's own split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,3 +176,8 @@ class Config:
     """The resolved values as one plain tree, as saved in config.yaml."""
     origins: Mapping[str, Origin]
     """Dotted key -> where its value came from."""
+
+    @property
+    def title(self) -> str:
+        """The recipe and its preset, for people."""
+        return self.recipe_name + (f" ({self.preset})" if self.preset else "")

@@ -20,12 +20,13 @@ _RESERVED = re.compile(
 _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
-    "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1,
+    "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1, "slurm.data_cpus": 1,
+    "slurm.data_time_min": 1,
 }  # fmt: skip
 _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
-    "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "data.dataset",
-    "data.dataset_config", "data.text", "data.tokenizer",
+    "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
+    "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
 )  # fmt: skip
 _SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
 
@@ -45,11 +46,21 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for dotted in _NOT_EMPTY:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
+    _check_data(tree)
     for section in ("model", "train"):
         _check_job_values(section, tree[section])
     for reference in tree["reference"]:
         if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
+
+
+def _check_data(tree: Mapping[str, Any]) -> None:
+    root, holdout = tree["data_root"], tree["data"]["holdout"]
+    # It means the same in every directory, and nobody expands variables.
+    if not root.startswith(("/", "~")):
+        raise ConfigError(f"data_root is {root!r}: it must be absolute, or begin with ~")
+    if holdout is not None and not 0 <= holdout < 1:
+        raise ConfigError(f"data.holdout is {holdout}; it must be 0 or more, and less than 1")
 
 
 def _check_job_values(dotted: str, value: Any) -> None:

@@ -51,8 +51,16 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def _path(text: str) -> Path:
+    # No shell has seen what comes from a cluster's profile.
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise PrepareError(f"{text}: no such user here") from None
+
+
+def _output(text: str) -> Path:
     # Its parent is where the work is done, so a name such as "." will not do.
-    return Path(text).resolve()
+    return _path(text).resolve()
 
 
 def _prepare(arguments: Sequence[str]) -> None:
@@ -72,10 +80,10 @@ def _prepare_parser() -> argparse.ArgumentParser:
         epilog="Others: fetch (a dataset from the Hub), verify DIR (read prepared data whole).",
     )
     add = parser.add_argument
-    add("--output", type=_path, required=True, metavar="DIR", help="the prepared data")
+    add("--output", type=_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="text or JSON lines")
-    source.add_argument("--dataset", type=Path, metavar="DIR", help="files by split, as from fetch")
+    source.add_argument("--text", type=_path, nargs="+", metavar="FILE", help="text or JSON lines")
+    source.add_argument("--dataset", type=_path, metavar="DIR", help="by split, as from fetch")
     add("--tokenizer", metavar="FILE|DIR|train:V", help="default: the dataset's own, if it has one")
     add("--end-of-text", default="", metavar="TOKEN", help="default: the tokenizer's usual one")
     document = parser.add_mutually_exclusive_group()
@@ -135,7 +143,8 @@ def _rule(options: argparse.Namespace) -> Rule:
 
 def _tokenizer(options: argparse.Namespace) -> str:
     if options.tokenizer:
-        return str(options.tokenizer)
+        name: str = options.tokenizer
+        return name if name.startswith("train:") else str(_path(name))
     if options.dataset and (options.dataset / tokenizer.FILE).is_file():
         return str(options.dataset)
     raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
@@ -156,7 +165,7 @@ def _verify(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare verify", description="Read prepared data whole."
     )
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=_path)
     directory = parser.parse_args(arguments).directory
     index = assemble.read_index(directory)
     if index is None:
@@ -172,7 +181,7 @@ def _fetch(arguments: Sequence[str]) -> None:
         description="Fetch a dataset and a tokenizer from the Hugging Face Hub.",
     )
     add = parser.add_argument
-    add("--output", type=_path, required=True, metavar="DIR", help="what --dataset shall read")
+    add("--output", type=_output, required=True, metavar="DIR", help="what --dataset shall read")
     add("--dataset", required=True, metavar="NAME", help="for example wikitext")
     add("--config", metavar="NAME", help="for example wikitext-103-raw-v1")
     add("--revision", metavar="NAME", help="a branch, tag or commit of the dataset")

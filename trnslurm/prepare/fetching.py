@@ -52,14 +52,14 @@ def fetch(wanted: Wanted) -> str:
         before = _fetched(wanted.output)
         if before is None:
             raise PrepareError(
-                f"{wanted.output}: is there, and was not fetched: give another --output"
+                f"{wanted.output}: is there, and was not fetched: choose another name"
             )
         if not wanted.force and before == wanted.notes():
             return f"{wanted.output} was fetched before, nothing to do"
         if not wanted.force:
             raise PrepareError(
                 f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
-                "or column: give another --output, or replace it with --force"
+                "or column: choose another name, or replace it with --force"
             )
     with partial(wanted.output, "fetch") as directory:
         finished = directory / "finished"

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trnslurm.prepare.chunks import Chunk
 from trnslurm.prepare.documents import JSON_LINES, Lines, Rule
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
+from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.sources import TABLES, Found, read_through
 
 # Ids below this fit two bytes.
@@ -87,13 +89,13 @@ def _finished(request: Request, wanted: dict[str, Any]) -> dict[str, Any] | None
         return None
     index = assemble.read_index(output)
     if index is None:
-        raise PrepareError(f"{output}: is there, and is no prepared data: give another --output")
+        raise PrepareError(f"{output}: is there, and is no prepared data: choose another name")
     if request.force:
         return None
     if differing := _differences(index, wanted):
         raise PrepareError(
-            f"{output}: was prepared from other input ({'; '.join(differing)}): give another "
-            "--output, or replace it with --force"
+            f"{output}: was prepared from other input ({'; '.join(differing)}): choose another "
+            "name, or replace it with --force"
         )
     if damaged := assemble.find_damage(output, index):
         raise PrepareError(f"{output}: {damaged} is damaged: make it again with --force")
@@ -191,10 +193,19 @@ def _get_tokenizer(request: Request, todo: list[Chunk], directory: Path) -> Path
     if path.exists():
         return path
     if size := tokenizer.trained_size(request.tokenizer):
-        documents = (d for chunk in todo for d in chunk.lines.documents(chunk.first, chunk.end))
-        data = tokenizer.train(documents, size, request.processes)
+        progress = Progress("training the tokenizer", sum(chunk.bytes for chunk in todo))
+        data = tokenizer.train(_documents(todo, progress), size, request.processes)
+        progress.finish()
     else:
         data = tokenizer.find(request.tokenizer).read_bytes()
     with replacing(path) as stream:
         stream.write(data)
     return path
+
+
+def _documents(todo: list[Chunk], progress: Progress) -> Iterator[str]:
+    done = 0
+    for chunk in todo:
+        yield from chunk.lines.documents(chunk.first, chunk.end)
+        done += chunk.bytes
+        progress.show(done)

@@ -1,4 +1,4 @@
-"""Tokenizing in many processes; nothing of them outlives the one that started them."""
+"""Tokenizing, in many processes where that helps; none outlives the one that started them."""
 
 import contextlib
 import multiprocessing
@@ -40,12 +40,21 @@ def tokenize(todo: list[Chunk], work: Work, processes: int) -> dict[int, int]:
     done = total - sum(chunk.bytes for chunk in left)
     progress = Progress("tokenizing", total, before=done)
     if left:
-        for chunk, count in _run(left, work, min(processes, len(left))):
+        processes = min(processes, len(left))
+        run = _run_here(left, work) if processes == 1 else _run(left, work, processes)
+        for chunk, count in run:
             documents[chunk.number] = count
             done += chunk.bytes
             progress.show(done)
     progress.finish()
     return documents
+
+
+def _run_here(left: list[Chunk], work: Work) -> Iterator[tuple[Chunk, int]]:
+    """Run the chunks one after another: a process of its own takes longer to start than most."""
+    loaded = tokenizer.load(work.tokenizer, work.end_of_text)
+    for chunk in left:
+        yield chunk, chunks.tokenize(chunk, loaded, work.dtype, work.directory)
 
 
 def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk, int]]:
@@ -65,6 +74,10 @@ def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk,
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
     except BrokenProcessPool:
+        # The others may wait for a lock that the dead one held; and what the pool sends them, TERM,
+        # they block.
+        for worker in multiprocessing.active_children():
+            worker.kill()
         raise KeptError(
             "a tokenizing process died (where memory is short, use fewer --processes)"
         ) from None

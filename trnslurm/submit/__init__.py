@@ -23,13 +23,14 @@ from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
 from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
-from trnslurm.submit.job import Job, job_of, job_of_bundle
+from trnslurm.submit.job import Job, job_of, job_of_bundle, job_of_data, refuse_unprepared
 
-__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "submit"]
+__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "job_of_data", "submit"]
 
 
 def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
     """Make the run directory and start the job; what was refused is said in one line."""
+    refuse_unprepared(job)
     root = check_run_root(Path(job.run_root))
     start = _starter(job, detach)  # what is missing on this host is found before anything is made
     # The run is as private as its profile says, whatever this shell's umask.

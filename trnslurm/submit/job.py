@@ -6,14 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trnslurm.bundle import Bundle, read_bundle
-from trnslurm.config import Config, flatten, read_cluster, refuse_locked
+from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
+from trnslurm.data import INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.errors import SubmitError
 from trnslurm.plan import Estimate
-from trnslurm.render import render, script_name
+from trnslurm.render import render, render_data_job, script_name
 from trnslurm.spec import JobSpec, check_job_name
 
 
@@ -36,6 +38,9 @@ class Job:
     """What the plan expects; None where no throughput is known, or of a reviewed bundle."""
     ask_above_node_hours: float | None
     run_root: str
+    data_root: str
+    data: str
+    """What is trained on, below data_root; empty: what the job brings."""
     group_readable: bool
     bin_dir: str | None
     python: str
@@ -57,19 +62,56 @@ def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
         recipe=config.recipe_name,
         preset=config.preset,
         cluster=config.cluster_name,
-        scheduler=config.cluster.scheduler,
         nodes=spec.nodes,
         instance_type=spec.instance.name,
         phases=spec.phases,
         time_min=spec.time_min,
         estimate=spec.estimate,
-        ask_above_node_hours=config.cluster.ask_above_node_hours,
-        run_root=config.cluster.run_root,
-        group_readable=config.cluster.group_readable,
-        bin_dir=config.cluster.slurm.bin_dir,
-        python=config.cluster.python,
+        data=data_path(config),
         source_dir=config.recipe_dir,
+        **_site(config.cluster),
     )
+
+
+def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
+    """Render the preparation of data into a job that can be submitted."""
+    config = data_job.config
+    return Job(
+        bundle=render_data_job(data_job, template_dirs),
+        name=data_job.name,
+        recipe=config.recipe_name,
+        preset=config.preset,
+        cluster=config.cluster_name,
+        nodes=1,
+        instance_type="",
+        phases=(PREPARE,),
+        time_min={PREPARE: data_job.time_min},
+        estimate=None,
+        data="",
+        source_dir=config.recipe_dir,
+        **_site(config.cluster),
+    )
+
+
+def _site(cluster: Cluster) -> dict[str, Any]:
+    """Return the fields of a job that are its cluster's."""
+    return {
+        "scheduler": cluster.scheduler,
+        "ask_above_node_hours": cluster.ask_above_node_hours,
+        "run_root": cluster.run_root,
+        "data_root": cluster.data_root,
+        "group_readable": cluster.group_readable,
+        "bin_dir": cluster.slurm.bin_dir,
+        "python": cluster.python,
+    }
+
+
+def refuse_unprepared(job: Job) -> None:
+    """Refuse to train on data that is not there, as far as this host can tell."""
+    files = [f"{job.data}/{INDEX}", job.data]  # prepared data, or a plain text
+    if job.data and none_there(job.data_root, files, local=job.scheduler == "local"):
+        prepare = command("prepare", job.recipe, job.preset, job.cluster)
+        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
 
 
 def job_of_bundle(directory: Path) -> Job:
@@ -77,6 +119,7 @@ def job_of_bundle(directory: Path) -> Job:
     bundle = read_bundle(directory)
     try:
         head = yaml.safe_load(bundle.files["config.yaml"])
+        plan = json.loads(bundle.files["plan.json"])
         tree, recipe = head["config"], str(head["recipe_name"])
         cluster = read_cluster(tree, f"{directory}/config.yaml")
         job = Job(
@@ -85,20 +128,16 @@ def job_of_bundle(directory: Path) -> Job:
             recipe=recipe,
             preset=head["preset"],
             cluster=str(head["cluster_name"]),
-            scheduler=cluster.scheduler,
             nodes=int(head["nodes"]),
             instance_type=cluster.instance_type,
             phases=tuple(map(str, head["phases"])),
             time_min={str(k): int(v) for k, v in head["time_min"].items()},
             estimate=None,
-            ask_above_node_hours=cluster.ask_above_node_hours,
-            run_root=cluster.run_root,
-            group_readable=cluster.group_readable,
-            bin_dir=cluster.slurm.bin_dir,
-            python=cluster.python,
+            data=str(plan["data"]),
             source_dir=None,
+            **_site(cluster),
         )
-        planned = json.loads(bundle.files["plan.json"])["nodes"]
+        planned = plan["nodes"]
         entry = f"code/jobs/{recipe}/{tree['entry']}"
     except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(

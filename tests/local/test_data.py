@@ -1,0 +1,73 @@
+"""From a text to a training on its tokens, on this machine and without a network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+from tokenizers import Tokenizer, models
+
+STAND_INS = Path(__file__).parents[1] / "prepare" / "stand_ins"
+SMALL = ("gpt2_zero1", "--preset", "small", "--cluster", "local")
+
+
+def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
+    runs = f"run_root={home}/runs"
+    refused = run_cli("submit", *SMALL, "--set", runs)
+    assert refused.err.splitlines()[-1] == (
+        "error: no prepared data at ~/trnslurm-data/gpt2-small: trnslurm data prepare gpt2_zero1 "
+        "--preset small --cluster local"
+    )
+    prepared = run_cli("data", "prepare", *SMALL, timeout_s=120)
+    data = home / "trnslurm-data/gpt2-small"
+    assert prepared.code == 0, prepared
+    assert prepared.out.startswith(f"Prepared {data}: train ")
+    assert "tokenizing: 100%" in prepared.err
+    before = {file: file.stat().st_mtime_ns for file in data.iterdir()}
+    again = run_cli("data", "prepare", *SMALL, timeout_s=120)
+    assert again.code == 0 and "nothing to do" in again.out
+    assert {file: file.stat().st_mtime_ns for file in data.iterdir()} == before
+    assert run_cli("data", "verify", *SMALL).out == f"{data}: as its index says\n"
+
+    steps = ("--set", "steps=3", "--set", "train.log_every=1", "--set", "device=cpu")
+    trained = run_cli("submit", *SMALL, *steps, "--set", runs, timeout_s=240)
+    assert trained.code == 0, trained
+    (run,) = (home / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    # 512 tokens, all about as likely at first.
+    assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
+    assert list(data.parent.iterdir()) == [data]
+
+
+def test_what_is_fetched_is_what_is_prepared(run_cli, home: Path, tmp_path: Path) -> None:
+    """With stand-ins for the Hub's libraries, which no network is needed for."""
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+export PYTHONPATH="$PYTHONPATH:{STAND_INS}" STAND_IN_CALLS='{tmp_path}/calls'
+export STAND_IN_TOKENIZER='{tmp_path}/words.json'
+exec '{sys.executable}' "$@"
+""")
+    python.chmod(0o755)
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "Text": 1}, unk_token="<eos>"))
+    words.save(str(tmp_path / "words.json"))
+    profile = {"scheduler": "local", "instance_type": "local", "python": str(python)}
+    file = tmp_path / "mine/cluster-config/hub.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(profile))
+    xl = ("gpt2_zero1", "--path", tmp_path / "mine", "--cluster", "hub",
+          "--set", "data.dataset=wikitext")  # fmt: skip
+
+    fetched = run_cli("data", "fetch", *xl)
+    hub = home / "trnslurm-data/hub/wikitext--wikitext-103-raw-v1--gpt2"
+    assert fetched.out.startswith(f"Fetched {hub}: train 6 rows, "), fetched
+    assert "was fetched before, nothing to do" in run_cli("data", "fetch", *xl).out
+    prepared = run_cli("data", "prepare", *xl)
+    data = home / "trnslurm-data/wikitext-103"
+    assert prepared.code == 0, prepared
+    index = json.loads((data / "index.json").read_text())
+    # Rows join into articles, and the dataset has its own split for evaluation.
+    assert [index["splits"][name]["documents"] for name in ("train", "eval")] == [2, 1]
+    assert index["vocab_size"] == 2

@@ -1,0 +1,212 @@
+"""data fetch, prepare, verify: from a dataset of the Hub, or a text, to what training reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trnslurm.cli.options import (
+    choose_data_cluster,
+    config_options,
+    recipe_argument,
+    workspace_of,
+)
+from trnslurm.cli.submitting import submit_job
+from trnslurm.config import Config, resolve, resolve_cluster
+from trnslurm.data import (
+    DataJob,
+    Own,
+    data_path,
+    fetch_arguments,
+    make_data_job,
+    prepare_arguments,
+    refuse_unfetched,
+)
+from trnslurm.errors import ConfigError
+from trnslurm.prepare_here import prepare_here
+from trnslurm.submit import job_of_data
+
+_ELSEWHERE = "run this on a host that has it, such as the login node"
+_DOCUMENTS = ("line", "blank-line", "file")
+_PASSED_ON = ("end_of_text", "document_per", "document_start", "column", "force")
+
+
+@click.group("data")
+def data_command() -> None:
+    """Fetch and prepare what is trained on.
+
+    \b
+    Example:
+      trnslurm data fetch gpt2_zero1
+      trnslurm data prepare gpt2_zero1
+      trnslurm data verify gpt2_zero1
+    """
+
+
+@data_command.command("fetch")
+@recipe_argument()
+@config_options
+@click.option("--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
+@click.option("--column", metavar="NAME", help="The column of the text; default: text.")
+@click.option("--force", is_flag=True, help="Replace what was fetched before.")
+def fetch_command(recipe: str, **options: Any) -> None:
+    """Fetch a recipe's dataset and tokenizer from the Hugging Face Hub.
+
+    They go to hub/ below the cluster's data_root. Only this needs a network.
+
+    \b
+    Example:
+      trnslurm data fetch gpt2_zero1
+    """
+    config = _config_of(recipe, options)
+    passed = _passed_on(options, "revision", "column", "force")
+    arguments = ["fetch", *fetch_arguments(config), *passed]
+    sys.exit(prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE))
+
+
+@data_command.command("prepare")
+@recipe_argument()
+@config_options
+@click.option(
+    "--text",
+    multiple=True,
+    metavar="FILE",
+    help="Text or JSON lines in the place of the recipe's own; can be repeated.",
+)
+@click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Default: the recipe's.")
+@click.option("--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one.")
+@click.option(
+    "--document-per", type=click.Choice(_DOCUMENTS), help="Default: blank-line; a dataset's row."
+)
+@click.option("--document-start", metavar="REGEX", help="Lines that begin a document.")
+@click.option("--column", metavar="NAME", help="The text of a row; default: text.")
+@click.option("--holdout", type=float, metavar="SHARE", help="Of the documents, for evaluation.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Default: every CPU of this host; as a job, slurm.data_cpus.",
+)
+@click.option("--force", is_flag=True, help="Replace prepared data that is there.")
+@click.option("--submit", "as_job", is_flag=True, help="As a job on Slurm, not on this host.")
+@click.option("-f", "--follow", is_flag=True, help="With --submit: stay until the job has ended.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and stop there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
+def prepare_command(
+    recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Tokenize a recipe's dataset, or text, into the files that training reads.
+
+    They go to the recipe's data.path below the cluster's data_root. What was prepared from the same
+    input is left alone, and a preparation that was stopped goes on.
+
+    \b
+    Example:
+      trnslurm data prepare gpt2_zero1
+      trnslurm data prepare gpt2_zero1 --submit --follow
+      trnslurm data prepare gpt2_zero1 --preset small
+      trnslurm data prepare gpt2_zero1 --text a.txt --text b.txt --tokenizer train:16384
+    """
+    if follow and not as_job:
+        raise click.UsageError("--follow is for --submit: what runs here is shown anyway")
+    if options["document_per"] and options["document_start"]:
+        raise click.UsageError("--document-per and --document-start: give one of them")
+    config = _config_of(recipe, options)
+    own = Own(
+        text=tuple(_existing("--text", file) for file in options["text"]),
+        tokenizer=_tokenizer(options["tokenizer"]),
+        options=tuple(_passed_on(options, *_PASSED_ON)),
+    )
+    arguments = prepare_arguments(config, own, recipe_dir=config.recipe_dir)
+    refuse_unfetched(config, arguments)
+    if as_job:
+        _submit(config, own, options, follow=follow, dry_run=dry_run, as_json=as_json)
+    elif dry_run:
+        click.echo(f"{_what(config)}, on this host")
+    else:
+        more = _passed_on(options | {"json": as_json}, "processes", "json")
+        otherwise = f"{_ELSEWHERE}, or add --submit"
+        sys.exit(prepare_here(config.cluster, [*arguments, *more], otherwise=otherwise))
+
+
+@data_command.command("verify")
+@click.argument("target", metavar="RECIPE|DIR")
+@config_options
+def verify_command(target: str, **options: Any) -> None:
+    """Read prepared data whole, and compare it with its checksums.
+
+    \b
+    Example:
+      trnslurm data verify gpt2_zero1
+      trnslurm data verify /fsx/trnslurm-data/wikitext-103
+    """
+    if "/" not in target and not Path(target).is_dir():
+        config = _config_of(target, options)
+        cluster, directory = config.cluster, data_path(config)
+        if not directory:
+            raise ConfigError(f"{config.title} brings its own data (data.path is empty)")
+    elif options["preset"] or options["settings"]:
+        raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
+    else:
+        workspace = workspace_of(options)
+        cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+        directory = str(Path(target).absolute())
+    sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
+
+
+def _config_of(recipe: str, options: dict[str, Any]) -> Config:
+    workspace = workspace_of(options)
+    layers = {
+        key: (f"--{name}", options[name])
+        for key, name in (("data.holdout", "holdout"), ("slurm.data_cpus", "processes"))
+        if options.get(name) is not None
+    }
+    return resolve(
+        workspace, recipe, cluster=choose_data_cluster(workspace, options),
+        preset=options["preset"], settings=options["settings"], options=layers,
+    )  # fmt: skip
+
+
+def _passed_on(options: dict[str, Any], *names: str) -> list[str]:
+    """Return these options as trnslurm.prepare takes them, those that were given."""
+    given = [(f"--{name.replace('_', '-')}", options[name]) for name in names if options[name]]
+    return [name if value is True else f"{name}={value}" for name, value in given]
+
+
+def _existing(option: str, name: str) -> str:
+    path = Path(name).absolute()
+    if not path.exists():
+        raise ConfigError(f"{option} {name}: no such file")
+    return str(path)
+
+
+def _tokenizer(name: str | None) -> str | None:
+    if name is None or name.startswith("train:"):
+        return name
+    return _existing("--tokenizer", name)
+
+
+def _what(config: Config) -> str:
+    return f"{config.title}: prepare {data_path(config)}"
+
+
+def _submit(
+    config: Config, own: Own, options: dict[str, Any], *, follow: bool, dry_run: bool, as_json: bool
+) -> None:
+    data_job = make_data_job(config, own)
+    job = job_of_data(data_job, workspace_of(options).template_dirs())
+    click.echo(f"{_what(config)}, {_where(data_job)}", err=not dry_run)
+    if not dry_run:
+        submit_job(job, follow=follow, detach=False, as_json=as_json)
+
+
+def _where(job: DataJob) -> str:
+    partition = f"partition {job.partition} of " if job.partition else ""
+    cpus = job.config.cluster.slurm.data_cpus
+    return (
+        f"on 1 node of {partition}{job.config.cluster_name}: {cpus} CPUs, "
+        f"at most {job.time_min} minutes"
+    )

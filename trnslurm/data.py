@@ -1,0 +1,155 @@
+"""A recipe's data: where it lies, and how `trnslurm.prepare` is to fetch and prepare it.
+
+That program runs elsewhere, maybe on another host: a leading ~ in a path is its to expand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from trnslurm.config import Config
+from trnslurm.errors import ConfigError
+from trnslurm.spec import check_job_name
+
+PREPARE = "prepare"  # the one phase of a job that prepares data
+INDEX = "index.json"  # makes a directory prepared data
+NOTES = "dataset.json"  # makes a directory a fetched dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What the command line says of a preparation beside the recipe."""
+
+    text: tuple[str, ...] = ()
+    """Files in the place of the recipe's dataset or text."""
+    tokenizer: str | None = None
+    options: tuple[str, ...] = ()
+    """Passed on as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataJob:
+    """The preparation of a recipe's data as a job on Slurm, on one node."""
+
+    config: Config
+    name: str
+    arguments: tuple[str, ...]
+    """Of `python -m trnslurm.prepare`, started in the run directory."""
+    time_min: int
+
+    @property
+    def partition(self) -> str | None:
+        slurm = self.config.cluster.slurm
+        return slurm.data_partition or slurm.partition
+
+
+def make_data_job(config: Config, own: Own) -> DataJob:
+    """Settle what the job runs, and for how long at most."""
+    cluster = config.cluster
+    if cluster.scheduler != "slurm":
+        raise ConfigError(
+            f"--submit: {config.cluster_name} has no Slurm: leave it out, and it runs on this host"
+        )
+    # The run directory has a copy of the recipe's, as training runs have.
+    arguments = prepare_arguments(config, own, recipe_dir=f"code/jobs/{config.recipe_name}")
+    limit = cluster.slurm.max_time_min
+    return DataJob(
+        config=config,
+        name=check_job_name(f"{config.recipe_name}-data"),
+        arguments=(*arguments, f"--processes={cluster.slurm.data_cpus}"),
+        time_min=min(cluster.slurm.data_time_min, limit or cluster.slurm.data_time_min),
+    )
+
+
+def data_path(config: Config) -> str:
+    """Return where the job finds its data; empty: it brings its own."""
+    path = config.recipe.data.path
+    return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
+
+
+def fetched_path(config: Config) -> str:
+    """Return where the recipe's dataset lies with its tokenizer, as `data fetch` brings them."""
+    data = config.recipe.data
+    if not data.dataset:
+        raise ConfigError(f"{config.title} has no data.dataset: there is nothing to fetch")
+    names = (data.dataset, data.dataset_config, _tokenizer_of_hub(config))
+    name = "--".join(name.replace("/", "--") for name in names if name)
+    return str(PurePosixPath(config.cluster.data_root) / "hub" / name)
+
+
+def fetch_arguments(config: Config) -> list[str]:
+    """Return the arguments of `python -m trnslurm.prepare fetch` for a recipe."""
+    data = config.recipe.data
+    arguments = [f"--output={fetched_path(config)}", f"--dataset={data.dataset}"]
+    arguments += [f"--config={data.dataset_config}"] if data.dataset_config else []
+    tokenizer = _tokenizer_of_hub(config)
+    return arguments + ([f"--tokenizer={tokenizer}"] if tokenizer else [])
+
+
+def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]:
+    """Return the arguments of `python -m trnslurm.prepare`; recipe_dir as that program sees it."""
+    data = config.recipe.data
+    if not data.path:
+        raise ConfigError(
+            f"{config.title} brings its own data (data.path is empty): there is nothing to "
+            "prepare; choose another preset, or name the data with --set data.path=NAME"
+        )
+    arguments = [f"--output={data_path(config)}"]
+    if own.text:
+        arguments += ["--text", *own.text]
+    elif data.dataset:
+        arguments.append(f"--dataset={fetched_path(config)}")
+    elif data.text:
+        arguments += ["--text", str(PurePosixPath(recipe_dir) / data.text)]
+    else:
+        raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
+    tokenizer = own.tokenizer or _tokenizer(config, recipe_dir)
+    arguments += [f"--tokenizer={tokenizer}"] if tokenizer else []
+    arguments += [f"--holdout={data.holdout}"] if data.holdout is not None else []
+    return [*arguments, *own.options]
+
+
+def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
+    """Refuse to prepare from a dataset that is not there, as far as this host can tell."""
+    if not config.recipe.data.dataset:
+        return
+    directory, cluster = fetched_path(config), config.cluster
+    needed = any(word.endswith(f"={directory}") for word in arguments)
+    local = cluster.scheduler == "local"
+    if needed and none_there(cluster.data_root, [f"{directory}/{NOTES}"], local=local):
+        fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
+        raise ConfigError(f"no dataset at {directory}: {fetch}")
+
+
+def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
+    """Whether none of these files is there; where not even data_root is, nobody can tell."""
+    try:
+        if not local and not Path(root).expanduser().is_dir():
+            return False
+        return not any(Path(file).expanduser().is_file() for file in files)
+    except (OSError, RuntimeError):  # not for us to look at; a ~user that this host does not know
+        return False
+
+
+def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:
+    """Return the command line of `trnslurm data` that does something about missing data."""
+    chosen = f" --preset {preset}" if preset else ""
+    return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}"
+
+
+def _tokenizer(config: Config, recipe_dir: str) -> str | None:
+    """Return the tokenizer to name; None: the dataset's own."""
+    name = config.recipe.data.tokenizer
+    if name is None or name.startswith("train:"):
+        return name
+    if config.recipe.data.dataset and _tokenizer_of_hub(config):
+        return fetched_path(config)
+    return name if name.startswith("~") else str(PurePosixPath(recipe_dir) / name)
+
+
+def _tokenizer_of_hub(config: Config) -> str | None:
+    name = config.recipe.data.tokenizer or ""
+    here = name.startswith(("train:", ".", "/", "~")) or name.endswith(".json")
+    return None if here else name or None

@@ -1,0 +1,84 @@
+"""The #SBATCH options of a job that depend on its site, each with its reason."""
+
+from __future__ import annotations
+
+import re
+
+from trnslurm.config import Config
+from trnslurm.data import DataJob
+from trnslurm.errors import RenderError
+from trnslurm.spec import JobSpec
+
+# Options that the template, or a key of the configuration, already decides.
+_OWN_OPTIONS = {
+    "--job-name": "--name", "--nodes": "--nodes", "--time": "--time",
+    "--partition": "--set slurm.partition", "--account": "--set slurm.account",
+    "--qos": "--set slurm.qos", "--constraint": "--set slurm.constraint",
+    "--reservation": "--set slurm.reservation", "--exclusive": "--set slurm.exclusive",
+    "--requeue": "--set slurm.requeue", "--no-requeue": "--set slurm.requeue",
+    "--cpus-per-task": "--set slurm.cpus_per_task",
+    "--gpus-per-node": "--set slurm.gpus_per_node",
+    "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
+    "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
+    "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
+    "--clusters": "", "--uid": "", "--gid": "", "--nodefile": "", "--parsable": "",
+    "--quiet": "", "--help": "", "--usage": "", "--version": "",
+    "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
+}  # fmt: skip
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
+
+
+def training_options(spec: JobSpec) -> list[tuple[str, str]]:
+    """Return those of the jobs that train, or compile for it."""
+    slurm = spec.config.cluster.slurm
+    options = _named(
+        spec.config, partition=slurm.partition, account=slurm.account, qos=slurm.qos,
+        constraint=slurm.constraint, reservation=slurm.reservation,
+    )  # fmt: skip
+    gpus = slurm.gpus_per_node
+    if gpus is None and spec.instance.device == "cuda":
+        gpus = spec.instance.accelerators
+    if gpus:
+        options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
+    if slurm.exclusive:
+        options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
+    return options + _common(spec.config, again="it goes on from its newest checkpoint")
+
+
+def data_options(job: DataJob) -> list[tuple[str, str]]:
+    """Return those of a job that prepares data: some CPUs of a node, never its devices."""
+    slurm = job.config.cluster.slurm
+    named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
+    if slurm.data_partition is None:  # these choose among the nodes for training
+        named |= {"constraint": slurm.constraint, "reservation": slurm.reservation}
+    return _named(job.config, **named) + _common(job.config, again="what is finished is kept")
+
+
+def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:
+    site = _site(config)
+    return [(f"--{name}={value}", site) for name, value in options.items() if value is not None]
+
+
+def _common(config: Config, *, again: str) -> list[tuple[str, str]]:
+    slurm = config.cluster.slurm
+    requeue = ("--requeue", f"start again after a node failure; {again}")
+    if not slurm.requeue:
+        requeue = ("--no-requeue", "do not start again after a node failure")
+    return [requeue, *((_passed_through(option), _site(config)) for option in slurm.sbatch)]
+
+
+def _site(config: Config) -> str:
+    return f"as {config.cluster_name}'s profile, or an option, says"
+
+
+def _passed_through(option: str) -> str:
+    if not _OPTION.fullmatch(option):
+        raise RenderError(
+            f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
+        )
+    name = option.partition("=")[0]
+    for own, instead in _OWN_OPTIONS.items():
+        if own.startswith(name):  # sbatch takes --parti for --partition
+            what = f"use {instead}" if instead else "it would change what the template relies on"
+            raise RenderError(f"--sbatch {option}: {what}")
+    return option

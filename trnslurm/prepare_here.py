@@ -1,0 +1,33 @@
+"""Runs `trnslurm.prepare` on this host, with the cluster's Python: the launcher has no tokenizers.
+
+That Python gets our package and none of the packages beside it, which are for another interpreter.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from trnslurm.cluster_python import interpreter, run_python
+from trnslurm.config import Cluster
+from trnslurm.errors import TrnslurmError
+
+_PACKAGE = Path(__file__).resolve().parent
+_MODULES = ("numpy", "tokenizers")
+
+
+def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
+    """Run it until it ends, with our terminal, and return its exit code.
+
+    `otherwise` says what to do where this host has not the cluster's Python.
+    """
+    python = interpreter(cluster)
+    if python.startswith("/") and not Path(python).exists():
+        raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
+    umask = 0o027 if cluster.group_readable else 0o077  # as the scripts set it
+    with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
+        here = Path(directory)
+        (here / _PACKAGE.name).symlink_to(_PACKAGE)
+        words = ["-m", f"{_PACKAGE.name}.prepare", *arguments]
+        return run_python(cluster, words, cwd=here, pythonpath=here, modules=_MODULES, umask=umask)

@@ -1,0 +1,92 @@
+"""Fills templates: Jinja, strict, sandboxed, and with every value quoted for the shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from trnslurm.errors import RenderError
+
+
+class _Raw(str):
+    """Text that goes into a script as it is."""
+
+
+def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
+    """Return the templates of these directories; the first that has one of a name gives it."""
+    environment = SandboxedEnvironment(
+        loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
+        undefined=jinja2.StrictUndefined,
+        finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "comment": _comment,
+        "directive": _directive,
+        "column": lambda value: _Raw(_directive(value).ljust(35)),
+        "shell": _Raw,
+    }
+    return environment
+
+
+def _quoted(value: Any) -> Any:
+    if isinstance(value, _Raw | jinja2.Undefined):
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RenderError(f"a template prints {value!r}, which is neither text nor a number")
+    return shlex.quote(value) if isinstance(value, str) else str(value)
+
+
+def _comment(value: Any) -> _Raw:
+    """Text for a comment line: it must not break out of it."""
+    text = str(value)
+    if any(not c.isprintable() for c in text):
+        raise RenderError(f"{text!r} cannot stand in a comment")
+    return _Raw(text)
+
+
+def _directive(value: Any) -> _Raw:
+    """One word of an #SBATCH line, quoted the way sbatch reads it."""
+    text = str(value)
+    if any(not c.isprintable() for c in text):
+        raise RenderError(f"{text!r} cannot stand in an #SBATCH line")
+    name, equals, argument = text.partition("=")
+    if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
+        return _Raw(text)
+    if '"' in argument:
+        raise RenderError(f"{text}: a double quote cannot stand in an #SBATCH line")
+    escaped = argument.replace("\\", "\\\\")
+    return _Raw(f'{name}="{escaped}"')
+
+
+def fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
+    """Fill one template."""
+    try:
+        return environment.get_template(name).render(values)
+    except jinja2.TemplateNotFound as error:
+        raise RenderError(f"template {error.name} not found on the search path") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
+    except RenderError:
+        raise
+    except Exception as error:  # a template is a program: it may fail in any way
+        words = str(error) or type(error).__name__
+        raise RenderError(f"{_template_line(environment, name, error)}: {words}") from None
+
+
+def _template_line(environment: jinja2.Environment, name: str, error: BaseException) -> str:
+    filename, line = environment.get_template(name).filename or name, 0
+    frame = error.__traceback__
+    while frame is not None:  # Jinja rewrites the traceback to the template's own lines
+        if frame.tb_frame.f_code.co_filename == filename:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f"{filename}:{line}" if line else str(filename)
