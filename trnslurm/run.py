@@ -85,6 +85,11 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
     def patch_file(self) -> Path:
         """Uncommitted changes of the source tree, as they were at submission."""
         return self.path / "git.patch"

@@ -22,9 +22,10 @@ from trnslurm.train.data import Text, open_text
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import STEADY_AFTER, Progress
+from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, load_plan, read_section
+from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
+from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.schedule import learning_rate
 
 # One step more than it takes to see every graph, so that a late one shows here and not in training.
@@ -35,6 +36,9 @@ PRECOMPILE_STEPS = STEADY_AFTER + 1
 class Settings:
     """The recipe's train section."""
 
+    init_from: str
+    epochs: int
+    stop_at: int
     optimizer: str
     lr: float
     schedule: str
@@ -59,6 +63,8 @@ class Training:
 
     plan: Plan
     settings: Settings
+    steps: int
+    """Of the whole training, however many runs it takes: the schedule ends there."""
     device: Device
     text: Text
     held_out: Text
@@ -79,30 +85,43 @@ def main() -> None:
     check_world(plan, device)
 
     run = make_training(plan, settings, device, environment)
-    precompile = environment.phase == "precompile"
-    steps = min(plan.steps, PRECOMPILE_STEPS) if precompile else plan.steps
     if device.rank == 0:
         print(describe(run, environment), flush=True)
-    first_step = 0
-    if saved := run.checkpoints.newest():
-        run.checkpoints.load(saved, run.optimizer)
-        first_step = saved.step
+    run_training(run, environment)
+    device.close()
+
+
+def run_training(run: Training, environment: Environment) -> None:
+    """Train to the end, or as far as this run shall go."""
+    plan, settings, device = run.plan, run.settings, run.device
+    steps = steps_to_run(run, environment)
+    flops = flops_per_sample(run.model, run.model.config, plan.seq_len)
     progress = Progress(
-        plan, environment, device, steps=steps, first_step=first_step,
-        log_every=settings.log_every, flops_per_sample=flops_per_sample(run.model, plan.seq_len),
-    )  # fmt: skip
+        plan, environment, device, steps=steps, log_every=settings.log_every, flops_per_sample=flops
+    )
 
     # Go!
-    train(run, progress, range(first_step, steps))
+    train(run, progress, steps)
 
     run.checkpoints.close()
     progress.close()
+    precompile = environment.phase == "precompile"
     agree = parameters_agree(device, run.model)
     if not (agree or precompile):
         raise TrainError("the workers' parameters differ at the end: this training is not valid")
     if device.rank == 0:
         print("precompile done: losses above are invalid" if precompile else "ranks agree")
-    device.close()
+
+
+def steps_to_run(run: Training, environment: Environment) -> range:
+    """Give the steps that are left, counted from 0: from the newest checkpoint, if there is one."""
+    first, last = 0, run.settings.stop_at or run.steps
+    if environment.phase == "precompile":
+        last = PRECOMPILE_STEPS
+    if saved := run.checkpoints.newest():
+        run.checkpoints.load(saved, run.optimizer)
+        first = saved.step
+    return range(first, min(last, run.steps))
 
 
 def train(run: Training, progress: Progress, steps: range) -> None:
@@ -123,7 +142,7 @@ def train(run: Training, progress: Progress, steps: range) -> None:
             peak=settings.lr,
             warmup_steps=settings.warmup_steps,
             step=step,
-            steps=plan.steps,
+            steps=run.steps,
         )
         grad_norm = run.optimizer.step(lr)
         step_loss = loss_sum.clone()
@@ -134,10 +153,10 @@ def train(run: Training, progress: Progress, steps: range) -> None:
         done = step + 1
         evaluated = {}
         # After the first step as well, so that its graph does not come as a surprise later.
-        if due(settings.eval_every, done, also=(steps[0] + 1, steps[-1] + 1)):
+        if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
             evaluated = evaluate(run)
         progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
-        if due(settings.save_every, done, also=(steps[-1] + 1,)):
+        if due(settings.save_every, done, also=(steps.stop,)):
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()
@@ -212,6 +231,7 @@ def make_training(
     return Training(
         plan=plan,
         settings=settings,
+        steps=total_steps(plan, settings, text),
         device=device,
         text=text,
         held_out=open_split(plan, "eval") if settings.eval_every else text,
@@ -219,6 +239,14 @@ def make_training(
         optimizer=optimizer,
         checkpoints=checkpoints,
     )
+
+
+def total_steps(plan: Plan, settings: Settings, text: Text) -> int:
+    """Give the steps of the whole training: the plan's, or fewer if so many epochs are over."""
+    if not settings.epochs:
+        return plan.steps
+    samples = settings.epochs * text.num_blocks
+    return min(plan.steps, -(-samples // plan.batch.global_batch))
 
 
 def open_split(plan: Plan, split: str) -> Text:
@@ -237,10 +265,11 @@ def open_split(plan: Plan, split: str) -> Text:
 
 
 def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadModel:
-    """Make a new GPT-2; the seed makes it the same on every worker."""
+    """Make a GPT-2: a new one, of which the seed makes the same on every worker, or a saved one."""
     torch.manual_seed(plan.seed)
-    config = GPT2Config(**plan.model, attn_implementation="eager")
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(GPT2Config(**plan.model, attn_implementation="eager"))
+    if settings.init_from:
+        load_parameters(model, settings.init_from)
     model.to(
         device=device.torch_device,
         dtype=torch.bfloat16 if plan.precision == "bf16" else torch.float32,
@@ -253,26 +282,17 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
     return model
 
 
-def flops_per_sample(model: GPT2LMHeadModel, seq_len: int) -> float:
-    """Count what training on a sample takes: 6 per parameter and token, and the attention."""
-    config = model.config
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return seq_len * (6.0 * parameters + 12.0 * config.n_layer * config.n_embd * seq_len)
-
-
 def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
-    plan, batch = run.plan, run.plan.batch
+    plan, settings, text = run.plan, run.settings, run.text
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    tokens = batch.global_batch * plan.seq_len
+    origin = settings.init_from or "new"
+    tokens = plan.batch.global_batch * plan.seq_len
     return f"""\
-{plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}
-  device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x {plan.workers_per_node} workers)
-  batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
-{batch.units} units and {batch.padding_units} of padding
-  model   {parameters:,} parameters, {plan.precision}, {run.settings.optimizer}
-  data    {run.text.num_tokens:,} tokens in {run.text.num_blocks:,} blocks of {plan.seq_len}
-  steps   {plan.steps:,} of {tokens:,} tokens each"""
+{describe_plan(plan, environment)}
+  model   {parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}
+  data    {text.num_tokens:,} tokens in {text.num_blocks:,} blocks of {plan.seq_len}
+  steps   {run.steps:,} of {tokens:,} tokens each"""
 
 
 if __name__ == "__main__":

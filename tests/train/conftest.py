@@ -28,6 +28,7 @@ TIMEOUT_S = 300
 class Run:
     """What a run left behind."""
 
+    directory: Path
     exit_codes: list[int]
     output: str
     metrics: list[dict[str, Any]]
@@ -42,6 +43,7 @@ def tiny_plan(device: str, nodes: int, workers_per_node: int, **changes: Any) ->
     values = {key: recipe[key] for key in ("seq_len", "steps", "seed", "precision")}
     values |= {key: copy.deepcopy(recipe[key]) for key in ("batch", "model", "train")}
     merge(values, {k: v for k, v in recipe["presets"]["tiny"].items() if k in values})
+    values["data"] = ""
     for name, value in changes.items():
         *path, key = name.split("__")
         section = values
@@ -61,7 +63,6 @@ def tiny_plan(device: str, nodes: int, workers_per_node: int, **changes: Any) ->
         "instance_type": "local",
         "peak_tflops": 1.0,
         "device": device,
-        "data": "",
         "nodes": nodes,
         "workers_per_node": workers_per_node,
         "workers": workers,
@@ -113,6 +114,7 @@ def run_plan(plan: dict[str, Any], run_dir: Path, phase: str, workers_per_node: 
     metrics = run_dir / "metrics.jsonl"
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     return Run(
+        directory=run_dir,
         exit_codes=exit_codes,
         output="".join(log.read_text() for log in sorted(run_dir.glob("node*.log"))),
         metrics=[json.loads(line) for line in lines],

@@ -23,6 +23,7 @@ _COMMANDS = {
     "logs": "watching",
     "cancel": "watching",
     "exec": "watching",
+    "export": "exporting",
     "clusters": "planning",
     "cluster": "site",
     "env": "site",

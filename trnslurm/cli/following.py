@@ -37,6 +37,8 @@ def _with_bar(run: RunDir, steps: int) -> RunStatus:
         for status in follow(run):
             last = status
             bar.label = status.state.lower()
+            # A run may end before the plan's steps: after so many epochs, or where it shall stop.
+            bar.length = int(status.metrics.get("steps", steps))
             done = int(status.metrics.get("step", 0))
             bar.update(max(0, done - bar.pos), status.metrics)
             bar.render_progress()

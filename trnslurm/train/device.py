@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,6 +61,11 @@ class Device(ABC):
     def graphs(self) -> int:
         """Count the graphs compiled so far in this process."""
 
+    def memory(self) -> dict[str, float]:
+        """Give the most memory used so far, in MB: of this worker's host process, at least."""
+        # Linux counts in KiB.
+        return {"host_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
+
     @abstractmethod
     def barrier(self, name: str) -> None:
         """Wait until every worker is here."""
@@ -116,6 +122,13 @@ class TorchDevice(Device):
     def graphs(self) -> int:
         """Give 0: nothing is compiled."""
         return 0
+
+    def memory(self) -> dict[str, float]:
+        """Give the host's, and on CUDA what PyTorch has allocated on the device."""
+        host = super().memory()
+        if self.name != "cuda":
+            return host
+        return host | {"device_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
 
     def barrier(self, name: str) -> None:
         """Wait in the process group."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
@@ -44,11 +44,11 @@ class Progress:
         environment: Environment,
         device: Device,
         *,
-        steps: int,
+        steps: range,
         log_every: int,
         flops_per_sample: float = 0.0,
-        first_step: int = 0,
     ) -> None:
+        """Report on these steps (counted from 0)."""
         self._plan = plan
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
@@ -57,7 +57,6 @@ class Progress:
         self._steps = steps
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
-        self._first_step = first_step
         self._steady_graphs: int | None = None
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
@@ -71,8 +70,8 @@ class Progress:
         The first steps are reported at once, because the reduction of the numbers is a graph too
         and should not come as a surprise later.
         """
-        early = step - self._first_step <= STEADY_AFTER
-        return early or step % self._log_every == 0 or step == self._steps
+        early = step - self._steps.start <= STEADY_AFTER
+        return early or step % self._log_every == 0 or step == self._steps.stop
 
     def note(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
@@ -103,14 +102,21 @@ class Progress:
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
-        lines = [self._line(done, loss, seconds) for done, loss in zip(steps, losses, strict=False)]
+        # What a device does while its host goes on (on neuron and cuda all of it) is in the rest.
+        spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
+        times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
+        memory = {key: round(value) for key, value in self._device.memory().items()}
+        lines = [
+            self._line(done, loss, seconds) | times | memory
+            for done, loss in zip(steps, losses, strict=False)
+        ]
         for line in lines:
             self._write(line)
         if self._device.rank == 0:
             print(_format(lines[-1]), flush=True)
         for line in lines:
             self._refuse_nonsense(line)
-        if steps[-1].step - self._first_step == STEADY_AFTER:
+        if steps[-1].step - self._steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
 
     def _line(self, done: StepDone, loss: float, seconds: float) -> dict[str, int | float]:
@@ -120,7 +126,7 @@ class Progress:
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
-            "steps": self._plan.steps,
+            "steps": self._steps.stop,
             "samples": done.step * batch.global_batch,
             "loss": loss,
             "grad_norm": done.grad_norm.item(),
@@ -128,7 +134,6 @@ class Progress:
             **done.extra,
             "samples_per_s": round(samples_per_s, 3),
             "tokens_per_s": round(samples_per_s * self._plan.seq_len, 1),
-            "step_s": round(seconds, 6),
             **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
             "padding": batch.padding_units / (batch.units + batch.padding_units),
             "graphs": self._device.graphs(),
@@ -155,6 +160,16 @@ class Progress:
                 f"loss {loss} and gradient norm {norm} at step {line['step']}: this training is "
                 "lost; a lower train.lr or a longer warm-up may help"
             )
+
+
+def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
+    """Count what training a transformer on a sample takes.
+
+    6 per parameter and token, and the attention's products; what is recomputed does not count.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    attention: float = 12.0 * config.num_hidden_layers * config.hidden_size * seq_len
+    return seq_len * (6.0 * parameters + attention)
 
 
 def _open_lines(path: Path) -> Any:

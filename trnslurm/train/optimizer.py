@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trnslurm.train.device import Device
 from trnslurm.train.errors import TrainError
-from trnslurm.train.state import Read, Shard, num_rows, own_rows
+from trnslurm.train.state import Read, Shard, own_rows
 
 OPTIMIZERS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
 """What each keeps of every parameter, by the names that PyTorch gives it."""
-
-# neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
-REDUCE_SCATTER_BUCKET_MB = 130
 
 
 class GlobalOptimizer(ABC):
@@ -39,14 +35,18 @@ class GlobalOptimizer(ABC):
         self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph, and that of the optimizer, differ from the next.
+        self._gradients = self._make_gradients()
+
+    def _make_gradients(self) -> list[Tensor]:
+        """Give every parameter a gradient of zero, and return all of them."""
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def zero_grad(self) -> None:
         """Set the gradients to zero in place."""
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        for gradient in self._gradients:
+            gradient.zero_()
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
@@ -96,153 +96,6 @@ class GlobalOptimizer(ABC):
         return zip(self._names, self._parameters, self._holders(), strict=True)
 
 
-class Zero1(GlobalOptimizer):
-    """torch_xla's ZeroRedundancyOptimizer: every worker keeps the optimizer state of its shard."""
-
-    def __init__(
-        self,
-        device: Device,
-        groups: list[dict[str, Any]],
-        names: list[str],
-        kinds: Sequence[str],
-        cls: Callable[..., torch.optim.Optimizer],
-        options: dict[str, Any],
-        max_norm: float,
-    ) -> None:
-        from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
-
-        super().__init__(device, groups, names, kinds)
-        self._tensor_lr = cls is torch.optim.AdamW
-        self._everyone = [list(range(device.world))]
-        if self._tensor_lr:
-            # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
-            # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
-            options = {**options, "capturable": True}
-        zero: Any = ZeroRedundancyOptimizer  # its own annotations are too narrow
-        self._zero = zero(
-            groups,
-            cls,
-            optimizer_dtype=torch.float32,
-            grad_clipping=True,
-            max_norm=max_norm,
-            sharding_groups=self._everyone,
-            pin_layout=False,
-            bucket_cap_mb_reduce_scatter=REDUCE_SCATTER_BUCKET_MB,
-            bucket_cap_mb_all_gather=max(1, REDUCE_SCATTER_BUCKET_MB // device.world),
-            save_master_weights=True,
-            higher_cc_precision=True,
-            lr=self._rate(0.0),
-            foreach=False,
-            **options,
-        )
-        self._base = self._zero.base_optimizer
-
-    def step(self, lr: float) -> Tensor:
-        """Take one step; gradients are summed, so ZeRO's division by the world is undone."""
-        rate = self._rate(lr)
-        for group in self._zero.param_groups:
-            group["lr"] = rate
-        scheme = {
-            "scale_factor": self._device.world,
-            "sharding_group": self._everyone,
-            "group_size": self._device.world,
-        }
-        self._zero.step(sharding_scheme=[scheme])
-        norm: Tensor = self._zero.grad_norm
-        return norm
-
-    def load(self, read: Read, *, updates: int) -> None:
-        """Transfer every tensor to the device without any graph.
-
-        The first step then has the graph of any later one: the state is there already, and what was
-        there before stays the same tensor, because torch_xla orders a graph's results by their age.
-        """
-        for name, parameter, holder in self._triples():
-            rows = own_rows(parameter.shape, self._device.rank, self._device.world)
-            whole = read(name, "parameter", range(parameter.shape[0]))
-            # From the host, copy_ is a transfer if the types are the same.
-            parameter.data.copy_(whole.to(parameter.dtype))
-            holder.data.copy_(_padded(whole[rows.start : rows.stop], holder))
-            for kind in self._kinds:
-                padded = _padded(read(name, kind, rows), holder)
-                self._base.state[holder][kind] = self._device.put(padded)
-            if self._kinds:
-                self._base.state[holder]["step"] = self._scalar(float(updates))
-
-    def _holders(self) -> list[Tensor]:
-        return [shard for group in self._base.param_groups for shard in group["params"]]
-
-    def _own_part(self, tensor: Tensor, rows: range) -> Tensor:
-        # Padding is cut off on the host: here it would take a graph.
-        return tensor
-
-    def _scalar(self, value: float) -> Tensor:
-        # Not put(): torch_xla compiles a 0-dimensional 0 or 1 into the graph.
-        import torch_xla.core.xla_model
-
-        send: Any = torch_xla.core.xla_model.send_cpu_data_to_device  # annotated too narrowly
-        scalar: Tensor = send([torch.tensor(value)], self._device.torch_device)[0]
-        return scalar
-
-    def _rate(self, lr: float) -> Tensor | float:
-        # A vector of one, because torch_xla compiles 0-dimensional 0 and 1 in. SGD reads a tensor
-        # back to the host, so it gets the number.
-        return self._device.put(torch.tensor([lr])) if self._tensor_lr else lr
-
-
-def _padded(rows: Tensor, holder: Tensor) -> Tensor:
-    padding = rows.new_zeros(len(holder) - len(rows), *rows.shape[1:])
-    return torch.cat([rows, padding]).to(holder.dtype)
-
-
-class DataParallel(GlobalOptimizer):
-    """Gradients summed with all-reduce, the whole optimizer on every worker."""
-
-    def __init__(
-        self,
-        device: Device,
-        groups: list[dict[str, Any]],
-        names: list[str],
-        kinds: Sequence[str],
-        cls: Callable[..., torch.optim.Optimizer],
-        options: dict[str, Any],
-        max_norm: float,
-    ) -> None:
-        super().__init__(device, groups, names, kinds)
-        self._max_norm = max_norm
-        self._base = cls(groups, lr=0.0, **options)
-
-    def step(self, lr: float) -> Tensor:
-        """Take one step."""
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
-        for group in self._base.param_groups:
-            group["lr"] = lr
-        self._base.step()
-        return norm
-
-    def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state that the first step would make."""
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            rows = range(num_rows(parameter.shape))
-            parameter.data.copy_(read(name, "parameter", rows).view(parameter.shape))
-            state = self._base.state[parameter]
-            for kind in self._kinds:
-                state[kind] = torch.empty_like(parameter, requires_grad=False)
-                state[kind].copy_(read(name, kind, rows).view(parameter.shape))
-            if self._kinds:
-                state["step"] = torch.tensor(float(updates))
-
-    def _holders(self) -> list[Tensor]:
-        return list(self._parameters)
-
-    def _own_part(self, tensor: Tensor, rows: range) -> Tensor:
-        # All workers have the whole state; each saves an equal part of it.
-        return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop]
-
-
 def make_optimizer(
     name: str,
     device: Device,
@@ -271,5 +124,15 @@ def make_optimizer(
     options: dict[str, Any] = {}
     if name == "adamw":
         cls, options = torch.optim.AdamW, adam
-    strategy = Zero1 if device.torch_device.type == "xla" else DataParallel
-    return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
+    return _strategy(device)(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
+
+
+def _strategy(device: Device) -> Callable[..., GlobalOptimizer]:
+    # Each imported where it is used: both build on this module, and one on torch_xla.
+    if device.torch_device.type == "xla":
+        from trnslurm.train.zero1 import Zero1
+
+        return Zero1
+    from trnslurm.train.data_parallel import DataParallel
+
+    return DataParallel

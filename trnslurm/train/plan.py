@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from trnslurm.train.device import Device
+from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
 FORMAT = 1
@@ -117,3 +118,13 @@ def check_world(plan: Plan, device: Device) -> None:
             f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
             f"{batch.padding_units} of padding are not {batch.units} units"
         )
+
+
+def describe_plan(plan: Plan, environment: Environment) -> str:
+    """Say in a few lines what is about to run, and where."""
+    batch = plan.batch
+    return f"""\
+{plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}
+  device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x {plan.workers_per_node} workers)
+  batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
+{batch.units} units and {batch.padding_units} of padding"""

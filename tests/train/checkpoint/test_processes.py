@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,7 +38,13 @@ class Runs:
 
     def start(self, device, workers, *, prefix="", code=0, **options):
         """Run an attempt to its end; give what the workers said."""
+        return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
+
+    def launch(self, device, workers, *, prefix="", **options):
+        """Start an attempt, as a batch script does."""
         self._attempt += 1
+        (self.run_dir / "state").mkdir(exist_ok=True)
+        (self.run_dir / "state" / f"train-{self._attempt}.json").touch()
         plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
         (self.run_dir / "plan.json").write_text(json.dumps(plan))
         with socket.socket() as probe:
@@ -48,7 +55,7 @@ class Runs:
         command += [f"--master_port={port}", str(WORKER), json.dumps(options)]
         if prefix:
             command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=self.run_dir,
             env=self._environment(),
@@ -57,6 +64,9 @@ class Runs:
             text=True,
             start_new_session=True,
         )
+
+    def finish(self, process, code=0):
+        """Wait for an attempt's end; give what the workers said."""
         try:
             self.output, _ = process.communicate(timeout=TIMEOUT_S)
         finally:
@@ -179,6 +189,47 @@ def test_killed_while_an_old_checkpoint_is_deleted(runs):
     [end] = runs.start("cpu", 1, steps=4)
     assert end["first"] == 3
     assert runs.names() == ["step-00000003", "step-00000004"]
+
+
+def await_file(path):
+    end = time.monotonic() + TIMEOUT_S
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"{path.name} never came"
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def test_killed_while_a_slow_save_is_written(runs, other_runs):
+    fault = {"fault": "write_half_and_hang", "fault_at": 2, "fault_rank": 1}
+    attempt = runs.launch("cpu", 2, steps=3, **fault)
+    await_file(runs.run_dir / "hangs")
+    # Torchrun passes TERM on; a worker's death, not its patience, ends the save.
+    attempt.terminate()
+    runs.finish(attempt, code=1)
+    assert runs.names() == ["step-00000001", "step-00000002.tmp-1"]
+
+    [first, _] = runs.start("cpu", 2, steps=3)
+    assert first["first"] == 1
+    assert runs.names() == ["step-00000002", "step-00000003"]
+    other_runs.start("cpu", 2, steps=3)
+    assert_equal(runs.tensors(3), other_runs.tensors(3))
+
+
+def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, other_runs):
+    fault = {"fault": "sleep_before_the_manifest", "fault_at": 2, "fault_rank": 0}
+    older = runs.launch("cpu", 2, steps=3, **fault)
+    sleeper = int(await_file(runs.run_dir / "sleeps"))
+    [newer, _] = runs.start("cpu", 2, steps=3)
+    assert newer["first"] == 1
+    before = runs.tensors(3)
+
+    os.kill(sleeper, signal.SIGCONT)
+    runs.finish(older, code=1)
+    assert "error: a newer attempt (2) of this run has begun; attempt 1 stops" in runs.output
+    assert runs.names() == ["step-00000002", "step-00000003"]
+    assert_equal(runs.tensors(3), before)
+    other_runs.start("cpu", 2, steps=3)
+    assert_equal(before, other_runs.tensors(3))
 
 
 def assert_failed_once(runs):

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -138,6 +139,27 @@ def die_in_removal():
     directory.shutil.rmtree = delete_one_file_and_die
 
 
+def sleep_before_the_manifest():
+    write_manifest = saving.write_manifest
+
+    def sleep_first(*args):
+        saving.write_manifest = write_manifest
+        Path("sleeps").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        write_manifest(*args)
+
+    saving.write_manifest = sleep_first
+
+
+def write_half_and_hang():
+    def write_half(path, rows):
+        path.write_bytes(bytes(100))
+        Path("hangs").write_text("yes")
+        time.sleep(3600)
+
+    saving.write_rows = write_half
+
+
 def limit_file_size():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 
@@ -158,7 +180,14 @@ def undo_faults():
 
 FAULTS = {
     function.__name__: function
-    for function in (die_before_the_manifest, die_in_removal, limit_file_size, fill_the_disk)
+    for function in (
+        die_before_the_manifest,
+        die_in_removal,
+        sleep_before_the_manifest,
+        write_half_and_hang,
+        limit_file_size,
+        fill_the_disk,
+    )
 }
 
 

@@ -11,7 +11,17 @@ another, in the order of workers, are the tensor.
 """
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.manifest import Manifest
+from trnslurm.train.checkpoint.manifest import Manifest, is_checkpoint
+from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.checkpoint.saving import Failed, Saved
 
-__all__ = ["Checkpoints", "Failed", "Manifest", "Saved"]
+__all__ = [
+    "Checkpoints",
+    "Failed",
+    "Manifest",
+    "Saved",
+    "is_checkpoint",
+    "newest_whole",
+    "prove",
+    "read_parameters",
+]

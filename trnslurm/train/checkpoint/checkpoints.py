@@ -12,13 +12,12 @@ from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.exchange import Exchange, Store
 from trnslurm.train.checkpoint.manifest import (
     FORMAT,
-    DamagedError,
     Manifest,
     differences,
     facts_of,
     settings_of,
-    verify,
 )
+from trnslurm.train.checkpoint.reading import newest_whole
 from trnslurm.train.checkpoint.saving import (
     KEEP_AT_LEAST,
     Failed,
@@ -199,25 +198,18 @@ class Checkpoints:
             raise TrainError(f"{error.filename or self._root}: {error.strerror}") from None
 
     def _newest_whole(self) -> Manifest | None:
-        damaged: list[tuple[Path, str]] = []
-        for checkpoint in directory.checkpoints_in(self._root):
-            try:
-                manifest = verify(checkpoint)
-            except DamagedError as error:
-                damaged.append((checkpoint, str(error)))
-                continue
-            # Out of the way, or they would count among the newest that are kept.
-            for path, reason in damaged:
-                aside = directory.set_aside(path, self._environment.attempt)
-                self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
-            return manifest
-        if damaged:
+        manifest, damaged = newest_whole(self._root)
+        if manifest is None and damaged:
             path, reason = damaged[0]
             raise TrainError(
                 f"{path} is damaged ({reason}), and no other checkpoint is whole; to start from "
                 f"step 0, move {self._root} away"
             )
-        return None
+        # Out of the way, or they would count among the newest that are kept.
+        for path, reason in damaged:
+            aside = directory.set_aside(path, self._environment.attempt)
+            self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
+        return manifest
 
     def _overtaken_by(self, attempt: int) -> str:
         return (

@@ -27,6 +27,11 @@ def temporary_directory(root: Path, step: int, attempt: int) -> Path:
     return root / f"step-{step:08d}.tmp-{attempt}"
 
 
+def is_name(name: str) -> bool:
+    """Tell whether a name is that of a checkpoint."""
+    return _STEP.fullmatch(name) is not None
+
+
 def step_of(checkpoint: Path) -> int:
     """Give the step that a checkpoint's name says."""
     match = _STEP.fullmatch(checkpoint.name)
@@ -36,7 +41,7 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints_in(root: Path) -> list[Path]:
     """List all checkpoints, newest step first."""
-    found = [path for path in root.iterdir() if _STEP.fullmatch(path.name)]
+    found = [path for path in root.iterdir() if is_name(path.name)]
     return sorted(found, key=step_of, reverse=True)
 
 

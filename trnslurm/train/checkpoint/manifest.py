@@ -87,6 +87,11 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     fsync_directory(directory)
 
 
+def is_checkpoint(directory: Path) -> bool:
+    """Tell whether a directory is a checkpoint, whole or damaged."""
+    return (directory / NAME).is_file()
+
+
 def check_sizes(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest and see that its files are there, in full length."""
     try:

@@ -1,0 +1,137 @@
+"""export: which script is started, with which Python, where, and what becomes of its words."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trnslurm.run import RunDir
+
+# In the place of a job's export script: it says with what it was started.
+SCRIPT = """
+import json, os, sys
+open("written", "w").close()
+print(json.dumps({
+    "options": sys.argv[2:], "plan": sys.argv[1], "cwd": os.getcwd(), "python": sys.executable,
+    "path": os.environ["PYTHONPATH"], "said": os.environ.get("SAID"), "mark": os.environ["MARK"],
+}))
+"""
+CLUSTER: dict[str, Any] = {"scheduler": "local", "env": {"MARK": "it's $HOME"}}
+
+
+@pytest.fixture
+def exportable(make_run) -> Callable[..., RunDir]:
+    """Make a run in a directory with a weird name, as a submission would have left it."""
+
+    def make(script: str | None = SCRIPT, **changes: Any) -> RunDir:
+        run: RunDir = make_run("""it's "a" $(run) of 目录""", scheduler="local")
+        tree = {"recipe_name": "gpt2_zero1", "config": CLUSTER | changes}
+        run.config_file.write_text(yaml.safe_dump(tree))
+        job = run.code / "jobs" / "gpt2_zero1"
+        job.mkdir(parents=True)
+        if script is not None:
+            (job / "export.py").write_text(script)
+        return run
+
+    return make
+
+
+def test_the_script_of_the_run_with_the_python_that_runs_us(exportable, run_cli) -> None:
+    run = exportable()
+    done = run_cli("export", run.path)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out) == {
+        "options": ["--dtype=float32"],
+        "plan": str(run.plan_file),
+        "cwd": str(run.path),
+        "python": sys.executable,
+        "path": str(run.code),
+        "said": None,
+        "mark": "it's $HOME",
+    }
+
+
+def test_the_python_of_the_runs_cluster(exportable, run_cli, weird_path: Path) -> None:
+    python = weird_path / "python"
+    python.write_text(f'#!/bin/sh\nSAID="$FIRST" exec \'{sys.executable}\' "$@"\n')
+    python.chmod(0o755)
+    run = exportable(python=str(python), activate=["export FIRST='of the activation'"])
+    done = run_cli("export", "last")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["said"] == "of the activation"
+    assert json.loads(done.out)["cwd"] == str(run.path)
+
+
+def test_options_reach_the_script(exportable, run_cli, weird_path: Path, monkeypatch) -> None:
+    run = exportable()
+    monkeypatch.chdir(weird_path)
+    words = ("--step", "20", "-o", "to $x", "--dtype", "bfloat16", "--force", "--json")
+    done = run_cli("export", run.path, *words)
+    assert json.loads(done.out)["options"] == [
+        "--dtype=bfloat16", "--step=20", f"--output={weird_path / 'to $x'}", "--force", "--json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group_readable", "mode"), [(False, 0o600), (True, 0o640)])
+def test_as_private_as_the_run(exportable, run_cli, group_readable: bool, mode: int) -> None:
+    run = exportable(group_readable=group_readable)
+    before = os.umask(0)
+    try:
+        assert run_cli("export", run.path).code == 0
+    finally:
+        os.umask(before)
+    assert (run.path / "written").stat().st_mode & 0o777 == mode
+
+
+def test_its_error_is_the_only_line(exportable, run_cli) -> None:
+    exportable("import sys; sys.exit('error: no checkpoint is whole')")
+    done = run_cli("export", "last")
+    assert (done.code, done.error) == (1, "no checkpoint is whole")
+
+
+def test_a_python_without_the_stack(exportable, run_cli, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    # -S: without its site-packages.
+    python.write_text(f"#!/bin/sh\nexec '{sys.executable}' -S \"$@\"\n")
+    python.chmod(0o755)
+    exportable(python=str(python))
+    done = run_cli("export", "last")
+    assert done.code == 1
+    assert "has no torch, transformers, safetensors: install trnslurm there" in done.error
+
+
+def test_a_job_that_exports_nothing(exportable, cli) -> None:
+    run = exportable(None)
+    done = cli("export", "last")
+    assert done.code == 1
+    assert done.error == f"{run.name}: gpt2_zero1 has no export.py, so it exports nothing"
+
+
+def test_a_run_that_is_damaged(exportable, cli) -> None:
+    run = exportable()
+    run.config_file.write_text("recipe_name: gpt2_zero1\n")
+    assert cli("export", "last").error == f"{run.config_file}: damaged, it has no config"
+    run.config_file.write_text(yaml.safe_dump({"config": {"scheduler": "none"}}))
+    assert cli("export", "last").error.startswith(f"{run.config_file}: scheduler")
+    run.config_file.unlink()
+    assert cli("export", "last").error == f"{run.config_file}: no such file"
+
+
+@pytest.mark.parametrize("words", [("--step", "0"), ("--dtype", "int4"), ("--step", "newest")])
+def test_wrong_usage(exportable, cli, words: tuple[str, str]) -> None:
+    exportable()
+    done = cli("export", "last", *words)
+    assert done.code == 2
+    assert words[0] in done.error
+
+
+def test_no_such_run(site, cli) -> None:
+    assert cli("export", "last").code == 1
+    assert "no run 'last'" in cli("export", "last").error

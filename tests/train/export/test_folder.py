@@ -1,0 +1,110 @@
+"""A checkpoint as a Hugging Face folder: what transformers makes of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer
+
+from trnslurm.train.checkpoint import prove
+from trnslurm.train.checkpoint.manifest import write_manifest
+from trnslurm.train.data import END_OF_TEXT, open_text
+
+from .folders import FOLDER, TOKENIZER, VOCAB_SIZE, change_plan, load, logits, model_of, names
+
+TEXT = Path(__file__).parents[3] / "jobs" / "gpt2_zero1" / "text.txt"
+
+
+def test_the_folder_gives_the_logits_of_the_checkpoint(export, run_dir, capfd):
+    out, err = export()
+    folder = run_dir / "exported" / "step-6"
+    assert (out, err) == (f"Wrote {folder} (step 6, 0.1 M parameters)\n", "")
+    assert names(folder) == sorted(FOLDER + TOKENIZER)
+    assert names(run_dir / "exported") == ["step-6"]
+
+    model = load(folder)
+    assert capfd.readouterr().err == ""
+    assert torch.equal(logits(model), logits(model_of(run_dir, 6)))
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.config.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_the_folder_has_the_loss_that_training_saw(export, run_dir, trained, data):
+    export()
+    model = load(run_dir / "exported" / "step-6")
+    # The preset's eval_samples, seq_len and seed.
+    tokens = open_text(data, split="eval", seq_len=64, seed=1234).samples(0, 8)
+    with torch.no_grad():
+        flat = model(tokens).logits[:, :-1].flatten(0, 1)
+    loss = cross_entropy(flat, tokens[:, 1:].flatten()).item()
+    assert loss == pytest.approx(trained.metrics[-1]["eval_loss"], rel=1e-5)
+
+
+def test_an_earlier_step_in_bfloat16(export, run_dir, tmp_path):
+    output = tmp_path / "new" / "half"
+    out, _ = export("--step", 3, "--dtype", "bfloat16", "--output", output, "--json")
+    whole = model_of(run_dir, 3)
+    assert json.loads(out) == {
+        "directory": str(output),
+        "step": 3,
+        "parameters": sum(parameter.numel() for parameter in whole.parameters()),
+        "dtype": "bfloat16",
+        "tokenizer": True,
+    }
+    half = load(output, dtype="auto")
+    for (name, parameter), wanted in zip(half.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(parameter, wanted.bfloat16()), name
+    # Of logits up to 3 or so, in 8 bits of mantissa.
+    assert torch.allclose(logits(half), logits(whole), atol=0.05)
+    assert not torch.equal(logits(half), logits(whole))
+
+
+def test_the_tokenizer_is_that_of_the_data(export, run_dir, data):
+    export()
+    folder = run_dir / "exported" / "step-6"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    index = json.loads((data / "index.json").read_text())
+    text = "It's a  test: Käse, 目录\n\nof bytes"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert len(tokenizer) == index["vocab_size"] == VOCAB_SIZE
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == index["end_of_text"]
+    assert tokenizer.model_max_length == 64
+    model = load(folder)
+    assert model.config.eos_token_id == index["end_of_text"]
+    prompt = tokenizer("The", return_tensors="pt")
+    said = model.generate(
+        **prompt, max_new_tokens=5, do_sample=False, pad_token_id=index["end_of_text"]
+    )
+    assert tokenizer.decode(said[0]).startswith("The")
+
+
+@pytest.mark.parametrize("job_text", [True, False])
+def test_bytes_have_an_end_and_no_tokenizer(export, run_dir, job_text):
+    change_plan(run_dir, data="" if job_text else str(TEXT))
+    _, err = export()
+    assert err == ""
+    assert names(run_dir / "exported" / "step-6") == FOLDER
+    assert load(run_dir / "exported" / "step-6").config.eos_token_id == END_OF_TEXT
+
+
+def test_data_that_is_gone_costs_the_tokenizer_only(export, run_dir, tmp_path):
+    change_plan(run_dir, data=str(tmp_path / "gone"))
+    _, err = export()
+    assert err.startswith(f"warning: exported without a tokenizer: {tmp_path / 'gone'}: no ")
+    assert names(run_dir / "exported" / "step-6") == FOLDER
+    assert load(run_dir / "exported" / "step-6").config.eos_token_id is None
+
+
+def test_data_that_is_another_now_costs_the_tokenizer(export, run_dir, data):
+    checkpoint = run_dir / "checkpoints" / "step-00000006"
+    manifest = prove(checkpoint)
+    write_manifest(checkpoint, replace(manifest, facts=manifest.facts | {"data": "another"}))
+    _, err = export()
+    assert err == (
+        f"warning: exported without a tokenizer: {data} is not what this run was trained on "
+        "any more\n"
+    )
+    assert names(run_dir / "exported" / "step-6") == FOLDER

@@ -1,0 +1,113 @@
+"""Launches of workers that run several trainings one after another, and what those leave behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .conftest import make_environment, tiny_plan
+
+SCENARIOS = Path(__file__).with_name("scenarios.py")
+TIMEOUT_S = 900
+# Compiling is most of the work here, and what is compiled runs for seconds.
+QUICK_COMPILER = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A training in a launch, from the newest checkpoint of its name if there is one."""
+
+    name: str
+    changes: dict[str, Any]
+    change: str = "nothing"
+    phase: str = "train"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all attempts of a training left."""
+
+    metrics: list[dict[str, Any]]
+    results: list[dict[str, Any]]
+    """Of every worker of the last attempt."""
+    ledger: list[list[Any]] = field(default_factory=list)
+    """Of all attempts."""
+
+    def column(self, key: str) -> list[float]:
+        return [line[key] for line in self.metrics]
+
+
+@dataclass
+class Launches:
+    """Launches of workers, and what they left."""
+
+    directory: Path
+    text: Path
+    outputs: list[str] = field(default_factory=list)
+
+    def launch(self, workers: int, *scenarios: Scenario, device: str = "xla-cpu", cache=None):
+        asked = []
+        for scenario in scenarios:
+            run_dir = self.directory / scenario.name
+            run_dir.mkdir(exist_ok=True)
+            plan = tiny_plan(device, 1, workers, data=str(self.text), **scenario.changes)
+            attempt = 1 + len(list(run_dir.glob("plan-*.json")))
+            path = run_dir / f"plan-{attempt}.json"
+            path.write_text(json.dumps(plan))
+            asked.append(
+                {"run_dir": str(run_dir), "plan": str(path), "attempt": attempt,
+                 "phase": scenario.phase, "change": scenario.change}
+            )  # fmt: skip
+        options = {"device": device, "cache": cache, "scenarios": asked}
+        (self.directory / "options.json").write_text(json.dumps(options))
+        self.outputs.append(self._run(workers, device))
+
+    def _run(self, workers: int, device: str) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+        command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
+        command += [f"--master_port={port}", str(SCENARIOS), "options.json"]
+        process = subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env=make_environment(device, "train", self.directory) | QUICK_COMPILER,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        assert process.returncode == 0, output
+        return output
+
+    def results(self, name: str) -> list[dict[str, Any]]:
+        """Give every worker's result of the last attempt."""
+        return self._attempts(name)[-1]
+
+    def outcome(self, name: str) -> Outcome:
+        lines = (self.directory / name / "metrics.jsonl").read_text().splitlines()
+        attempts = self._attempts(name)
+        ledger = sorted(entry for attempt in attempts for one in attempt for entry in one["ledger"])
+        return Outcome(
+            metrics=[json.loads(line) for line in lines], results=attempts[-1], ledger=ledger
+        )
+
+    def _attempts(self, name: str) -> list[list[dict[str, Any]]]:
+        paths = sorted((self.directory / name).glob("result-*.json"))
+        attempts = sorted({path.suffixes[-2] for path in paths})
+        return [
+            [json.loads(path.read_text()) for path in paths if path.suffixes[-2] == attempt]
+            for attempt in attempts
+        ]

@@ -1,0 +1,197 @@
+"""The GPT-2 job, several trainings one after another: starting the workers takes longest.
+
+torchrun starts it, with a JSON file as its only argument:
+
+    {"device": "xla-cpu", "cache": {"path": "cache", "readonly": false} or null, "scenarios":
+     [{"run_dir": "a", "plan": "a/plan-1.json", "attempt": 1, "phase": "train",
+       "change": "nothing"}, …]}
+
+Each scenario leaves in its run directory what the job leaves there, and a result of each worker.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from trnslurm.train.device import open_device
+from trnslurm.train.environment import read_environment
+from trnslurm.train.errors import run_job
+from trnslurm.train.plan import check_world, load_plan, read_section
+
+JOB = Path(__file__).parents[2] / "jobs" / "gpt2_zero1" / "train.py"
+
+
+def main():
+    options = json.loads(Path(sys.argv[1]).read_text())
+    job = import_job()
+    environment = read_environment()
+    if options["cache"]:
+        use_cache(options["cache"], environment.rank)
+    device = open_device(options["device"], environment)
+    for number, scenario in enumerate(options["scenarios"]):
+        # What the workers told each other about the former checkpoints must not count.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+        run_dir = Path(scenario["run_dir"])
+        here = replace(
+            environment, run_dir=run_dir, phase=scenario["phase"], attempt=scenario["attempt"]
+        )
+        with CHANGES[scenario["change"]](job):
+            result = train(job, Path(scenario["plan"]), device, here)
+        name = f"result-{device.rank}.attempt-{here.attempt}.json"
+        (run_dir / name).write_text(json.dumps(result))
+    device.close()
+
+
+def train(job, plan_path, device, environment):
+    plan = load_plan(plan_path)
+    settings = read_section(job.Settings, plan.train, where="train")
+    check_world(plan, device)
+    run = job.make_training(plan, settings, device, environment)
+    misses = cache_misses(device)
+    with ledger_of(job, run) as ledger:
+        job.run_training(run, environment)
+    return {
+        "ledger": ledger,
+        "state_bytes": state_bytes(run.optimizer),
+        "parameters": digest(run.model.parameters()),
+        "misses": cache_misses(device) - misses,
+    }
+
+
+@contextmanager
+def ledger_of(job, run):
+    """Take down the samples that count: their places in the stream, and what was read there."""
+    ledger, read = [], {}
+    deal, samples = job.worker_units, run.text.samples
+
+    def watched_deal(plan, *, worker, step):
+        units = deal(plan, worker=worker, step=step)
+        for unit in units:
+            if unit.weight:
+                ledger.extend([place, ""] for place in range(unit.first, unit.first + unit.size))
+        return units
+
+    def watched_samples(first, count):
+        rows = samples(first, count)
+        read.update({first + number: digest([row]) for number, row in enumerate(rows)})
+        return rows
+
+    job.worker_units, run.text.samples = watched_deal, watched_samples
+    yield ledger
+    job.worker_units = deal
+    ledger[:] = [[place, read[place]] for place, _ in ledger]
+
+
+def import_job():
+    spec = importlib.util.spec_from_file_location("gpt2_zero1", JOB)
+    job = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = job
+    spec.loader.exec_module(job)
+    return job
+
+
+@contextmanager
+def nothing(job):
+    yield
+
+
+@contextmanager
+def scale_left_in(job):
+    """ZeRO's own division of the gradients by the number of workers."""
+    from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer as Zero
+
+    step = Zero.step
+    Zero.step = lambda self, *args, sharding_scheme=None, **options: step(self, *args, **options)
+    yield
+    Zero.step = step
+
+
+@contextmanager
+def norm_groups_set(job):
+    """The norms of the shards added up over all workers once more."""
+    from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer as Zero
+
+    make = Zero.__init__
+
+    def changed(self, *args, **options):
+        make(self, *args, grad_norm_groups=options["sharding_groups"], **options)
+
+    Zero.__init__ = changed
+    yield
+    Zero.__init__ = make
+
+
+@contextmanager
+def padding_counts(job):
+    """Padding units with a weight."""
+    real = job.unit_loss
+    job.unit_loss = lambda run, text, unit, tokens: real(
+        run, text, replace(unit, weight=1.0), tokens
+    )
+    yield
+    job.unit_loss = real
+
+
+@contextmanager
+def stock_adamw(job):
+    """Rates and bias corrections as Python numbers: exactly 0 or 1 they are part of the graph."""
+    from trnslurm.train.zero1 import Zero1
+
+    rate, step = Zero1._rate, Zero1.step
+
+    def changed(self, lr):
+        for group in [*self._zero.param_groups, *self._base.param_groups]:
+            group["capturable"] = False
+        return step(self, lr)
+
+    Zero1._rate, Zero1.step = lambda self, lr: lr, changed
+    yield
+    Zero1._rate, Zero1.step = rate, step
+
+
+CHANGES = {
+    function.__name__: function
+    for function in (nothing, scale_left_in, norm_groups_set, padding_counts, stock_adamw)
+}
+
+
+def use_cache(options, rank):
+    """Let torch_xla keep compiled graphs; one directory for each, as workers disturb each other."""
+    import torch_xla.runtime as xr
+
+    os.environ["PJRT_DEVICE"] = "CPU"
+    xr.initialize_cache(f"{options['path']}/{rank}", readonly=options["readonly"])
+
+
+def cache_misses(device):
+    if device.torch_device.type != "xla":
+        return 0
+    import torch_xla.debug.metrics
+
+    return torch_xla.debug.metrics.counter_value("PersistentCacheMiss") or 0
+
+
+def state_bytes(optimizer):
+    """The bytes of what the optimizer really holds of each parameter, padding included."""
+    states = optimizer._base.state.values()
+    return sum(
+        value.nbytes for state in states for key, value in state.items() if key.startswith("exp_")
+    )
+
+
+def digest(tensors):
+    sha256 = hashlib.sha256()
+    for tensor in tensors:
+        sha256.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+if __name__ == "__main__":
+    run_job(main)

@@ -1,0 +1,51 @@
+"""Reading checkpoints: the newest whole one, and the parameters alone, whoever asks for them."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.manifest import DamagedError, Manifest, verify
+from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.errors import TrainError
+from trnslurm.train.state import num_rows
+
+
+def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
+    """Find the newest whole checkpoint; with it come the newer ones and how they are damaged."""
+    damaged: list[tuple[Path, str]] = []
+    for checkpoint in directory.checkpoints_in(root):
+        try:
+            return verify(checkpoint), damaged
+        except DamagedError as error:
+            damaged.append((checkpoint, str(error)))
+    return None, damaged
+
+
+def prove(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest and prove every byte of its files; else it is an error."""
+    if not directory.is_name(checkpoint.name):
+        raise TrainError(f"{checkpoint} is no checkpoint: name a directory such as step-00000100")
+    if not checkpoint.is_dir():
+        raise TrainError(f"{checkpoint}: no such checkpoint")
+    try:
+        return verify(checkpoint)
+    except DamagedError as error:
+        raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
+
+
+def read_parameters(checkpoint: Path, manifest: Manifest | None = None) -> dict[str, Tensor]:
+    """Read the whole parameters to the host, by name and in the type they were saved in.
+
+    The manifest is the checkpoint's if it has been proven already; else that is done first.
+    """
+    manifest = manifest or prove(checkpoint)
+    read = Reader(checkpoint, manifest)
+    try:
+        return {
+            name: read(name, "parameter", range(num_rows(shape))).view(shape)
+            for name, shape in manifest.shapes.items()
+        }
+    except (OSError, SafetensorError) as error:
+        raise TrainError(f"{checkpoint}: cannot be read ({error})") from None
