@@ -79,6 +79,7 @@ def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
         "",
         "# On a file system that all nodes share.",
         "run_root: ~/trnslurm-runs",
+        "data_root: ~/trnslurm-data",
         "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
         "activate: []",
         f"python: {_scalar(sys.executable)}",
@@ -93,6 +94,7 @@ def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
         f"  max_nodes: {partition.nodes}",
         f"  max_time_min: {limit}",
         f"  cpus_per_task: {partition.cpus}",
+        "  data_partition: null  # of `data prepare --submit`, where CPUs will do",
         f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
     ]
     return "\n".join(lines + ([] if partition.instance_type else _own_type(partition))) + "\n"

@@ -42,7 +42,7 @@ def training_options(spec: JobSpec) -> list[tuple[str, str]]:
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
-    return options + _common(spec.config, again="it goes on from its newest checkpoint")
+    return options + _common(spec.config, again="from the newest checkpoint")
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:
@@ -51,7 +51,7 @@ def data_options(job: DataJob) -> list[tuple[str, str]]:
     named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
     if slurm.data_partition is None:  # these choose among the nodes for training
         named |= {"constraint": slurm.constraint, "reservation": slurm.reservation}
-    return _named(job.config, **named) + _common(job.config, again="what is finished is kept")
+    return _named(job.config, **named) + _common(job.config, again="and go on")
 
 
 def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:
@@ -61,7 +61,7 @@ def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:
 
 def _common(config: Config, *, again: str) -> list[tuple[str, str]]:
     slurm = config.cluster.slurm
-    requeue = ("--requeue", f"start again after a node failure; {again}")
+    requeue = ("--requeue", f"start again after a node failure, {again}")
     if not slurm.requeue:
         requeue = ("--no-requeue", "do not start again after a node failure")
     return [requeue, *((_passed_through(option), _site(config)) for option in slurm.sbatch)]

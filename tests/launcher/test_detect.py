@@ -99,7 +99,7 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     slurm = yaml.safe_load(file.read_text())["slurm"]
     assert slurm == {
         "partition": "compute", "max_nodes": 3, "max_time_min": 3600, "cpus_per_task": 128,
-        "bin_dir": None,
+        "data_partition": None, "bin_dir": None,
     }  # fmt: skip
     listed = cli("clusters").out
     assert "parallelcluster *" in listed

@@ -139,10 +139,7 @@ def choose_cluster(
 
 
 def choose_data_cluster(workspace: Workspace, options: dict[str, Any]) -> str:
-    """Return the cluster whose data is meant.
-
-    What it prefers to train is no reason to prepare that.
-    """
+    """Return the cluster whose data is meant; its preferred preset is for training only."""
     if (cluster := options["cluster"] or workspace.cluster) is None:
         cluster = _this_machine()
         click.echo(f"Using --cluster {cluster}, as no other was chosen", err=True)

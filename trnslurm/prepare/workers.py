@@ -52,7 +52,7 @@ def tokenize(todo: list[Chunk], work: Work, processes: int) -> dict[int, int]:
 
 def _run_here(left: list[Chunk], work: Work) -> Iterator[tuple[Chunk, int]]:
     """Run the chunks one after another: a process of its own takes longer to start than most."""
-    loaded = tokenizer.load(work.tokenizer, work.end_of_text)
+    loaded = _load(work)
     for chunk in left:
         yield chunk, chunks.tokenize(chunk, loaded, work.dtype, work.directory)
 
@@ -102,9 +102,12 @@ def _start(work: Work) -> None:
     """Set up one worker."""
     global _work, _loaded
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _work = work
-    _loaded = tokenizer.load(work.tokenizer, work.end_of_text)
+    _work, _loaded = work, _load(work)
+
+
+def _load(work: Work) -> tokenizer.Loaded:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
+    return tokenizer.load(work.tokenizer, work.end_of_text)
 
 
 def _end_with_parent() -> None:

@@ -93,27 +93,6 @@ def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
     )
 
 
-def _site(cluster: Cluster) -> dict[str, Any]:
-    """Return the fields of a job that are its cluster's."""
-    return {
-        "scheduler": cluster.scheduler,
-        "ask_above_node_hours": cluster.ask_above_node_hours,
-        "run_root": cluster.run_root,
-        "data_root": cluster.data_root,
-        "group_readable": cluster.group_readable,
-        "bin_dir": cluster.slurm.bin_dir,
-        "python": cluster.python,
-    }
-
-
-def refuse_unprepared(job: Job) -> None:
-    """Refuse to train on data that is not there, as far as this host can tell."""
-    files = [f"{job.data}/{INDEX}", job.data]  # prepared data, or a plain text
-    if job.data and none_there(job.data_root, files, local=job.scheduler == "local"):
-        prepare = command("prepare", job.recipe, job.preset, job.cluster)
-        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
-
-
 def job_of_bundle(directory: Path) -> Job:
     """Read a reviewed bundle back, byte for byte."""
     bundle = read_bundle(directory)
@@ -154,3 +133,24 @@ def job_of_bundle(directory: Path) -> Job:
             "render it again"
         )
     return job
+
+
+def refuse_unprepared(job: Job) -> None:
+    """Refuse to train on data that is not there, as far as this host can tell."""
+    files = [f"{job.data}/{INDEX}", job.data]  # prepared data, or a plain text
+    if job.data and none_there(job.data_root, files, local=job.scheduler == "local"):
+        prepare = command("prepare", job.recipe, job.preset, job.cluster)
+        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
+
+
+def _site(cluster: Cluster) -> dict[str, Any]:
+    """Return the fields of a job that are its cluster's."""
+    return {
+        "scheduler": cluster.scheduler,
+        "ask_above_node_hours": cluster.ask_above_node_hours,
+        "run_root": cluster.run_root,
+        "data_root": cluster.data_root,
+        "group_readable": cluster.group_readable,
+        "bin_dir": cluster.slurm.bin_dir,
+        "python": cluster.python,
+    }
