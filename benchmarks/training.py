@@ -29,10 +29,12 @@ JOB = Path("jobs") / "gpt2_zero1"
 LOG_EVERY = 10
 # Summing in another order moves a loss by far less, another model or other data by far more.
 SAME_LOSS = 1e-3
-BATCH = {"seq_len": 128, "batch.global_batch": 16, "batch.micro_batch": 2, "precision": "fp32"}
-MODEL = {"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": 257}
+SEQ_LEN = 128
+GLOBAL_BATCH = 16
+MODEL = {"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": SEQ_LEN, "vocab_size": 257}
 DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
-TRAIN = {"lr": 1e-3, "schedule": "constant", "warmup_steps": 0, "log_every": LOG_EVERY}
+TRAIN = {"lr": 1e-3, "schedule": "constant", "warmup_steps": 0}
+TRAIN |= {"log_every": LOG_EVERY, "eval_every": 0, "save_every": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def main() -> None:
     """Run all in turn, and print medians and ratios."""
     parser = reporting.make_parser("Compare the speed of training loops.", rounds=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="(1 2)")
-    parser.add_argument("--steps", type=int, default=40, help="(40)")
+    parser.add_argument("--steps", type=int, default=30, help="(30)")
     parser.add_argument("--warm-up", type=int, default=10, help="steps not counted (10)")
     parser.add_argument("--dropout", type=float, default=0.0, help="(0: losses are compared)")
     parser.add_argument("--xla-cpu", action="store_true", help="also ZeRO-1 on torch_xla's CPU")
@@ -100,11 +102,11 @@ def make_racers(root: Path, options: argparse.Namespace) -> list[Racer]:
 
 def render(output: Path, device: str, workers: int, options: argparse.Namespace) -> Path:
     """Render a bundle: the plan, and the job's code as a run would have it."""
-    settings: dict[str, object] = {"device": device, "steps": options.steps, **BATCH}
+    settings: dict[str, object] = {"device": device, "steps": options.steps, "precision": "fp32"}
+    settings |= {"seq_len": SEQ_LEN, "batch.global_batch": GLOBAL_BATCH, "batch.micro_batch": 2}
     settings |= {f"model.{key}": value for key, value in MODEL.items()}
     settings |= {f"model.{key}": options.dropout for key in DROPOUTS}
     settings |= {f"train.{key}": value for key, value in TRAIN.items()}
-    settings |= {"train.eval_every": 0, "train.save_every": 0}
     command = [sys.executable, "-m", "trnslurm", "render", JOB.name, "--cluster", "local"]
     command += ["--preset", "tiny", "--nodes", "1", "--workers", str(workers)]
     command += ["--path", str(REPO), "--output", str(output)]
@@ -136,7 +138,7 @@ def run(racer: Racer, run_dir: Path, options: argparse.Namespace) -> Measured:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     times = {line["step"]: line["time"] for line in lines}
     seconds = times[options.steps] - times[options.warm_up]
-    tokens = (options.steps - options.warm_up) * BATCH["batch.global_batch"] * BATCH["seq_len"]
+    tokens = (options.steps - options.warm_up) * GLOBAL_BATCH * SEQ_LEN
     last = [line["loss"] for line in lines if line["step"] > options.steps - LOG_EVERY]
     return Measured(tokens_per_s=tokens / seconds, loss=statistics.mean(last))
 
@@ -173,7 +175,7 @@ def report(runs: dict[Racer, list[Measured]], options: argparse.Namespace) -> No
         "loss": ("loss", ".4f"),
     }
     counted = options.steps - options.warm_up
-    title = f"{counted} steps of {options.rounds} rounds, medians; ratio to accelerate"
+    title = f"{counted} steps, medians of {options.rounds} rounds; ratio to accelerate"
     reporting.report(title, rows, columns, options.json)
     losses = [row["loss"] for row in rows]
     if not options.dropout and max(losses) - min(losses) > SAME_LOSS:
