@@ -25,7 +25,7 @@ SHELL = {
 ITS_OWN = {
     "JobId", "SubmitTime", "EligibleTime", "AccrueTime", "StartTime", "EndTime", "LastSchedEval",
     "RunTime", "NodeList", "BatchHost", "Nodes", "Command", "WorkDir", "StdErr", "StdOut",
-    "Priority",
+    "Priority", "Scheduler",
 }  # fmt: skip
 
 

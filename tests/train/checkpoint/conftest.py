@@ -115,11 +115,13 @@ class Team:
         """Tell whether every tensor of every worker is, bit for bit, what it shall be."""
         return all(
             torch.equal(tensor, self.value(name, kind, step).to(tensor.dtype))
-            for model, optimizer in zip(self.models, self.optimizers, strict=True)
-            for name, parameter in model.named_parameters()
-            for kind, tensor in (
-                {"parameter": parameter} | optimizer._base.state[parameter]
-            ).items()
+            for optimizer in self.optimizers
+            for name, parameter, holder in optimizer._triples()
+            for kind, tensor in [
+                ("parameter", parameter),
+                ("parameter", holder),
+                *optimizer._base.state[holder].items(),
+            ]
             if kind != "step"
         )
 
