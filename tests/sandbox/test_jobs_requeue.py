@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from .cluster import eventually
 
 
@@ -83,3 +85,28 @@ def test_a_node_reboots(user) -> None:
     run.until("COMPLETED")
     assert run.phase("train")["attempt"] == 2
     assert run.job()["Restarts"] == "1"
+
+
+def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
+    """What was done since is done again, with the same losses; nothing else is."""
+    quick = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0")
+    often = ("steps=200", "train.save_every=10")
+    run = user.submit(*quick, *often, nodes=2, recipe="gpt2_zero1")
+    metrics = run.path / "metrics.jsonl"
+
+    def lines() -> list[dict]:
+        if not metrics.exists():
+            return []
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    eventually(lambda: len(lines()) > 25, 120)
+    user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    run.until("COMPLETED", 240)
+    losses = [{x["step"]: x["loss"] for x in lines() if x["attempt"] == n} for n in (1, 2)]
+    begin = min(losses[1])
+    assert begin > 20 and begin % 10 == 1
+    assert max(losses[0]) < begin + 20  # one save at most was still on its way
+    assert sorted(losses[0] | losses[1]) == list(range(1, 201))
+    again = losses[0].keys() & losses[1].keys()
+    assert [losses[0][step] for step in again] == [losses[1][step] for step in again]
+    assert f"going on from step-{begin - 1:08d}, written by 2 workers" in run.logs("-n", "1000")
