@@ -24,8 +24,9 @@ from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
+from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
+from trnslurm.train.reports import say
 from trnslurm.train.schedule import learning_rate, total_steps
 
 # One step more than it takes to see every graph, so that a late one shows here and not in training.
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train GPT-2 with ZeRO-1.")
     parser.add_argument("plan", type=Path, help="plan.json of the run")
     plan = load_plan(parser.parse_args().plan)
-    settings = read_section(Settings, plan.train, where="plan.json: train")
+    settings = read_settings(Settings, plan, not_zero=("log_every", "eval_samples"))
     environment = read_environment()
 
     device = open_device(plan.device, environment)
@@ -86,7 +87,7 @@ def main() -> None:
 
     run = make_training(plan, settings, device, environment)
     if device.rank == 0:
-        print(describe(run, environment), flush=True)
+        say(describe(run, environment))
     run_training(run, environment)
     device.close()
 
@@ -109,13 +110,14 @@ def run_training(run: Training, environment: Environment) -> None:
     train(run, progress, steps)
 
     run.checkpoints.close()
+    run.checkpoints.require_last()
     progress.close()
     precompile = environment.phase == "precompile"
     agree = parameters_agree(device, run.model)
     if not (agree or precompile):
         raise TrainError("the workers' parameters differ at the end: this training is not valid")
     if device.rank == 0:
-        print("precompile done: losses above are invalid" if precompile else "ranks agree")
+        say("precompile done: losses above are invalid" if precompile else "ranks agree")
 
 
 def steps_to_run(run: Training, environment: Environment) -> range:

@@ -23,7 +23,7 @@ import torch
 from trnslurm.train.device import open_device
 from trnslurm.train.environment import read_environment
 from trnslurm.train.errors import run_job
-from trnslurm.train.plan import check_world, load_plan, read_section
+from trnslurm.train.plan import check_world, load_plan, read_settings
 
 JOB = Path(__file__).parents[2] / "jobs" / "gpt2_zero1" / "train.py"
 
@@ -51,7 +51,7 @@ def main():
 
 def train(job, plan_path, device, environment):
     plan = load_plan(plan_path)
-    settings = read_section(job.Settings, plan.train, where="train")
+    settings = read_settings(job.Settings, plan)
     check_world(plan, device)
     run = job.make_training(plan, settings, device, environment)
     misses = cache_misses(device)

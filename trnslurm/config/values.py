@@ -47,6 +47,8 @@ def check_values(tree: Mapping[str, Any]) -> None:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
     _check_data(tree)
+    if ".." in tree["data"]["path"].split("/"):
+        raise ConfigError("data.path has '..': name a path below data_root, or an absolute one")
     for section in ("model", "train"):
         _check_job_values(section, tree[section])
     for reference in tree["reference"]:

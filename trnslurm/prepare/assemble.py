@@ -112,8 +112,12 @@ def describe(path: Path) -> dict[str, Any]:
 
 def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
     """Read the files of prepared data whole; give the name of one that is not as the index says."""
+    if not isinstance(index["splits"], dict) or "train" not in index["splits"]:
+        return INDEX
     for entry in (index["tokenizer"], *index["splits"].values()):
-        path = directory / entry["file"]
+        if not isinstance(entry, dict) or not {"file", "bytes", "sha256"} <= entry.keys():
+            return INDEX
+        path = directory / str(entry["file"])
         if not path.is_file() or any(entry[k] != v for k, v in describe(path).items()):
             return str(entry["file"])
     return None

@@ -61,6 +61,7 @@ def fetch(wanted: Wanted) -> str:
                 f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
                 "or column: choose another name, or replace it with --force"
             )
+    _library("datasets")  # before anything is made
     with partial(wanted.output, "fetch") as directory:
         finished = directory / "finished"
         shutil.rmtree(finished, ignore_errors=True)

@@ -45,7 +45,7 @@ def text_files(paths: list[Path]) -> list[Found]:
     """Take text files as they are named, all to train on."""
     for path in paths:
         if path.is_dir():
-            raise PrepareError(f"--text {path}: is a directory: name files, or use --dataset")
+            raise PrepareError(f"--text {path}: is a directory: name the files in it")
     return [Found(name=path.name, path=path, split="train") for path in paths]
 
 

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ from trnslurm.prepare import chunks, tokenizer
 from trnslurm.prepare.chunks import Chunk
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.progress import Progress
+
+# How often signals are let in while chunks are worked on.
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,37 +66,46 @@ def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk,
     running: dict[Future[int], Chunk] = {}
     # Spawned and not forked: the tokenizers library does not survive a fork from its threads.
     context = multiprocessing.get_context("spawn")
+    # Made first: with it Python starts a helper of its own, and unblocks these signals then.
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(work,))
-    try:
-        while True:
-            while len(running) < 2 * processes and (chunk := next(waiting, None)):
-                with _signals_blocked():
+    with _signals_blocked() as let_in:
+        try:
+            while True:
+                while len(running) < 2 * processes and (chunk := next(waiting, None)):
                     running[pool.submit(_tokenize, chunk)] = chunk
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-    except BrokenProcessPool:
-        # The others may wait for a lock that the dead one held; and what the pool sends them, TERM,
-        # they block.
-        for worker in multiprocessing.active_children():
-            worker.kill()
-        raise KeptError(
-            "a tokenizing process died (where memory is short, use fewer --processes)"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+                if not running:
+                    return
+                let_in()
+                for future in wait(running, _LOOK_S, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        except BrokenProcessPool:
+            # The others may wait for a lock that the dead one held; and what the pool sends them,
+            # TERM, they block.
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise KeptError(
+                "a tokenizing process died (where memory is short, use fewer --processes)"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block what Ctrl-C and scancel send to every process, so that a worker started here does too.
+def _signals_blocked() -> Iterator[Callable[[], None]]:
+    """Block what Ctrl-C and scancel send to every process; give a function that lets it in.
 
-    The parent gets it when it is out of here, and lets every worker finish its chunk.
+    Workers started here block it too, and finish their chunks. And no handler raises in the middle
+    of the pool, which would leave it with a lock that nobody gives back.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def let_in() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
     try:
-        yield
+        yield let_in
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

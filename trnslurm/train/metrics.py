@@ -4,11 +4,9 @@ A step's loss and norm stay on the device until a report is due; reading them ea
 host wait in the middle of the work.
 """
 
-import json
 import math
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,9 +15,11 @@ from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
+from trnslurm.train.reports import Events, JsonLines, say
 
 # The first optimizer step makes state and differs from the second; after that nothing is new.
 STEADY_AFTER = 2
+_NO_CURVES = ("attempt", "step", "steps", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Progress:
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
         writes = device.rank == 0 and self._training
-        self._file = _open_lines(environment.run_dir / "metrics.jsonl") if writes else None
-        self._events = _open_events(environment.run_dir / "tensorboard") if writes else None
+        self._lines = JsonLines(environment.run_dir / "metrics.jsonl") if writes else None
+        self._events = Events(environment.run_dir / "tensorboard") if writes else None
 
     def due(self, step: int) -> bool:
         """Tell whether a report is due after a step (counted from 1).
@@ -86,13 +86,13 @@ class Progress:
 
     def close(self) -> None:
         """Close the files and say how many graphs came late: there should be none."""
-        if self._file:
-            self._file.close()
+        if self._lines:
+            self._lines.close()
         if self._events:
             self._events.close()
         if self._device.rank == 0 and self._steady_graphs is not None:
             late = self._device.graphs() - self._steady_graphs
-            print(f"graphs compiled after step {STEADY_AFTER}: {late}", flush=True)
+            say(f"graphs compiled after step {STEADY_AFTER}: {late}")
 
     def _report(self) -> None:
         steps, self._pending = self._pending, []
@@ -113,7 +113,7 @@ class Progress:
         for line in lines:
             self._write(line)
         if self._device.rank == 0:
-            print(_format(lines[-1]), flush=True)
+            say(_format(lines[-1]))
         for line in lines:
             self._refuse_nonsense(line)
         if steps[-1].step - self._steps.start == STEADY_AFTER:
@@ -145,13 +145,11 @@ class Progress:
         return line
 
     def _write(self, line: dict[str, int | float]) -> None:
-        if self._file:
-            # JSON has no NaN.
-            kept = {k: v if math.isfinite(v) else None for k, v in line.items()}
-            self._file.write(json.dumps(kept) + "\n")
+        if self._lines:
+            self._lines.write(line)
         if self._events:
-            for name in line.keys() - {"attempt", "step", "steps", "time"}:
-                self._events.add_scalar(name, line[name], line["step"], walltime=line["time"])
+            numbers = {k: v for k, v in line.items() if k not in _NO_CURVES}
+            self._events.write(numbers, step=int(line["step"]), time=line["time"])
 
     def _refuse_nonsense(self, line: dict[str, int | float]) -> None:
         loss, norm = line["loss"], line["grad_norm"]
@@ -170,21 +168,6 @@ def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     attention: float = 12.0 * config.num_hidden_layers * config.hidden_size * seq_len
     return seq_len * (6.0 * parameters + attention)
-
-
-def _open_lines(path: Path) -> Any:
-    # Line buffered: every line reaches the file system as soon as it is whole.
-    return path.open("a", encoding="utf-8", buffering=1)
-
-
-def _open_events(directory: Path) -> Any:
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError:
-        print("no TensorBoard events: this Python has no tensorboard", flush=True)
-        return None
-    writer: Any = SummaryWriter  # not annotated
-    return writer(str(directory), flush_secs=10)
 
 
 def _format(line: dict[str, int | float]) -> str:

@@ -1,6 +1,7 @@
 """plan.json as a frozen dataclass, and the refusal to train in another world than the planned."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -69,6 +70,16 @@ def load_plan(path: Path) -> Plan:
     if plan.precision not in PRECISIONS:
         raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")
     return plan
+
+
+def read_settings(cls: type[Section], plan: Plan, *, not_zero: Sequence[str] = ()) -> Section:
+    """Build a job's own dataclass from the plan's section train, in which nothing is negative."""
+    settings = read_section(cls, plan.train, where="plan.json: train")
+    for key, value in plan.train.items():
+        least = 1 if key in not_zero else 0
+        if isinstance(value, int | float) and value < least:
+            raise TrainError(f"train.{key} is {value}: it must be at least {least}")
+    return settings
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:

@@ -85,9 +85,10 @@ class TokenText:
         if found is None:
             raise TrainError(f"{directory}: no split {split}: {_PREPARE} and --holdout")
         if found.tokens < seq_len:
+            holdout = " or with a larger --holdout" if split == "eval" else ""
             raise TrainError(
                 f"{directory}: split {split} has {found.tokens} tokens, fewer than one block of "
-                f"{seq_len}: {_PREPARE} from more text or with a larger --holdout"
+                f"{seq_len}: {_PREPARE} from more text{holdout}"
             )
         self.directory = directory
         self.index = index

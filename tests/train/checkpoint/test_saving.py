@@ -43,8 +43,13 @@ def test_one_worker_that_cannot_write_fails_the_save_on_all(team, capsys):
     [line] = capsys.readouterr().out.splitlines()
     assert "no checkpoint of step 2: rank-00001-of-00003.safetensors: Is a directory; the" in line
     assert (writers.steps(), writers.others()) == ([1], [])
+    for one in writers.checkpoints:
+        with pytest.raises(TrainError, match="the last checkpoint, of step 2, could not be made"):
+            one.require_last()
     assert {type(outcome) for outcome in writers.save(3)} == {Saved}
     assert writers.steps() == [1, 3]
+    for one in writers.checkpoints:
+        one.require_last()
 
 
 def test_a_silent_worker_fails_the_save_after_a_while(team, monkeypatch):

@@ -32,6 +32,7 @@ from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optimizer import GlobalOptimizer
 from trnslurm.train.plan import Plan
+from trnslurm.train.reports import say
 
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
 # rank 0 has died would wait for ever.
@@ -64,8 +65,8 @@ class Checkpoints:
         """
         if keep_last < KEEP_AT_LEAST:
             raise TrainError(
-                f"checkpoints: {keep_last} are to be kept, but one must be left if the newest is "
-                f"damaged: keep {KEEP_AT_LEAST} or more"
+                f"train.keep_last is {keep_last}, but one must be left if the newest is damaged: "
+                f"keep {KEEP_AT_LEAST} or more"
             )
         self._root = root
         self._device = device
@@ -79,6 +80,7 @@ class Checkpoints:
         self._saves = 0
         self._running: Future[Outcome] | None = None
         self._ended: deque[Saved | Failed] = deque()
+        self._last: Saved | Failed | None = None
 
     def newest(self) -> Manifest | None:
         """Find the newest whole checkpoint: rank 0 looks, and tells the others."""
@@ -159,6 +161,17 @@ class Checkpoints:
         self._ended.clear()
         return ended
 
+    def require_last(self) -> None:
+        """Raise a TrainError if the last save failed: what was trained since would be lost unsaid.
+
+        Call it after close, at the end of a training.
+        """
+        if isinstance(self._last, Failed):
+            raise TrainError(
+                f"the last checkpoint, of step {self._last.step}, could not be made "
+                f"({self._last.reason}): mend that and run again, it goes on from the one before"
+            )
+
     def _settle(self) -> None:
         if self._running is None:
             return
@@ -168,6 +181,7 @@ class Checkpoints:
             raise TrainError(self._overtaken_by(outcome.attempt))
         self._say(str(outcome))
         self._ended.append(outcome)
+        self._last = outcome
 
     def _manifest(self, step: int, samples: int, optimizer: GlobalOptimizer) -> Manifest:
         return Manifest(
@@ -219,7 +233,7 @@ class Checkpoints:
 
     def _say(self, line: str) -> None:
         if self._device.rank == 0:
-            print(line, flush=True)
+            say(line)
 
 
 def _in_background(work: Callable[[], Outcome]) -> Future[Outcome]:

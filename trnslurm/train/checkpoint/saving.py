@@ -57,7 +57,7 @@ class Failed:
     def __str__(self) -> str:
         return (
             f"warning: no checkpoint of step {self.step}: {self.reason}; the one before is kept, "
-            "training goes on and tries again at the next one"
+            "and the next one is tried as usual"
         )
 
 

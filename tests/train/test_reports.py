@@ -1,0 +1,72 @@
+"""Lines of numbers: whole ones whatever happens, and a full disk that costs no more than lines."""
+
+import json
+import resource
+from dataclasses import dataclass, replace
+
+import pytest
+
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import read_settings
+from trnslurm.train.reports import JsonLines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    log_every: int
+    lr: float
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_later_attempts_go_on_in_the_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2):
+        lines = JsonLines(path)
+        lines.write({"step": step, "loss": float("nan")})
+        lines.close()
+
+    assert lines_of(path) == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2, "lo', "", '{"step": 2}'])
+def test_what_an_attempt_had_not_finished_is_cut_off(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + torn)
+    lines = JsonLines(path)
+    lines.write({"step": 3})
+    lines.close()
+
+    assert lines_of(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write({"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 3, hard))
+    try:
+        lines.write({"step": 2})
+        lines.write({"step": 3})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    lines.write({"step": 4})
+    lines.close()
+
+    assert lines_of(path) == [{"step": 1}, {"step": 4}]
+    assert capsys.readouterr().out.count("warning: metrics.jsonl cannot be written") == 1
+
+
+def test_a_setting_that_makes_no_sense_is_named(make_plan):
+    plan = make_plan(units=4, workers=1)
+    good = replace(plan, train={"log_every": 1, "lr": 0.0})
+    assert read_settings(Settings, good, not_zero=("log_every",)).log_every == 1
+    for train, words in (
+        ({"log_every": 0, "lr": 0.0}, "train.log_every is 0: it must be at least 1"),
+        ({"log_every": 1, "lr": -1.0}, "train.lr is -1.0: it must be at least 0"),
+    ):
+        with pytest.raises(TrainError, match=words):
+            read_settings(Settings, replace(plan, train=train), not_zero=("log_every",))
