@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from .cluster import CHECKOUT, Sandbox, eventually, processes_with
 USER = "trnslurm-test"
 # What `trnslurm sandbox` imports besides the standard library.
 PACKAGES = ("click", "yaml")
+# slurmctld writes its state down every five seconds.
+STATE_SAVED_S = 6
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +141,9 @@ def test_faults(user, cluster: Sandbox, home: Path) -> None:
     assert "No space left on device" in full.err
     assert list(disk.iterdir()) == []
     assert cluster.fault("disk", disk, "off")
+    # A controller that is killed forgets its last seconds: a job that ended then would run again.
+    eventually(lambda: not cluster.slurm("squeue", "--noheader").ok.strip(), 30)
+    time.sleep(STATE_SAVED_S)
     assert cluster.fault("ctld", "kill") and cluster.fault("ctld", "start")
     cluster.until(2, "idle")  # a node that has not registered since cannot reboot unexpectedly
     for fault in ("freeze", "thaw", "link-down", "link-up", "slurmd-kill", "slurmd-start"):
