@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from measures import cache_misses, state_bytes, use_cache
 
 from trnslurm.train.device import open_device
 from trnslurm.train.environment import read_environment
@@ -160,30 +161,6 @@ CHANGES = {
     function.__name__: function
     for function in (nothing, scale_left_in, norm_groups_set, padding_counts, stock_adamw)
 }
-
-
-def use_cache(options, rank):
-    """Let torch_xla keep compiled graphs; one directory for each, as workers disturb each other."""
-    import torch_xla.runtime as xr
-
-    os.environ["PJRT_DEVICE"] = "CPU"
-    xr.initialize_cache(f"{options['path']}/{rank}", readonly=options["readonly"])
-
-
-def cache_misses(device):
-    if device.torch_device.type != "xla":
-        return 0
-    import torch_xla.debug.metrics
-
-    return torch_xla.debug.metrics.counter_value("PersistentCacheMiss") or 0
-
-
-def state_bytes(optimizer):
-    """The bytes of what the optimizer really holds of each parameter, padding included."""
-    states = optimizer._base.state.values()
-    return sum(
-        value.nbytes for state in states for key, value in state.items() if key.startswith("exp_")
-    )
 
 
 def digest(tensors):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from measures import cache_misses, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -189,27 +190,6 @@ FAULTS = {
         fill_the_disk,
     )
 }
-
-
-def use_cache(options, rank):
-    """Let torch_xla keep compiled graphs; one directory for each, as workers disturb each other."""
-    import torch_xla.runtime as xr
-
-    os.environ["PJRT_DEVICE"] = "CPU"
-    xr.initialize_cache(f"{options['path']}/{rank}", readonly=options["readonly"])
-
-
-def cache_misses(device):
-    if device.torch_device.type != "xla":
-        return 0
-    import torch_xla.debug.metrics
-
-    return torch_xla.debug.metrics.counter_value("PersistentCacheMiss") or 0
-
-
-def state_bytes(optimizer):
-    states = optimizer._base.state.values()
-    return sum(state[kind].nbytes for state in states for kind in ("exp_avg", "exp_avg_sq"))
 
 
 def say(**values):

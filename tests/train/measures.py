@@ -1,0 +1,28 @@
+"""What workers of the tests measure of themselves; the scripts that torchrun starts import it."""
+
+import os
+
+
+def use_cache(options, rank):
+    """Let torch_xla keep compiled graphs; one directory for each, as workers disturb each other."""
+    import torch_xla.runtime as xr
+
+    os.environ["PJRT_DEVICE"] = "CPU"
+    xr.initialize_cache(f"{options['path']}/{rank}", readonly=options["readonly"])
+
+
+def cache_misses(device):
+    """Count the graphs that the cache had not."""
+    if device.torch_device.type != "xla":
+        return 0
+    import torch_xla.debug.metrics
+
+    return torch_xla.debug.metrics.counter_value("PersistentCacheMiss") or 0
+
+
+def state_bytes(optimizer):
+    """The bytes of what the optimizer really holds of each parameter, padding included."""
+    states = optimizer._base.state.values()
+    return sum(
+        value.nbytes for state in states for key, value in state.items() if key.startswith("exp_")
+    )
