@@ -19,4 +19,6 @@ def run_job(main: Callable[[], None]) -> None:
         # and torchrun then ends the others in their sleep; one that fails alone speaks late.
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(20)
-        sys.exit(f"error: {error}")
+        # One write: a library of another worker may print into the same pipe at any moment.
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
