@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trnslurm.prepare import assemble, fetching, tokenizer
+from trnslurm.prepare import fetching, tokenizer
 from trnslurm.prepare.documents import PER, Rule
 from trnslurm.prepare.errors import KeptError, PrepareError
-from trnslurm.prepare.run import Request, Result, prepare
+from trnslurm.prepare.prepared import Result, find_damage, read_index
+from trnslurm.prepare.run import Request, prepare
 from trnslurm.prepare.sources import dataset_files, dataset_notes, text_files
 
 HOLDOUT = 0.005
@@ -167,10 +168,10 @@ def _verify(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("directory", type=_path)
     directory = parser.parse_args(arguments).directory
-    index = assemble.read_index(directory)
+    index = read_index(directory)
     if index is None:
         raise PrepareError(f"{directory}: no prepared data")
-    if damaged := assemble.find_damage(directory, index):
+    if damaged := find_damage(directory, index):
         raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
     print(f"{directory}: as its index says")
 

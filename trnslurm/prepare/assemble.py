@@ -1,7 +1,6 @@
-"""From finished chunks to prepared data: the split, the token files, the index."""
+"""From finished chunks to token files, split by split."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -9,14 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare import chunks
-from trnslurm.prepare.chunks import Chunk
+from trnslurm.prepare.cutting import Chunk
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
-
-FORMAT = 1
-INDEX = "index.json"
-SPLITS = ("train", "eval")
-_BLOCK = 1 << 20
 
 
 class TokenFile:
@@ -48,7 +42,7 @@ class TokenFile:
 
 
 def write_splits(
-    todo: list[Chunk], counts: dict[int, int], finished: Path, output: Path, holdout: float
+    todo: list[Chunk], counts: list[int], finished: Path, output: Path, holdout: float
 ) -> dict[str, Any]:
     """Write the token files from all chunks in order; give their entries in the index.
 
@@ -84,40 +78,3 @@ def write_splits(
         (output / "eval.bin").unlink()
         del entries["eval"]
     return entries
-
-
-def write_index(output: Path, index: dict[str, Any]) -> None:
-    """Write index.json; nothing in it tells one run on the same input from another."""
-    with replacing(output / INDEX) as stream:
-        stream.write(f"{json.dumps(index, indent=2)}\n".encode())
-
-
-def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read the index of prepared data; None if there is none, or none of this format."""
-    try:
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        return None
-    return index if {"made", "sources", "splits", "tokenizer"} <= index.keys() else None
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Give the name, size and checksum of a file, as the index has them."""
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
-
-
-def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
-    """Read the files of prepared data whole; give the name of one that is not as the index says."""
-    if not isinstance(index["splits"], dict) or "train" not in index["splits"]:
-        return INDEX
-    for entry in (index["tokenizer"], *index["splits"].values()):
-        if not isinstance(entry, dict) or not {"file", "bytes", "sha256"} <= entry.keys():
-            return INDEX
-        path = directory / str(entry["file"])
-        if not path.is_file() or any(entry[k] != v for k, v in describe(path).items()):
-            return str(entry["file"])
-    return None

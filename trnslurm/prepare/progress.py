@@ -11,9 +11,9 @@ BAR_WIDTH = 24
 class Progress:
     """Shows one step at a time on stderr; stdout is for the result."""
 
-    def __init__(self, what: str, total: int, *, before: int = 0) -> None:
-        """Take bytes; those done in an earlier run do not count in the speed."""
-        self._what, self._total, self._before = what, total, before
+    def __init__(self, what: str, total: int, *, before: int = 0, unit: str = "bytes") -> None:
+        """Take how much there is; what was done in an earlier run does not count in the speed."""
+        self._what, self._total, self._before, self._unit = what, total, before, unit
         self._terminal = sys.stderr.isatty()
         self._start = self._shown = time.monotonic()
 
@@ -33,8 +33,7 @@ class Progress:
     def _write(self, done: int, now: float) -> None:
         share = done / self._total if self._total else 1.0
         speed = (done - self._before) / max(now - self._start, 1e-9)
-        unit, size = ("GB", 1e9) if self._total > 1e10 else ("MB", 1e6)
-        text = f"{done / size:,.2f} of {self._total / size:,.2f} {unit}, {speed / 1e6:,.2f} MB/s"
+        text = self._amount(done, speed)
         if speed > 0 and done < self._total:
             text += f", {_duration((self._total - done) / speed)} left"
         if self._terminal:
@@ -44,6 +43,12 @@ class Progress:
         else:
             sys.stderr.write(f"{self._what}: {share:.0%}, {text}\n")
         sys.stderr.flush()
+
+    def _amount(self, done: int, speed: float) -> str:
+        if self._unit != "bytes":
+            return f"{done:,} of {self._total:,} {self._unit}"
+        unit, size = ("GB", 1e9) if self._total > 1e10 else ("MB", 1e6)
+        return f"{done / size:,.2f} of {self._total / size:,.2f} {unit}, {speed / 1e6:,.2f} MB/s"
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import replacing
 
 VERSION: str = tokenizers.__version__
 FILE = "tokenizer.json"
@@ -18,6 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Every byte, and the end of text.
 _LEAST = 257
+_TRAIN = "train:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +32,14 @@ class Loaded:
     end_of_text: int
 
 
-def trained_size(name: str) -> int | None:
+def trained_size(name: str, least: int = _LEAST) -> int | None:
     """Give V of train:V, or None for the name of a file."""
-    if not name.startswith("train:"):
+    if not name.startswith(_TRAIN):
         return None
-    match = re.fullmatch(r"train:(\d{1,7})", name)
-    if not match or int(match[1]) < _LEAST:
-        raise PrepareError(
-            f"--tokenizer {name}: train:V needs a whole number V of {_LEAST} or more"
-        )
-    return int(match[1])
+    size = name.removeprefix(_TRAIN)
+    if not re.fullmatch(r"[0-9]{1,7}", size) or int(size) < least:
+        raise PrepareError(f"--tokenizer {name}: train:V needs a whole number V of {least} or more")
+    return int(size)
 
 
 def find(name: str) -> Path:
@@ -56,14 +56,27 @@ def find(name: str) -> Path:
 
 def short_name(name: str) -> str:
     """Give the name for the index: a directory's or a file's, without the way to it."""
-    if trained_size(name):
+    if name.startswith(_TRAIN):
         return name
     path = find(name).absolute()
     return path.parent.name if path.name == FILE else path.name
 
 
-def load(path: Path, end_of_text: str) -> Loaded:
-    """Load a tokenizer.json; an empty end_of_text means the usual one."""
+def keep(name: str, directory: Path, train: Callable[[int], bytes]) -> Path:
+    """Put the tokenizer.json to use into a directory, trained if that was asked for."""
+    path = directory / FILE
+    if not path.exists():
+        if name.startswith(_TRAIN):
+            data = train(int(name.removeprefix(_TRAIN)))
+        else:
+            data = find(name).read_bytes()
+        with replacing(path) as stream:
+            stream.write(data)
+    return path
+
+
+def read(path: Path) -> Tokenizer:
+    """Read a tokenizer.json; it will give tokens only: nothing cut off, and text is but text."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises no other
@@ -72,6 +85,12 @@ def load(path: Path, end_of_text: str) -> Loaded:
     tokenizer.no_padding()
     # What a text spells like a special token is text: only a document's end is an end of text.
     tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def load(path: Path, end_of_text: str) -> Loaded:
+    """Load a tokenizer.json; an empty end_of_text means the usual one."""
+    tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS
     found = [vocabulary[name] for name in names if name in vocabulary]

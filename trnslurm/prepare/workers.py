@@ -1,4 +1,4 @@
-"""Tokenizing, in many processes where that helps; none outlives the one that started them."""
+"""Work on many pieces, in many processes if that helps; none outlives the one that started them."""
 
 import contextlib
 import multiprocessing
@@ -8,62 +8,83 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from trnslurm.prepare import chunks, tokenizer
-from trnslurm.prepare.chunks import Chunk
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.progress import Progress
 
-# How often signals are let in while chunks are worked on.
+# How often signals are let in while pieces are worked on.
 _LOOK_S = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What every worker needs to know."""
+class Piece(Protocol):
+    """A part of the work that is done alone."""
 
-    directory: Path
-    """Of the finished chunks."""
-    tokenizer: Path
-    end_of_text: str
-    dtype: str
+    @property
+    def size(self) -> int:
+        """How much of the work it is."""
 
 
-def tokenize(todo: list[Chunk], work: Work, processes: int) -> dict[int, int]:
-    """Tokenize the chunks that are not finished yet; give the number of documents in each."""
+P = TypeVar("P", bound=Piece)
+P_contra = TypeVar("P_contra", bound=Piece, contravariant=True)
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+
+
+class Work(Protocol[P_contra, M_co]):
+    """What is done with each piece: its result is a file, what it gives is about that file.
+
+    Every worker gets a copy.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called: tokenizing, for example."""
+
+    @property
+    def unit(self) -> str:
+        """What the sizes of the pieces count."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the results are."""
+
+    def find(self, piece: P_contra, /) -> M_co | None:
+        """Look for what an earlier run made of the piece, whole."""
+
+    def start(self) -> Callable[[P_contra], M_co]:
+        """Set up one worker; give what it does with a piece."""
+
+
+def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
+    """Do the pieces that are not finished yet; give what there is to say of each."""
     work.directory.mkdir(exist_ok=True)
-    documents = {}
-    for chunk in todo:
-        if finished := chunks.load(work.directory, chunk.number):
-            documents[chunk.number] = len(finished.lengths)
-    left = [chunk for chunk in todo if chunk.number not in documents]
-    total = sum(chunk.bytes for chunk in todo)
-    done = total - sum(chunk.bytes for chunk in left)
-    progress = Progress("tokenizing", total, before=done)
-    if left:
-        processes = min(processes, len(left))
-        run = _run_here(left, work) if processes == 1 else _run(left, work, processes)
-        for chunk, count in run:
-            documents[chunk.number] = count
-            done += chunk.bytes
-            progress.show(done)
+    made = {n: found for n, piece in enumerate(pieces) if (found := work.find(piece)) is not None}
+    left = [number for number in range(len(pieces)) if number not in made]
+    total = sum(piece.size for piece in pieces)
+    done = total - sum(pieces[number].size for number in left)
+    progress = Progress(work.name, total, before=done, unit=work.unit)
+    processes = min(processes, len(left))
+    todo = [pieces[number] for number in left]
+    for place, result in _run(todo, work, processes) if processes > 1 else _run_here(todo, work):
+        made[left[place]] = result
+        done += todo[place].size
+        progress.show(done)
     progress.finish()
-    return documents
+    return [made[number] for number in range(len(pieces))]
 
 
-def _run_here(left: list[Chunk], work: Work) -> Iterator[tuple[Chunk, int]]:
-    """Run the chunks one after another: a process of its own takes longer to start than most."""
-    loaded = _load(work)
-    for chunk in left:
-        yield chunk, chunks.tokenize(chunk, loaded, work.dtype, work.directory)
+def _run_here(todo: list[P], work: Work[P, M]) -> Iterator[tuple[int, M]]:
+    """Do the pieces one after another: a process of its own takes longer to start than most."""
+    if todo:
+        yield from enumerate(map(work.start(), todo))
 
 
-def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk, int]]:
-    """Run the chunks, no more of them waiting than keep everyone busy; give the finished ones."""
-    waiting = iter(left)
-    running: dict[Future[int], Chunk] = {}
+def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int, M]]:
+    """Do the pieces, no more of them waiting than keep everyone busy; give each when it is done."""
+    waiting = iter(range(len(todo)))
+    running: dict[Future[M], int] = {}
     # Spawned and not forked: the tokenizers library does not survive a fork from its threads.
     context = multiprocessing.get_context("spawn")
     # Made first: with it Python starts a helper of its own, and unblocks these signals then.
@@ -71,8 +92,8 @@ def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk,
     with _signals_blocked() as let_in:
         try:
             while True:
-                while len(running) < 2 * processes and (chunk := next(waiting, None)):
-                    running[pool.submit(_tokenize, chunk)] = chunk
+                while len(running) < 2 * processes and (place := next(waiting, None)) is not None:
+                    running[pool.submit(_do, todo[place])] = place
                 if not running:
                     return
                 let_in()
@@ -84,7 +105,7 @@ def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk,
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise KeptError(
-                "a tokenizing process died (where memory is short, use fewer --processes)"
+                f"a {work.name} process died (where memory is short, use fewer --processes)"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
@@ -94,7 +115,7 @@ def _run(left: list[Chunk], work: Work, processes: int) -> Iterator[tuple[Chunk,
 def _signals_blocked() -> Iterator[Callable[[], None]]:
     """Block what Ctrl-C and scancel send to every process; give a function that lets it in.
 
-    Workers started here block it too, and finish their chunks. And no handler raises in the middle
+    Workers started here block it too, and finish their pieces. And no handler raises in the middle
     of the pool, which would leave it with a lock that nobody gives back.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -110,16 +131,11 @@ def _signals_blocked() -> Iterator[Callable[[], None]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(work: Work) -> None:
+def _start(work: Work[Any, Any]) -> None:
     """Set up one worker."""
-    global _work, _loaded
+    global _do_piece
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _work, _loaded = work, _load(work)
-
-
-def _load(work: Work) -> tokenizer.Loaded:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
-    return tokenizer.load(work.tokenizer, work.end_of_text)
+    _do_piece = work.start()
 
 
 def _end_with_parent() -> None:
@@ -130,9 +146,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _tokenize(chunk: Chunk) -> int:
-    return chunks.tokenize(chunk, _loaded, _work.dtype, _work.directory)
+def _do(piece: Any) -> Any:
+    return _do_piece(piece)
 
 
-_work: Work
-_loaded: tokenizer.Loaded
+_do_piece: Callable[[Any], Any]

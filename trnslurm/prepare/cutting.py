@@ -1,0 +1,82 @@
+"""Chunks: parts of the text that are worked on alone, cut between documents."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.prepare import tables
+from trnslurm.prepare.documents import JSON_LINES, Lines, Rule
+from trnslurm.prepare.progress import Progress
+from trnslurm.prepare.sources import TABLES, Found, Source
+
+_MOST_CHUNKS = 4096
+# Text given to a tokenizer at once: its answer takes some fifty times as much memory.
+_BATCH_CHARACTERS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A part of a file, cut between documents."""
+
+    number: int
+    split: str
+    lines: Lines
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the text."""
+        return self.end - self.first
+
+    def documents(self) -> Iterator[str]:
+        """Give the documents, none of them blank."""
+        return self.lines.documents(self.first, self.end)
+
+    def batches(self) -> Iterator[list[str]]:
+        """Give the documents, as many at once as a tokenizer should get."""
+        batch, characters = [], 0
+        for document in self.documents():
+            batch.append(document)
+            characters += len(document)
+            if characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
+
+
+def choose_chunk_bytes(sources: list[Source]) -> int:
+    """Give a size that keeps everyone busy, and makes not too many."""
+    total = sum(source.bytes for source in sources)
+    # Not by the number of processes: a run with another number can go on with the same chunks.
+    return min(max(total // _MOST_CHUNKS, 1 << 20), 64 << 20)
+
+
+def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> list[Chunk]:
+    """Cut the files; tables are unpacked into the directory first."""
+    chunks: list[Chunk] = []
+    for number, file in enumerate(files):
+        path = file.path
+        if path.suffix in TABLES:
+            path = directory / f"{number:05}{JSON_LINES}"
+            if not path.exists():
+                tables.unpack(file.path, rule.column, path)
+        lines = Lines(path=path.absolute(), rule=rule)
+        for first, end in itertools.pairwise(lines.cuts(chunk_bytes)):
+            chunks.append(
+                Chunk(number=len(chunks), split=file.split, lines=lines, first=first, end=end)
+            )
+    return chunks
+
+
+def all_documents(chunks: list[Chunk], what: str) -> Iterator[str]:
+    """Give the documents of all chunks, and show how far that is."""
+    progress = Progress(what, sum(chunk.size for chunk in chunks))
+    done = 0
+    for chunk in chunks:
+        yield from chunk.documents()
+        done += chunk.size
+        progress.show(done)
+    progress.finish()

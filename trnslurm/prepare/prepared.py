@@ -1,0 +1,130 @@
+"""Prepared data: a directory with an index, made once and never replaced unasked."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import partial, publish, replacing
+
+FORMAT = 1
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Prepared data, and whether this run made it."""
+
+    output: Path
+    made: bool
+    index: dict[str, Any]
+
+
+def make_once(
+    output: Path,
+    wanted: dict[str, Any],
+    work: Any,
+    make: Callable[[Path], dict[str, Any]],
+    *,
+    force: bool,
+) -> Result:
+    """Make prepared data, unless it is there: make fills a directory's finished/, gives the index.
+
+    wanted is what the index will have of the input; work is what says whether an earlier run's work
+    can be gone on with, which then lies in the directory.
+    """
+    if (found := _finished(output, wanted, force)) is not None:
+        return Result(output=output, made=False, index=found)
+    key = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
+    with partial(output, key) as directory:
+        index = make(directory)
+        with replacing(directory / "finished" / INDEX) as stream:
+            stream.write(f"{json.dumps(index, indent=2)}\n".encode())
+        publish(directory / "finished", output)
+    return Result(output=output, made=True, index=index)
+
+
+def read_index(directory: Path) -> dict[str, Any] | None:
+    """Read the index of prepared data; None if there is none, or none of this format."""
+    try:
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        return None
+    return index if {"made", "sources", "splits", "tokenizer"} <= index.keys() else None
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Give the name, size and checksum of a file, as the index has them."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
+    """Read the files of prepared data whole; give the name of one that is not as the index says."""
+    splits = index["splits"]
+    if not isinstance(splits, dict) or "train" not in splits:
+        return INDEX
+    for part in (index["tokenizer"], *splits.values()):
+        entries = list(_file_entries(part))
+        if not entries or any(not {"bytes", "sha256"} <= entry.keys() for entry in entries):
+            return INDEX
+        for entry in entries:
+            path = directory / str(entry["file"])
+            if not path.is_file() or any(entry[k] != v for k, v in describe(path).items()):
+                return str(entry["file"])
+    return None
+
+
+def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
+    """Find what describes a file, however deep."""
+    if isinstance(values, dict) and "file" in values:
+        yield values
+    elif isinstance(values, dict | list):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _file_entries(value)
+
+
+def _finished(output: Path, wanted: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Give the index of data that is there, whole and as wanted; refuse to replace any other."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return None
+    index = read_index(output)
+    if index is None:
+        raise PrepareError(f"{output}: is there, and is no prepared data: choose another name")
+    if force:
+        return None
+    if differing := _differences(index, wanted):
+        raise PrepareError(
+            f"{output}: was prepared from other input ({'; '.join(differing)}): choose another "
+            "name, or replace it with --force"
+        )
+    if damaged := find_damage(output, index):
+        raise PrepareError(f"{output}: {damaged} is damaged: make it again with --force")
+    return index
+
+
+def _differences(index: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    differing = [
+        f"{key} was {_short(index['made'].get(key))}, is {_short(value)}"
+        for key, value in wanted["made"].items()
+        if index["made"].get(key) != value
+    ]
+    before, now = ({s["name"]: s for s in part["sources"]} for part in (index, wanted))
+    differing += [f"{name} is new" for name in now.keys() - before.keys()]
+    differing += [f"{name} is gone" for name in before.keys() - now.keys()]
+    differing += [f"{n} has changed" for n in now.keys() & before.keys() if now[n] != before[n]]
+    if not differing and index["sources"] != wanted["sources"]:
+        differing.append("other files, or in another order")
+    return sorted(differing)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    # The beginning is enough of a checksum.
+    return text[:12] if len(text) == 64 else text or "(none)"
