@@ -1,23 +1,21 @@
-"""The command line: python -m trnslurm.prepare …, … verify DIR, and … fetch."""
+"""The command line: python -m trnslurm.prepare …, … bert …, … verify DIR, and … fetch."""
 
 import argparse
 import json
-import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from trnslurm.prepare import fetching, tokenizer
-from trnslurm.prepare.documents import PER, Rule
+from trnslurm.prepare import fetching, options, tokenizer
+from trnslurm.prepare.bert import command as bert
+from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import Result, find_damage, read_index
 from trnslurm.prepare.run import Request, prepare
 from trnslurm.prepare.sources import dataset_files, dataset_notes, text_files
 
-HOLDOUT = 0.005
 _KEPT = "what is finished is kept, run again to go on"
 
 
@@ -29,7 +27,7 @@ def main() -> None:
     """Run, and turn what a user can mend into one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    commands = {"fetch": _fetch, "verify": _verify}
+    commands = {"bert": bert.run, "fetch": _fetch, "verify": _verify}
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in commands:
@@ -51,23 +49,10 @@ def _stop(number: int, frame: object) -> NoReturn:
     raise _Stopped(number)
 
 
-def _path(text: str) -> Path:
-    # No shell has seen what comes from a cluster's profile.
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise PrepareError(f"{text}: no such user here") from None
-
-
-def _output(text: str) -> Path:
-    # Its parent is where the work is done, so a name such as "." will not do.
-    return _path(text).resolve()
-
-
 def _prepare(arguments: Sequence[str]) -> None:
-    options = _prepare_parser().parse_args(arguments)
-    result = prepare(_request(options))
-    if options.json:
+    given = _prepare_parser().parse_args(arguments)
+    result = prepare(_request(given))
+    if given.json:
         made = {"output": str(result.output), "made": result.made, "index": result.index}
         print(json.dumps(made))
     else:
@@ -78,76 +63,67 @@ def _prepare_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare",
         description="Tokenize text into the files that training reads.",
-        epilog="Others: fetch (a dataset from the Hub), verify DIR (read prepared data whole).",
+        epilog="Others: bert (shards for BERT's pretraining), fetch (a dataset from the Hub), "
+        "verify DIR (read prepared data whole).",
     )
     add = parser.add_argument
-    add("--output", type=_output, required=True, metavar="DIR", help="the prepared data")
+    add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", type=_path, nargs="+", metavar="FILE", help="text or JSON lines")
-    source.add_argument("--dataset", type=_path, metavar="DIR", help="by split, as from fetch")
+    source.add_argument(
+        "--text", type=as_path, nargs="+", metavar="FILE", help="text or JSON lines"
+    )
+    source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     add("--tokenizer", metavar="FILE|DIR|train:V", help="default: the dataset's own, if it has one")
     add("--end-of-text", default="", metavar="TOKEN", help="default: the tokenizer's usual one")
-    document = parser.add_mutually_exclusive_group()
-    document.add_argument(
-        "--document-per", choices=PER, help="default: blank-line; a dataset's row"
-    )
-    document.add_argument("--document-start", metavar="REGEX", help="lines that begin a document")
-    add("--column", metavar="NAME", help="the text of a row (default: text)")
-    add("--holdout", type=float, metavar="SHARE", help=f"of documents, for eval ({HOLDOUT})")
-    add("--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)))
-    add("--chunk-bytes", type=int, metavar="N", help="text done at a time (default: by size)")
-    add("--force", action="store_true", help="replace prepared data that is there")
-    add("--json", action="store_true", help="print the result as JSON")
+    options.add_document(parser, "blank-line; a dataset's row")
+    share = f"of documents, for eval ({HOLDOUT})"
+    add("--holdout", type=float, metavar="SHARE", help=share)
+    options.add_work(parser)
     return parser
 
 
-def _request(options: argparse.Namespace) -> Request:
-    if options.processes < 1 or (options.chunk_bytes is not None and options.chunk_bytes < 1):
-        raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
-    files = dataset_files(options.dataset) if options.dataset else text_files(options.text)
+def _request(given: argparse.Namespace) -> Request:
+    options.check_work(given)
+    files = dataset_files(given.dataset) if given.dataset else text_files(given.text)
     splits = {file.split for file in files}
-    if "eval" in splits and options.holdout:
+    if "eval" in splits and given.holdout:
         raise PrepareError(
-            f"--holdout {options.holdout}: the dataset has a split for evaluation: leave it out"
+            f"--holdout {given.holdout}: the dataset has a split for evaluation: leave it out"
         )
-    holdout = 0.0 if "eval" in splits else HOLDOUT if options.holdout is None else options.holdout
+    holdout = 0.0 if "eval" in splits else HOLDOUT if given.holdout is None else given.holdout
     if not 0 <= holdout < 1:
         raise PrepareError(f"--holdout {holdout}: must be 0 or more, and less than 1")
     return Request(
-        output=options.output,
+        output=given.output,
         files=files,
-        rule=_rule(options),
-        tokenizer=_tokenizer(options),
-        end_of_text=options.end_of_text,
+        rule=_rule(given),
+        tokenizer=_tokenizer(given),
+        end_of_text=given.end_of_text,
         holdout=holdout,
-        processes=options.processes,
-        chunk_bytes=options.chunk_bytes,
-        force=options.force,
+        processes=given.processes,
+        chunk_bytes=given.chunk_bytes,
+        force=given.force,
     )
 
 
-def _rule(options: argparse.Namespace) -> Rule:
-    notes = dataset_notes(options.dataset) if options.dataset else {}
-    column = options.column or notes.get("column", "text")
-    start = options.document_start
-    if not options.document_per and start is None:
+def _rule(given: argparse.Namespace) -> Rule:
+    notes = dataset_notes(given.dataset) if given.dataset else {}
+    start = given.document_start
+    if not given.document_per and start is None:
         start = notes.get("document_start")
-    if not start:
-        per = options.document_per or ("line" if options.dataset else "blank-line")
-        return Rule(per=per, column=column)
-    try:
-        re.compile(start)
-    except re.error as error:
-        raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
-    return Rule(per="start", start=start, column=column)
+    return options.rule(
+        given.document_per,
+        start,
+        column=given.column or notes.get("column", "text"),
+        default="line" if given.dataset else "blank-line",
+    )
 
 
-def _tokenizer(options: argparse.Namespace) -> str:
-    if options.tokenizer:
-        name: str = options.tokenizer
-        return name if name.startswith("train:") else str(_path(name))
-    if options.dataset and (options.dataset / tokenizer.FILE).is_file():
-        return str(options.dataset)
+def _tokenizer(given: argparse.Namespace) -> str:
+    if given.tokenizer:
+        return options.tokenizer(given.tokenizer)
+    if given.dataset and (given.dataset / tokenizer.FILE).is_file():
+        return str(given.dataset)
     raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
@@ -166,7 +142,7 @@ def _verify(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare verify", description="Read prepared data whole."
     )
-    parser.add_argument("directory", type=_path)
+    parser.add_argument("directory", type=as_path)
     directory = parser.parse_args(arguments).directory
     index = read_index(directory)
     if index is None:
@@ -182,15 +158,21 @@ def _fetch(arguments: Sequence[str]) -> None:
         description="Fetch a dataset and a tokenizer from the Hugging Face Hub.",
     )
     add = parser.add_argument
-    add("--output", type=_output, required=True, metavar="DIR", help="what --dataset shall read")
+    add(
+        "--output",
+        type=as_output,
+        required=True,
+        metavar="DIR",
+        help="what --dataset shall read",
+    )
     add("--dataset", required=True, metavar="NAME", help="for example wikitext")
     add("--config", metavar="NAME", help="for example wikitext-103-raw-v1")
     add("--revision", metavar="NAME", help="a branch, tag or commit of the dataset")
     add("--tokenizer", metavar="NAME", help="a model on the Hub, for example gpt2")
     add("--column", default="text", metavar="NAME", help="the column of the text")
     add("--force", action="store_true", help="replace what is there")
-    options = parser.parse_args(arguments)
-    print(fetching.fetch(fetching.Wanted(**vars(options))))
+    given = parser.parse_args(arguments)
+    print(fetching.fetch(fetching.Wanted(**vars(given))))
 
 
 if __name__ == "__main__":

@@ -71,12 +71,12 @@ def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> li
     return chunks
 
 
-def all_documents(chunks: list[Chunk], what: str) -> Iterator[str]:
-    """Give the documents of all chunks, and show how far that is."""
+def in_turn(chunks: list[Chunk], what: str) -> Iterator[Chunk]:
+    """Give chunk after chunk, and show how far that is."""
     progress = Progress(what, sum(chunk.size for chunk in chunks))
     done = 0
     for chunk in chunks:
-        yield from chunk.documents()
+        yield chunk
         done += chunk.size
         progress.show(done)
     progress.finish()

@@ -7,7 +7,7 @@ from typing import Any
 
 from trnslurm.prepare import assemble, tokenizer, workers
 from trnslurm.prepare.chunks import Tokenizing
-from trnslurm.prepare.cutting import all_documents, choose_chunk_bytes, cut
+from trnslurm.prepare.cutting import choose_chunk_bytes, cut, in_turn
 from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
@@ -71,12 +71,12 @@ def _make(
 ) -> dict[str, Any]:
     """Make the data in directory/finished, from what earlier runs left in the directory."""
     todo = cut(request.files, request.rule, chunk_bytes, directory)
+    chunks = in_turn(todo, "training the tokenizer")
+    documents = (document for chunk in chunks for document in chunk.documents())
     tokenizer_file = tokenizer.keep(
         request.tokenizer,
         directory,
-        lambda size: tokenizer.train(
-            all_documents(todo, "training the tokenizer"), size, request.processes
-        ),
+        lambda size: tokenizer.train(documents, size, request.processes),
     )
     loaded = tokenizer.load(tokenizer_file, request.end_of_text)
     dtype = "uint16" if loaded.vocab_size <= _LARGEST_UINT16 else "uint32"

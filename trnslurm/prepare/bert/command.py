@@ -1,0 +1,119 @@
+"""The command line: python -m trnslurm.prepare bert …."""
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from trnslurm.prepare import options
+from trnslurm.prepare.bert import wikiextractor
+from trnslurm.prepare.bert.settings import Settings
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.options import HOLDOUT, as_output, as_path
+from trnslurm.prepare.prepared import Result
+from trnslurm.prepare.sources import text_files
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Prepare, and say what there is now."""
+    given = _parser().parse_args(arguments)
+    result = _prepare(given)
+    if given.json:
+        made = {"output": str(result.output), "made": result.made, "index": result.index}
+        print(json.dumps(made))
+    else:
+        print(_describe(result))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trnslurm.prepare bert",
+        description="Make shards of samples for BERT's pretraining: masked tokens, and pairs.",
+    )
+    add = parser.add_argument
+    add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE", help="or JSON lines")
+    source.add_argument(
+        "--wikiextractor", type=as_path, nargs="+", metavar="DIR", help="its output"
+    )
+    tokenizer = "of BERT's, or trained on the text"
+    add("--tokenizer", required=True, metavar="FILE|DIR|train:V", help=tokenizer)
+    options.add_document(parser, "blank-line")
+    wrapped = "lines are wrapped, their ends end no sentence"
+    add("--wrapped", action="store_true", help=wrapped)
+    add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
+    add("--max-pred", type=int, default=20, metavar="N", help="most masked tokens (20)")
+    share = "of a sample's tokens (0.15)"
+    add("--masked-lm-prob", type=float, default=0.15, metavar="SHARE", help=share)
+    add("--whole-words", action="store_true", help="mask all tokens of a word or none")
+    dupes = "passes over the text, with other masks (5)"
+    add("--dupe-factor", type=int, default=5, metavar="N", help=dupes)
+    add("--seed", type=int, default=12345, metavar="N", help="(12345)")
+    add("--shards", type=int, metavar="N", help="default: by the size of the text")
+    add("--test-shards", type=int, default=0, metavar="N", help="(0)")
+    held_out = f"of documents, for test shards ({HOLDOUT})"
+    add("--holdout", type=float, default=HOLDOUT, metavar="SHARE", help=held_out)
+    options.add_work(parser)
+    return parser
+
+
+def _prepare(given: argparse.Namespace) -> Result:
+    if importlib.util.find_spec("h5py") is None:
+        raise PrepareError("shards are HDF5 files, which need the Python package h5py: install it")
+    # Here, as other preparations do without h5py.
+    from trnslurm.prepare.bert import run
+    from trnslurm.prepare.bert.corpus import Form
+
+    options.check_work(given)
+    if (given.shards is not None and given.shards < 1) or given.test_shards < 0:
+        raise PrepareError("--shards must be 1 or more, --test-shards 0 or more")
+    if not 0 < given.holdout < 1:
+        raise PrepareError(f"--holdout {given.holdout}: must be more than 0, and less than 1")
+    settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
+    settings.check()
+    request = run.Request(
+        output=given.output,
+        settings=settings,
+        form=Form(articles=given.wikiextractor is not None, wrapped=given.wrapped),
+        **_source(given),
+        tokenizer=options.tokenizer(given.tokenizer),
+        shards=given.shards,
+        test_shards=given.test_shards,
+        holdout=given.holdout,
+        processes=given.processes,
+        chunk_bytes=given.chunk_bytes,
+        force=given.force,
+    )
+    return run.prepare(request)
+
+
+def _source(given: argparse.Namespace) -> dict[str, Any]:
+    if given.text:
+        rule = options.rule(
+            given.document_per,
+            given.document_start,
+            column=given.column or "text",
+            default="blank-line",
+        )
+        return {"files": text_files(given.text), "rule": rule}
+    for name in ("document_per", "document_start", "column", "wrapped"):
+        if getattr(given, name):
+            option = f"--{name.replace('_', '-')}"
+            raise PrepareError(f"{option}: WikiExtractor's files say it themselves: leave it out")
+    return {"files": wikiextractor.article_files(given.wikiextractor), "rule": wikiextractor.RULE}
+
+
+def _describe(result: Result) -> str:
+    index = result.index
+    splits = [
+        f"{name} {entry['samples']:,} samples of {entry['documents']:,} documents in "
+        f"{len(entry['shards']):,} shards"
+        for name, entry in index["splits"].items()
+    ]
+    summary = f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"
+    if result.made:
+        return f"Prepared {result.output}: {summary}"
+    return f"{result.output} is prepared from this very input, nothing to do: {summary}"

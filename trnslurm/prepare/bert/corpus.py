@@ -1,0 +1,133 @@
+"""The tokens of a whole corpus on the disk: documents, of sentences, of tokens."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.prepare.bert import sentences, wikiextractor, wordpiece
+from trnslurm.prepare.bert.wordpiece import WordPieces
+from trnslurm.prepare.chunks import path_of, read_arrays
+from trnslurm.prepare.cutting import Chunk
+from trnslurm.prepare.errors import KeptError
+from trnslurm.prepare.files import replacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How text has sentences in it."""
+
+    articles: bool
+    """Documents are WikiExtractor's, with their markup."""
+    wrapped: bool
+    """Lines are wrapped: their ends mean nothing."""
+
+    def sentences(self, chunk: Chunk) -> Iterator[str]:
+        """Give the sentences of all documents of a chunk."""
+        for document in chunk.documents():
+            yield from self.split(document, chunk.lines.path)
+
+    def split(self, document: str, path: Path) -> Iterator[str]:
+        """Give the sentences of a document, none of them blank."""
+        text = wikiextractor.article(document, path) if self.articles else document
+        return sentences.split(text, wrapped=self.wrapped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizing:
+    """The work on a chunk: its sentences' tokens."""
+
+    name = "tokenizing"
+    unit = "bytes"
+
+    directory: Path
+    """Of the finished chunks."""
+    tokenizer: Path
+    form: Form
+    dtype: str
+
+    def find(self, chunk: Chunk) -> bool | None:
+        """Look for what an earlier run made of the chunk."""
+        return read_arrays(path_of(self.directory, chunk.number)) is not None or None
+
+    def start(self) -> Callable[[Chunk], bool]:
+        """Set up one worker."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
+        pieces = wordpiece.load(self.tokenizer)
+        return lambda chunk: self._tokenize(chunk, pieces)
+
+    def _tokenize(self, chunk: Chunk, pieces: WordPieces) -> bool:
+        """Write three arrays: all tokens, the tokens of each sentence, the sentences of each
+        document. Sentences and documents without a token are left out.
+        """
+        tokens, lengths, documents = [np.zeros(0, self.dtype)], [0], [0]
+        for batch in chunk.batches():
+            split = [list(self.form.split(text, chunk.lines.path)) for text in batch]
+            ids = iter(pieces.encode([sentence for document in split for sentence in document]))
+            for document in split:
+                found = [sentence for sentence in itertools.islice(ids, len(document)) if sentence]
+                tokens += [np.array(sentence, self.dtype) for sentence in found]
+                lengths += map(len, found)
+                documents.append(len(found))
+        with replacing(path_of(self.directory, chunk.number)) as stream:
+            np.savez(
+                stream,
+                tokens=np.concatenate(tokens),
+                sentences=np.array(lengths[1:], np.int64),
+                documents=np.array([count for count in documents if count], np.int64),
+            )
+        return True
+
+
+class Corpus:
+    """A corpus that is mapped into memory: what is not looked at takes none."""
+
+    def __init__(self, directory: Path, dtype: str) -> None:
+        self._starts = _map(directory / "sentences.bin", "int64")
+        self._documents = _map(directory / "documents.bin", "int64")
+        self.tokens = _map(directory / "tokens.bin", dtype)
+        self.num_documents = len(self._documents) - 1
+
+    def starts(self, document: int) -> list[int]:
+        """Give where in the tokens each sentence of a document starts, and where the last ends."""
+        first, end = self._documents[document : document + 2]
+        return self._starts[first : end + 1].tolist()
+
+
+def assemble(chunks: list[Chunk], finished: Path, output: Path, dtype: str) -> None:
+    """Join finished chunks into a corpus, in order; the output appears when it is whole."""
+    making = output.with_name(f"{output.name}.new")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir()
+    with (
+        replacing(making / "tokens.bin") as tokens,
+        replacing(making / "sentences.bin") as starts,
+        replacing(making / "documents.bin") as documents,
+    ):
+        num_tokens = num_sentences = 0
+        starts.write(np.zeros(1, np.int64).tobytes())
+        documents.write(np.zeros(1, np.int64).tobytes())
+        for chunk in chunks:
+            arrays = read_arrays(path_of(finished, chunk.number))
+            if arrays is None:
+                raise KeptError(f"{path_of(finished, chunk.number)} is damaged")
+            tokens.write(arrays["tokens"].astype(dtype).tobytes())
+            starts.write((num_tokens + np.cumsum(arrays["sentences"])).tobytes())
+            documents.write((num_sentences + np.cumsum(arrays["documents"])).tobytes())
+            num_tokens += len(arrays["tokens"])
+            num_sentences += len(arrays["sentences"])
+    making.rename(output)
+    shutil.rmtree(finished)
+
+
+def _map(path: Path, dtype: str) -> NDArray[Any]:
+    # What is empty cannot be mapped.
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, mode="r")

@@ -1,0 +1,49 @@
+"""Sentences of a text, by rules that need no model and no language data."""
+
+import re
+from collections.abc import Iterator
+
+# Marks that may end a sentence, what closes behind them, and the first letter behind the blank.
+# Chinese and Japanese marks need no blank.
+_END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*([^\s"'“‘«(\[]))|[。！？]["”’」』]*()""")
+_LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]*$")
+# Words that have a full stop of their own and seldom end a sentence.
+_ABBREVIATIONS = frozenset(
+    """
+    mr mrs ms messrs dr prof st sr jr rev hon gov sen rep pres gen col maj capt lt sgt adm cmdr
+    mt ft vs cf viz ca approx fig figs eq vol vols ed eds pp nos ch sec
+    jan feb mar apr jun jul aug sep sept oct nov dec
+    """.split()  # noqa: SIM905
+)
+_BEFORE_NUMBERS = frozenset(("no", "p", "c", "art"))
+# A letter, or letters with full stops between: initials, e.g., U.S.
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+def split(text: str, *, wrapped: bool) -> Iterator[str]:
+    """Give the sentences; a line's end ends one, unless lines are but wrapped paragraphs."""
+    for paragraph in _BLANK_LINES.split(text) if wrapped else text.split("\n"):
+        first = 0
+        for match in _END.finditer(paragraph):
+            if _ends(paragraph, first, match):
+                yield paragraph[first : match.end()].strip()
+                first = match.end()
+        if last := paragraph[first:].strip():
+            yield last
+
+
+def _ends(paragraph: str, first: int, match: re.Match[str]) -> bool:
+    behind = match[1]
+    if behind is None:
+        return True
+    if behind.islower():
+        return False
+    if paragraph[match.start() : match.start() + 2].rstrip() != ".":
+        return True
+    # The word before a lone full stop that no quotation mark or bracket follows.
+    found = _LAST_WORD.search(paragraph, first, match.start())
+    word = found[0] if found else ""
+    if word.lower() in _ABBREVIATIONS or (word.lower() in _BEFORE_NUMBERS and behind.isdigit()):
+        return False
+    return word == "I" or not _INITIALS.fullmatch(word)

@@ -1,0 +1,151 @@
+"""Shards: HDF5 files of samples, as NVIDIA's and AWS's pretraining scripts read them."""
+
+import hashlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.prepare.bert import wordpiece
+from trnslurm.prepare.bert.corpus import Corpus
+from trnslurm.prepare.bert.pairs import RANDOM_NEXT, make_pairs
+from trnslurm.prepare.bert.samples import make_samples
+from trnslurm.prepare.bert.settings import Settings
+from trnslurm.prepare.bert.wordpiece import WordPieces
+from trnslurm.prepare.chunks import read_arrays
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.prepared import describe
+
+# Each array's type, as NVIDIA's create_pretraining_data.py has them.
+DTYPES = {
+    "input_ids": "i4",
+    "input_mask": "i1",
+    "segment_ids": "i1",
+    "masked_lm_positions": "i4",
+    "masked_lm_ids": "i4",
+    "next_sentence_labels": "i1",
+}
+# What is compressed together, and so read together: whole samples, and not many, for those who
+# read in another order. HDF5's own choice would cut samples into pieces.
+_ROWS_TOGETHER = 128
+_ROWS_AT_ONCE = 8 * _ROWS_TOGETHER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A shard to make: every step-th document of an order, from first to end."""
+
+    split: str
+    name: str
+    first: int
+    end: int
+    step: int
+    size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What there is to say of a finished shard."""
+
+    entry: dict[str, Any]
+    """In the index."""
+    masked: NDArray[np.uint16]
+    """The masked tokens of each sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """The work on a shard."""
+
+    name = "sharding"
+    unit = "shards"
+
+    directory: Path
+    """Of the finished shards."""
+    notes: Path
+    """The directory of what is said of each."""
+    corpus: Path
+    order: Path
+    """The documents' numbers in random order."""
+    tokenizer: Path
+    dtype: str
+    settings: Settings
+
+    def find(self, shard: Shard) -> Made | None:
+        """Look for a shard that an earlier run made, whole."""
+        path = self.directory / shard.name
+        notes = read_arrays(self._notes_of(shard))
+        if notes is None or not path.is_file():
+            return None
+        found = describe(path)
+        if found["sha256"] != notes["sha256"].item():
+            return None
+        return Made(
+            entry=found | _count(notes["masked"], notes["random_next"].item()),
+            masked=notes["masked"],
+        )
+
+    def start(self) -> Callable[[Shard], Made]:
+        """Set up one worker."""
+        pieces = wordpiece.load(self.tokenizer)
+        corpus = Corpus(self.corpus, self.dtype)
+        order = np.load(self.order, mmap_mode="r", allow_pickle=False)
+        return lambda shard: self._make(shard, corpus, order, pieces)
+
+    def _make(
+        self, shard: Shard, corpus: Corpus, order: NDArray[np.int64], pieces: WordPieces
+    ) -> Made:
+        documents = order[shard.first : shard.end : shard.step].tolist()
+        seed = f"{self.settings.seed} {shard.name}"
+        pairs = make_pairs(corpus, documents, self.settings, seed)
+        numbers = np.random.default_rng([*f"{seed} masks".encode()])
+        masked = np.zeros(len(pairs), np.uint16)
+        data = io.BytesIO()
+        with h5py.File(data, "w") as file:
+            for name, dtype in DTYPES.items():
+                _create(file, name, dtype, len(pairs), self.settings)
+            for first in range(0, len(pairs), _ROWS_AT_ONCE):
+                rows = slice(first, first + _ROWS_AT_ONCE)
+                samples = make_samples(corpus, pairs[rows], pieces, self.settings, numbers)
+                for name, values in samples.items():
+                    file[name][rows] = values
+                masked[rows] = np.count_nonzero(samples["masked_lm_positions"], axis=1)
+        with replacing(self.directory / shard.name) as stream:
+            stream.write(data.getbuffer())
+        random_next = int(pairs[:, RANDOM_NEXT].sum())
+        entry = {
+            "file": shard.name,
+            "bytes": data.getbuffer().nbytes,
+            "sha256": hashlib.sha256(data.getbuffer()).hexdigest(),
+        }
+        with replacing(self._notes_of(shard)) as stream:
+            np.savez(stream, sha256=entry["sha256"], masked=masked, random_next=random_next)
+        return Made(entry=entry | _count(masked, random_next), masked=masked)
+
+    def _notes_of(self, shard: Shard) -> Path:
+        return self.notes / f"{shard.name}.npz"
+
+
+def _create(file: h5py.File, name: str, dtype: str, samples: int, settings: Settings) -> None:
+    widths = {"masked_lm_positions": settings.max_pred, "masked_lm_ids": settings.max_pred}
+    columns = () if name == "next_sentence_labels" else (widths.get(name, settings.seq_len),)
+    file.create_dataset(
+        name,
+        (samples, *columns),
+        dtype,
+        chunks=(min(samples, _ROWS_TOGETHER), *columns),
+        compression="gzip",
+    )
+
+
+def _count(masked: NDArray[np.uint16], random_next: int) -> dict[str, int]:
+    return {
+        "samples": len(masked),
+        "masked_tokens": int(masked.sum()),
+        "random_next": random_next,
+    }

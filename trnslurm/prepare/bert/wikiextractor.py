@@ -1,0 +1,50 @@
+"""What WikiExtractor writes: directories of files, in them articles between <doc …> and </doc>."""
+
+from pathlib import Path
+
+from trnslurm.prepare.documents import Rule
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.sources import Found
+
+RULE = Rule(per="start", start="^<doc ")
+_BEGIN, _END = "<doc ", "</doc>"
+
+
+def article_files(directories: list[Path]) -> list[Found]:
+    """Find the files, such as AA/wiki_00; each must begin with an article."""
+    found = []
+    for directory in directories:
+        if not directory.is_dir():
+            raise PrepareError(f"--wikiextractor {directory}: no such directory")
+        for path in sorted(directory.rglob("wiki_*")):
+            if path.is_file():
+                _check(path)
+                name = f"{directory.name}/{path.relative_to(directory)}"
+                found.append(Found(name=name, path=path, split="train"))
+    if not found:
+        raise PrepareError(
+            f"--wikiextractor {', '.join(map(str, directories))}: no file wiki_* in it: name the "
+            "directory that WikiExtractor's -o named"
+        )
+    return found
+
+
+def article(document: str, path: Path) -> str:
+    """Give the text of an article, without its title."""
+    head, _, rest = document.partition("\n")
+    text, end, _ = rest.rpartition(_END)
+    if not end:
+        raise PrepareError(
+            f"{path}: the article {head[:80]} has no {_END}: the file is cut off, extract it again"
+        )
+    return text.partition("\n")[2]
+
+
+def _check(path: Path) -> None:
+    with path.open("rb") as stream:
+        begin = stream.read(len(_BEGIN))
+    if not begin:
+        raise PrepareError(f"{path}: is empty: extract it again, or remove it")
+    if begin != _BEGIN.encode():
+        hint = "extract without --json" if begin.startswith(b"{") else "is it WikiExtractor's?"
+        raise PrepareError(f"{path}: does not begin with {_BEGIN}…>: {hint}")

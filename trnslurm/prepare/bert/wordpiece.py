@@ -1,0 +1,123 @@
+"""WordPiece tokenizers: BERT's own from a tokenizer.json, or one trained on the text itself."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from trnslurm.prepare import tokenizer
+from trnslurm.prepare.errors import PrepareError
+
+LEAST = 100
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_CONTINUES = "##"
+# More characters than this would crowd a vocabulary; what is left out becomes [UNK].
+_MOST_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordPieces:
+    """A tokenizer, and what masking asks of its vocabulary."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    """One more than the largest token id."""
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+    continues: NDArray[np.bool_]
+    """Of each token id: whether it goes on with a word."""
+    ordinary: NDArray[np.int64]
+    """The token ids that stand for text, in order."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Give the tokens of each text, and nothing else."""
+        return [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def load(path: Path) -> WordPieces:
+    """Load a tokenizer.json of WordPiece with BERT's special tokens."""
+    read = tokenizer.read(path)
+    if not isinstance(read.model, models.WordPiece):
+        raise PrepareError(
+            f"{path}: is {type(read.model).__name__}, not WordPiece: choose a tokenizer of BERT's"
+        )
+    vocabulary = read.get_vocab(with_added_tokens=True)
+    if missing := [name for name in _SPECIAL if name not in vocabulary]:
+        raise PrepareError(f"{path}: has no token {', '.join(missing)}: choose one of BERT's")
+    prefix = read.model.continuing_subword_prefix
+    size = max(vocabulary.values()) + 1
+    continues = np.zeros(size, bool)
+    continues[[number for name, number in vocabulary.items() if name.startswith(prefix)]] = True
+    return WordPieces(
+        tokenizer=read,
+        vocab_size=size,
+        pad=vocabulary["[PAD]"],
+        cls=vocabulary["[CLS]"],
+        sep=vocabulary["[SEP]"],
+        mask=vocabulary["[MASK]"],
+        continues=continues,
+        ordinary=np.array(sorted(n for name, n in vocabulary.items() if name not in _SPECIAL)),
+    )
+
+
+def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int) -> bytes:
+    """Train a tokenizer in lower case, as BERT's is; the same text gives the same bytes.
+
+    texts gives all the text, for something called by a name; it is read twice.
+    """
+    os.environ["RAYON_NUM_THREADS"] = str(processes)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    trained = _tokenizer(models.WordPiece(unk_token="[UNK]"))
+    characters = _count_characters(trained, texts("counting characters"))
+    # The trainer numbers the characters that go on with a word as a hash table happens to have
+    # them, so that each run would merge others first. Special tokens get their numbers in order.
+    inside = [c for c in characters if len(trained.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*_SPECIAL, *(f"{_CONTINUES}{character}" for character in inside)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts("training the tokenizer"), trainer)
+    vocabulary = trained.get_vocab(with_added_tokens=True)
+    if len(vocabulary) > vocab_size:
+        raise PrepareError(
+            f"--tokenizer train:{vocab_size}: the characters of the text alone make "
+            f"{len(vocabulary)} tokens: ask for more"
+        )
+    return _as_json(vocabulary)
+
+
+def _as_json(vocabulary: dict[str, int]) -> bytes:
+    """Give the tokenizer.json whose special tokens are BERT's alone."""
+    made = _tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.decoder = decoders.WordPiece(prefix=_CONTINUES)
+    made.add_special_tokens(list(_SPECIAL))
+    values = json.loads(made.to_str())
+    # The library writes the vocabulary in another order each time.
+    values["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
+    return f"{json.dumps(values, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def _tokenizer(model: models.WordPiece) -> Tokenizer:
+    made = Tokenizer(model)
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def _count_characters(made: Tokenizer, texts: Iterable[str]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(made.normalizer.normalize_str(text))
+    by_count = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted([c for c in by_count if not c.isspace()][:_MOST_CHARACTERS])

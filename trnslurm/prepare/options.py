@@ -1,0 +1,63 @@
+"""Options of the command line that more than one kind of preparation takes."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from trnslurm.prepare.documents import PER, Rule
+from trnslurm.prepare.errors import PrepareError
+
+HOLDOUT = 0.005
+
+
+def as_path(text: str) -> Path:
+    """Read a path; no shell has seen what comes from a cluster's profile."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise PrepareError(f"{text}: no such user here") from None
+
+
+def as_output(text: str) -> Path:
+    """Read the path of an output: its parent is where the work is done, so "." will not do."""
+    return as_path(text).resolve()
+
+
+def tokenizer(name: str) -> str:
+    """Read the name of a tokenizer: train:V, or a path."""
+    return name if name.startswith("train:") else str(as_path(name))
+
+
+def add_document(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add what says where documents begin and end."""
+    document = parser.add_mutually_exclusive_group()
+    document.add_argument("--document-per", choices=PER, help=f"default: {default}")
+    document.add_argument("--document-start", metavar="REGEX", help="lines that begin a document")
+    parser.add_argument("--column", metavar="NAME", help="the text of a row (default: text)")
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+    """Add what says how it is worked out, which makes no other data."""
+    add = parser.add_argument
+    add("--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)))
+    add("--chunk-bytes", type=int, metavar="N", help="text done at a time (default: by size)")
+    add("--force", action="store_true", help="replace prepared data that is there")
+    add("--json", action="store_true", help="print the result as JSON")
+
+
+def check_work(options: argparse.Namespace) -> None:
+    """Refuse numbers that cannot be."""
+    if options.processes < 1 or (options.chunk_bytes is not None and options.chunk_bytes < 1):
+        raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
+
+
+def rule(per: str | None, start: str | None, *, column: str, default: str) -> Rule:
+    """Give the rule that --document-per and --document-start say."""
+    if not start:
+        return Rule(per=per or default, column=column)
+    try:
+        re.compile(start)
+    except re.error as error:
+        raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
+    return Rule(per="start", start=start, column=column)
