@@ -97,7 +97,8 @@ class Corpus:
     def starts(self, document: int) -> list[int]:
         """Give where in the tokens each sentence of a document starts, and where the last ends."""
         first, end = self._documents[document : document + 2]
-        return self._starts[first : end + 1].tolist()
+        starts: list[int] = self._starts[first : end + 1].tolist()
+        return starts
 
 
 def assemble(chunks: list[Chunk], finished: Path, output: Path, dtype: str) -> None:

@@ -118,13 +118,10 @@ class Sharding:
         with replacing(self.directory / shard.name) as stream:
             stream.write(data.getbuffer())
         random_next = int(pairs[:, RANDOM_NEXT].sum())
-        entry = {
-            "file": shard.name,
-            "bytes": data.getbuffer().nbytes,
-            "sha256": hashlib.sha256(data.getbuffer()).hexdigest(),
-        }
+        sha256 = hashlib.sha256(data.getbuffer()).hexdigest()
         with replacing(self._notes_of(shard)) as stream:
-            np.savez(stream, sha256=entry["sha256"], masked=masked, random_next=random_next)
+            np.savez(stream, sha256=sha256, masked=masked, random_next=random_next)
+        entry = {"file": shard.name, "bytes": data.getbuffer().nbytes, "sha256": sha256}
         return Made(entry=entry | _count(masked, random_next), masked=masked)
 
     def _notes_of(self, shard: Shard) -> Path:
