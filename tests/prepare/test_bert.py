@@ -68,9 +68,7 @@ def shards(make):
 
 
 def test_shards_are_as_nvidias_and_awss_scripts_read_them(shards):
-    found = {
-        name: (str(values.dtype), *values.shape[1:]) for name, values in shards.arrays.items()
-    }
+    found = {name: (str(values.dtype), *values.shape[1:]) for name, values in shards.arrays.items()}
     assert found == {
         name: (dtype, *([] if width is None else [width]))
         for name, (dtype, width) in ARRAYS.items()
@@ -129,9 +127,7 @@ def test_half_of_the_pairs_are_random_and_the_others_follow(shards, text):
     for row in range(0, len(labels), 7):
         a, b = (" ".join(part) for part in shards.parts(row))
         assert any(f" {a} " in paragraph for paragraph in tokens), a
-        in_row = any(
-            f" {a} " in p and f" {b} " in p[p.index(f" {a} ") + len(a) :] for p in tokens
-        )
+        in_row = any(f" {a} " in p and f" {b} " in p[p.index(f" {a} ") + len(a) :] for p in tokens)
         assert any(f" {b} " in paragraph for paragraph in tokens), b
         if not labels[row]:
             assert in_row, (a, b)

@@ -1,22 +1,19 @@
 """Runs that are stopped, whatever stops them, and the next ones, which go on."""
 
-import contextlib
 import os
 import re
 import resource
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from .stopping import DEADLINE_S, PIECES_BEFORE, session, started, wait_for
+from .stopping import finished as finished_chunks
+
 # A second of work in a hundred chunks: the runs below stop after the third.
 CHUNK_BYTES = 10_000
-CHUNKS_BEFORE = 3
 ALONE = ("--processes", 1)  # a run to the end that need not be stopped
-DEADLINE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -50,57 +47,6 @@ def at_once(make_long_text, run_prepare, tmp_path_factory):
     done = run_prepare("--output", output, "--text", text, "--tokenizer", "train:400", *work)
     assert done.code == 0, done
     return {path.name: path.read_bytes() for path in output.iterdir()}
-
-
-@contextlib.contextmanager
-def started(output, command):
-    """A run in the middle of its work: some more chunks are finished than before."""
-    before = len(chunk_files(output))
-    arguments = [str(argument) for argument in ("--output", output, *command)]
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trnslurm.prepare", *arguments],
-        env=environ,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        wait_for(lambda: len(chunk_files(output)) >= before + CHUNKS_BEFORE)
-        assert process.poll() is None
-        yield process
-    finally:
-        # Its session outlives it if a test fails.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def chunk_files(output):
-    """The finished chunks and what tells whether one is written again."""
-    found = {}
-    for path in output.parent.glob(f".{output.name}.partial-*/chunks/*.npz"):
-        with contextlib.suppress(FileNotFoundError):
-            found[path] = (path.stat().st_ino, path.stat().st_mtime_ns)
-    return found
-
-
-def session(pid):
-    """The processes of a session, zombies aside."""
-    pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(sid) == pid and state != "Z":
-                pids.append(int(stat.parent.name))
-    return pids
 
 
 def workers(pid):
@@ -142,13 +88,13 @@ def test_a_run_goes_on_where_another_was_stopped(
         assert err.endswith("stopped: what is finished is kept, run again to go on\n"), err
         assert "Traceback" not in err
     assert not output.exists()
-    finished = chunk_files(output)
-    assert len(finished) >= CHUNKS_BEFORE
+    finished = finished_chunks(output)
+    assert len(finished) >= PIECES_BEFORE
 
     if number == signal.SIGKILL:
         with started(output, command) as process:
             # Nothing is done twice.
-            assert finished.items() <= chunk_files(output).items()
+            assert finished.items() <= finished_chunks(output).items()
             process.kill()
         wait_for(lambda: not session(process.pid))
     done = prepare("--output", output, *command, *ALONE)
@@ -172,9 +118,9 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
         "finished is kept, run again to go on"
     )
     assert not output.exists()
-    finished = chunk_files(output)
+    finished = finished_chunks(output)
     with started(output, command) as process:
-        assert finished.items() <= chunk_files(output).items()
+        assert finished.items() <= finished_chunks(output).items()
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
     assert read_data(output).files() == at_once
@@ -187,10 +133,10 @@ def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(
     with started(output, command) as process:
         process.kill()
     wait_for(lambda: not session(process.pid))
-    finished = chunk_files(output)
+    finished = finished_chunks(output)
     with started(output, (*command, "--holdout", 0.1)) as process:
-        assert finished.items() <= chunk_files(output).items()
-        assert len({path.parent for path in chunk_files(output)}) == 1
+        assert finished.items() <= finished_chunks(output).items()
+        assert len({path.parent for path in finished_chunks(output)}) == 1
         process.kill()
     wait_for(lambda: not session(process.pid))
     # Nobody will finish it once the data is there from other input.
@@ -228,13 +174,13 @@ def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
     done, output, command = full_disk
     assert done.error.endswith("File too large: what is finished is kept, run again to go on")
     assert not output.exists()
-    assert len(chunk_files(output)) > 10
+    assert len(finished_chunks(output)) > 10
     assert prepare("--output", output, *command).code == 0
 
 
 def test_a_damaged_chunk_is_made_again(prepare, read_data, full_disk, tmp_path):
     _, output, command = full_disk
-    damaged, *_ = chunk_files(output)
+    damaged, *_ = finished_chunks(output)
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)

@@ -115,12 +115,13 @@ class Sharding:
                 for name, values in samples.items():
                     file[name][rows] = values
                 masked[rows] = np.count_nonzero(samples["masked_lm_positions"], axis=1)
-        with replacing(self.directory / shard.name) as stream:
-            stream.write(data.getbuffer())
         random_next = int(pairs[:, RANDOM_NEXT].sum())
         sha256 = hashlib.sha256(data.getbuffer()).hexdigest()
+        # The notes first: a shard that is there is finished.
         with replacing(self._notes_of(shard)) as stream:
             np.savez(stream, sha256=sha256, masked=masked, random_next=random_next)
+        with replacing(self.directory / shard.name) as stream:
+            stream.write(data.getbuffer())
         entry = {"file": shard.name, "bytes": data.getbuffer().nbytes, "sha256": sha256}
         return Made(entry=entry | _count(masked, random_next), masked=masked)
 

@@ -1,0 +1,66 @@
+"""Starting a run that a test will stop in the middle of its work."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Where the finished pieces lie in the directory of a run that is not.
+CHUNKS = "chunks/*.npz"
+# A run is stopped after the third.
+PIECES_BEFORE = 3
+DEADLINE_S = 60
+
+
+@contextlib.contextmanager
+def started(output, command, files=CHUNKS):
+    """A run in the middle of its work: some more pieces are finished than before."""
+    before = len(finished(output, files))
+    arguments = [str(argument) for argument in (*command, "--output", output)]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trnslurm.prepare", *arguments],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: len(finished(output, files)) >= before + PIECES_BEFORE)
+        assert process.poll() is None
+        yield process
+    finally:
+        # Its session outlives it if a test fails.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def finished(output, files=CHUNKS):
+    """The finished pieces and what tells whether one is written again."""
+    found = {}
+    for path in output.parent.glob(f".{output.name}.partial-*/{files}"):
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return found
+
+
+def session(pid):
+    """The processes of a session, zombies aside."""
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == pid and state != "Z":
+                pids.append(int(stat.parent.name))
+    return pids

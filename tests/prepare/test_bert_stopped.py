@@ -1,0 +1,97 @@
+"""BERT's shards do not depend on how the work was done, nor on what stopped it."""
+
+import pytest
+
+from .stopping import finished, session, started, wait_for
+
+SHARDS = "finished/*.hdf5"
+ALONE = ("--processes", 1)
+TOGETHER = ("--processes", 4, "--chunk-bytes", 10_000)
+
+
+@pytest.fixture(scope="module")
+def long_text(text, tmp_path_factory):
+    """Enough for a second of work."""
+    path = tmp_path_factory.mktemp("text") / "long.txt"
+    path.write_text("\n\n".join(f"{number}: {text.read_text()}" for number in range(10)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(long_text):
+    shards = ("--shards", 60, "--test-shards", 10, "--holdout", 0.1)
+    return ("bert", "--text", long_text, "--tokenizer", "train:600", "--wrapped", *shards)
+
+
+@pytest.fixture(scope="module")
+def at_once(command, run_prepare, tmp_path_factory):
+    """What comes of one process that nothing stops."""
+    output = tmp_path_factory.mktemp("at-once") / "data"
+    done = run_prepare(*command, *ALONE, "--output", output, PYTHONHASHSEED="1")
+    assert done.code == 0, done
+    return {path.name: path.read_bytes() for path in output.iterdir()}
+
+
+def test_four_processes_and_small_chunks_make_the_same_bytes(
+    run_prepare, read_data, command, at_once, tmp_path
+):
+    output = tmp_path / "data"
+    done = run_prepare(*command, *TOGETHER, "--output", output, PYTHONHASHSEED="2")
+    assert done.code == 0, done
+    assert read_data(output).files() == at_once
+
+
+def test_a_run_goes_on_in_each_of_its_steps(
+    prepare, read_data, left_beside, command, at_once, tmp_path
+):
+    output = tmp_path / "data"
+    work = (*command, "--processes", 2, "--chunk-bytes", 10_000)
+    with started(output, work) as process:
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    chunks = finished(output)
+    with started(output, work, SHARDS) as process:
+        # Neither is done twice, nor kept when it is not needed any more.
+        assert not finished(output)
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    assert chunks
+    shards = finished(output, SHARDS)
+    with started(output, work, SHARDS) as process:
+        assert shards.items() <= finished(output, SHARDS).items()
+        process.terminate()
+        assert process.wait(60) == 128 + 15
+    wait_for(lambda: not session(process.pid))
+    assert prepare(*work, *ALONE, "--output", output).code == 0
+    assert left_beside(output) == []
+    assert read_data(output).files() == at_once
+
+
+def test_a_damaged_shard_is_made_again(prepare, read_data, command, at_once, tmp_path):
+    output = tmp_path / "data"
+    work = (*command, "--processes", 2, "--chunk-bytes", 10_000)
+    with started(output, work, SHARDS) as process:
+        process.kill()
+    wait_for(lambda: not session(process.pid))
+    damaged, *_ = finished(output, SHARDS)
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    assert prepare(*work, *ALONE, "--output", output).code == 0
+    assert read_data(output).files() == at_once
+
+
+def test_the_same_again_is_nothing_to_do_and_another_wish_is_refused(prepare, text, tmp_path):
+    output = tmp_path / "data"
+    command = ("bert", "--text", text, "--tokenizer", "train:600", "--output", output)
+    prepare(*command)
+    done = prepare(*command, *ALONE)
+    assert "is prepared from this very input, nothing to do: train " in done.out, done
+    error = prepare(*command, "--max-pred", 10, "--seed", 1).error
+    assert "(max_pred was 20, is 10; seed was 12345, is 1)" in error
+    assert prepare("verify", output).code == 0
+    shard = output / "bert_training_00000.hdf5"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert prepare("verify", output).error.startswith(
+        f"{output}: bert_training_00000.hdf5 is damaged"
+    )
+    assert "is damaged: make it again with --force" in prepare(*command).error
+    assert prepare(*command, "--force").code == 0
