@@ -146,7 +146,7 @@ def test_every_document_is_used_and_each_pass_differs(shards, text):
     assert text_words <= set(np.unique(shards.before).tolist())
 
 
-def test_the_index_counts_what_is_in_the_shards(shards, make):
+def test_the_index_counts_what_is_in_the_shards(shards):
     split = shards.index["splits"]["train"]
     assert split["documents"] == 138
     assert split["samples"] == len(shards.before)

@@ -1,7 +1,7 @@
 """The command line: python -m trnslurm.prepare bert …."""
 
 import argparse
-import importlib.util
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import fields
@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.prepare import options
 from trnslurm.prepare.bert import wikiextractor
+from trnslurm.prepare.bert.corpus import Form
 from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
@@ -61,12 +62,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(given: argparse.Namespace) -> Result:
-    if importlib.util.find_spec("h5py") is None:
-        raise PrepareError("shards are HDF5 files, which need the Python package h5py: install it")
-    # Here, as other preparations do without h5py.
-    from trnslurm.prepare.bert import run
-    from trnslurm.prepare.bert.corpus import Form
-
+    try:
+        # Here, as other preparations do without it.
+        run = importlib.import_module("trnslurm.prepare.bert.run")
+    except ModuleNotFoundError as error:
+        if error.name != "h5py":
+            raise
+        raise PrepareError("shards are HDF5 files, which need h5py: pip install h5py") from None
     options.check_work(given)
     if (given.shards is not None and given.shards < 1) or given.test_shards < 0:
         raise PrepareError("--shards must be 1 or more, --test-shards 0 or more")
@@ -87,7 +89,8 @@ def _prepare(given: argparse.Namespace) -> Result:
         chunk_bytes=given.chunk_bytes,
         force=given.force,
     )
-    return run.prepare(request)
+    result: Result = run.prepare(request)
+    return result
 
 
 def _source(given: argparse.Namespace) -> dict[str, Any]:

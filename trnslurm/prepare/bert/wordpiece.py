@@ -79,7 +79,7 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
     characters = _count_characters(trained, texts("counting characters"))
     # The trainer numbers the characters that go on with a word as a hash table happens to have
     # them, so that each run would merge others first. Special tokens get their numbers in order.
-    inside = [c for c in characters if len(trained.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1]
+    inside = [character for character in characters if _is_inside(trained, character)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*_SPECIAL, *(f"{_CONTINUES}{character}" for character in inside)],
@@ -113,6 +113,12 @@ def _tokenizer(model: models.WordPiece) -> Tokenizer:
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return made
+
+
+def _is_inside(made: Tokenizer, character: str) -> bool:
+    """Tell whether a character can go on with a word; a mark, or a Chinese one, is a word."""
+    text = made.normalizer.normalize_str(f"a{character}")
+    return len(made.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def _count_characters(made: Tokenizer, texts: Iterable[str]) -> list[str]:

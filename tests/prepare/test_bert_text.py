@@ -1,0 +1,74 @@
+"""Where sentences end, and what is text in WikiExtractor's files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from trnslurm.prepare.bert import sentences
+from trnslurm.prepare.bert.corpus import Corpus
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It rains.| It pours!| Does it?| It does…| Good",
+        "Mr. Smith met Dr. J. R. Doe of the U.S. Senate on Jan. 5.| He left.",
+        "See No. 5 there, e.g. this one, cf. That.| No.| Then p. 12 again.",
+        'He said "No."| Then he left.| (It was late.)| "Why?" asked Ann.| "I do."',
+        "It costs 3.50 dollars. or does it? not said",
+        "So am I.| And on it goes... and on...| Then it ends.",
+        "他来了。|我走了。|“真的？”|好",
+        "A heading|\nIts text.| More of it|\n\nThe next",
+        "???| Hm.| ",
+    ],
+)
+def test_where_sentences_end(text):
+    expected = [part.strip() for part in text.split("|") if part.strip()]
+    assert list(sentences.split(text.replace("|", ""), wrapped=False)) == expected
+
+
+def test_lines_that_are_but_wrapped():
+    text = "It rains and\nit pours. It\ndoes.\n\nA heading\n \nThe next"
+    assert list(sentences.split(text, wrapped=True)) == [
+        "It rains and\nit pours.",
+        "It\ndoes.",
+        "A heading",
+        "The next",
+    ]
+
+
+def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_path):
+    directory = tmp_path / "extracted"
+    for name, titles in (("AA/wiki_00", ("Alpha", "Beta")), ("AB/wiki_00", ("Gamma", "Delta"))):
+        path = directory / name
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            "".join(
+                f'<doc id="1" url="https://x?curid=1" title="{title}">\n{title}\n\n'
+                f"The {title.lower()}s grow. They glow.\n\n</doc>\n\n"
+                for title in titles
+            )
+        )
+    output = tmp_path / "data"
+    source = ("--wikiextractor", directory, "--tokenizer", "train:200")
+    done = prepare("bert", "--output", output, *source, "--seq-len", 32)
+    assert done.code == 0, done
+    index = json.loads((output / "index.json").read_text())
+    names = ["extracted/AA/wiki_00", "extracted/AB/wiki_00"]
+    assert [source["name"] for source in index["sources"]] == names
+    assert index["splits"]["train"]["documents"] == 4
+    vocabulary = json.loads((output / "tokenizer.json").read_text())["model"]["vocab"]
+    # Only the text was read when the tokenizer was trained: it has no number and no title.
+    characters = {name for name in vocabulary if len(name) == 1}
+    assert characters == set("The alphas grow. They glow. betas gammas deltas".lower()) - {" "}
+
+
+def test_a_corpus_gives_the_sentences_of_each_document(tmp_path):
+    np.array([7, 8, 9, 5], np.uint16).tofile(tmp_path / "tokens.bin")
+    np.array([0, 2, 3, 4], np.int64).tofile(tmp_path / "sentences.bin")
+    np.array([0, 2, 3], np.int64).tofile(tmp_path / "documents.bin")
+    corpus = Corpus(tmp_path, "uint16")
+    assert corpus.num_documents == 2
+    assert [corpus.starts(number) for number in range(2)] == [[0, 2, 3], [3, 4]]
+    assert corpus.tokens.tolist() == [7, 8, 9, 5]
