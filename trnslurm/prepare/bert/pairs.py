@@ -37,24 +37,26 @@ class _Maker:
     def __init__(self, starts: list[list[int]], settings: Settings, seed: str) -> None:
         self._starts = starts
         self._most = settings.seq_len - SPECIAL
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed).random
         self._owed = 0
         self.rows = array("q")
 
     def add(self, number: int) -> None:
         """Add the pairs of one document: as many sentences for each as it may have tokens."""
-        dice, starts = self._dice, self._starts[number]
-        target = self._most if dice.random() >= SHORT_SHARE else dice.randint(2, self._most)
+        starts, target = self._starts[number], self._most
+        if self._random() < SHORT_SHARE:
+            target = 2 + self._below(self._most - 1)
         first, end = 0, len(starts) - 1
         while first < end:
             last = min(bisect_left(starts, starts[first] + target, first + 1), end)
-            middle = first + 1 if last == first + 1 else dice.randint(first + 1, last - 1)
-            self.rows.extend((starts[first], starts[middle]))
-            if self._is_random(alone=last == first + 1):
-                self._add_random(number, target - (starts[middle] - starts[first]))
+            choices = last - first - 1
+            middle = first + 1 + (self._below(choices) if choices else 0)
+            if self._is_random(alone=not choices):
+                b_first, b_end = self._random_part(number, target - starts[middle] + starts[first])
+                self.rows.extend((starts[first], starts[middle], b_first, b_end, 1))
                 first = middle  # what was to follow is not used yet
             else:
-                self.rows.extend((starts[middle], starts[last], 0))
+                self.rows.extend((starts[first], starts[middle], starts[middle], starts[last], 0))
                 first = last
 
     def _is_random(self, *, alone: bool) -> bool:
@@ -69,16 +71,20 @@ class _Maker:
         if self._owed:
             self._owed -= 1
             return False
-        return self._dice.random() < 0.5
+        return self._random() < 0.5
 
-    def _add_random(self, number: int, length: int) -> None:
-        """Add some sentences of any other document."""
-        other = self._dice.randrange(len(self._starts) - 1)
+    def _random_part(self, number: int, length: int) -> tuple[int, int]:
+        """Give some sentences of any other document, about as long."""
+        other = self._below(len(self._starts) - 1)
         starts = self._starts[other + (other >= number)]
         end = len(starts) - 1
-        first = self._dice.randrange(end)
+        first = self._below(end)
         last = min(bisect_left(starts, starts[first] + length, first + 1), end)
-        self.rows.extend((starts[first], starts[last], 1))
+        return starts[first], starts[last]
+
+    def _below(self, count: int) -> int:
+        # Several times faster than randrange, which is most of the time here.
+        return int(self._random() * count)
 
 
 def _truncate(pairs: NDArray[np.int64], most: int, numbers: np.random.Generator) -> None:
