@@ -17,7 +17,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test check unit format goldens bench bench-training bench-checkpoint bench-data \
-  wheel clean
+  bench-bert   wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -59,6 +59,9 @@ bench-checkpoint: .venv/.train  ## Measure how long a save holds training up, be
 
 bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation beside datasets and group_texts
 	$(BIN)/python benchmarks/packing.py --peer .venv-datasets/bin/python
+
+bench-bert: .venv/.train  ## Measure the making of BERT's samples beside a plain loop
+	$(BIN)/python benchmarks/bert_preparation.py
 
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -138,46 +138,59 @@ def measure(command: list[str]) -> tuple[float, Any]:
 
 def run_peer(text: str, tokenizer_file: str, output: str, seq_len: int, max_pred: int) -> int:
     """Make samples the classical way; give how many."""
-    import h5py
-    import numpy as np
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
+    ids = {name: tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]", "[MASK]")}
+    vocab_size = tokenizer.get_vocab_size()
+    documents = read_documents(text, tokenizer)
+    dice = random.Random(SEED)
+    dice.shuffle(documents)
+    samples = []
+    for _ in range(DUPE_FACTOR):
+        for number in range(len(documents)):
+            for a, b, is_random in make_pairs(documents, number, seq_len - 3, dice):
+                tokens = [ids["[CLS]"], *a, ids["[SEP]"], *b, ids["[SEP]"]]
+                segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+                places, truth = mask(tokens, ids, max_pred, vocab_size, dice)
+                samples.append((tokens, segments, places, truth, is_random))
+    dice.shuffle(samples)
+    write_samples(output, samples, seq_len, max_pred)
+    return len(samples)
+
+
+def read_documents(text: str, tokenizer: Any) -> list[list[list[int]]]:
+    """Read sentences, one a line, and an empty line between documents."""
     documents: list[list[list[int]]] = [[]]
     for line in Path(text).read_text().split("\n"):
         if not line:
             documents.append([])
         elif ids := tokenizer.encode(line, add_special_tokens=False).ids:
             documents[-1].append(ids)
-    documents = [document for document in documents if document]
-    dice = random.Random(SEED)
-    dice.shuffle(documents)
-    ids_of = {name: tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]", "[MASK]")}
-    samples = []
-    for _ in range(DUPE_FACTOR):
-        for number in range(len(documents)):
-            for a, b, is_random in make_pairs(documents, number, seq_len - 3, dice):
-                tokens = [ids_of["[CLS]"], *a, ids_of["[SEP]"], *b, ids_of["[SEP]"]]
-                segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
-                vocab_size = tokenizer.get_vocab_size()
-                masked = mask(tokens, ids_of, max_pred, vocab_size, dice)
-                samples.append((tokens, segments, *masked, is_random))
-    dice.shuffle(samples)
-    names = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "input_mask")
-    widths = (seq_len, seq_len, max_pred, max_pred, seq_len)
-    arrays = {
-        name: np.zeros((len(samples), width), np.int32)
-        for name, width in zip(names, widths, strict=True)
+    return [document for document in documents if document]
+
+
+def write_samples(output: str, samples: list[Any], seq_len: int, max_pred: int) -> None:
+    """Fill arrays row by row, and write them."""
+    import h5py
+    import numpy as np
+
+    widths = {
+        "input_ids": seq_len,
+        "segment_ids": seq_len,
+        "masked_lm_positions": max_pred,
+        "masked_lm_ids": max_pred,
+        "input_mask": seq_len,
     }
+    arrays = {name: np.zeros((len(samples), width), np.int32) for name, width in widths.items()}
     for row, (*lists, _) in enumerate(samples):
-        for name, values in zip(names, [*lists, [1] * len(lists[0])], strict=True):
+        for name, values in zip(widths, [*lists, [1] * len(lists[0])], strict=True):
             arrays[name][row, : len(values)] = values
     arrays["next_sentence_labels"] = np.array([sample[-1] for sample in samples], np.int32)
     with h5py.File(output, "w") as file:
         for name, values in arrays.items():
             dtype = "i1" if name in ("input_mask", "segment_ids", "next_sentence_labels") else "i4"
             file.create_dataset(name, data=values, dtype=dtype, compression="gzip")
-    return len(samples)
 
 
 def make_pairs(
@@ -188,10 +201,11 @@ def make_pairs(
     target = most if dice.random() >= SHORT_SHARE else dice.randint(2, most)
     pairs = []
     chunk: list[list[int]] = []
-    place = 0
+    place = length = 0
     while place < len(document):
         chunk.append(document[place])
-        if place == len(document) - 1 or sum(map(len, chunk)) >= target:
+        length += len(document[place])
+        if place == len(document) - 1 or length >= target:
             middle = dice.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
             a = [token for sentence in chunk[:middle] for token in sentence]
             is_random = len(chunk) == 1 or dice.random() < 0.5
@@ -207,7 +221,7 @@ def make_pairs(
                 else:
                     longer.pop()
             pairs.append((a, b, int(is_random)))
-            chunk = []
+            chunk, length = [], 0
         place += 1
     return pairs
 

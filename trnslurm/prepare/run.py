@@ -13,9 +13,6 @@ from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.sources import Found, read_through
 
-# Ids below this fit two bytes.
-_LARGEST_UINT16 = 65535
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -79,7 +76,7 @@ def _make(
         lambda size: tokenizer.train(documents, size, request.processes),
     )
     loaded = tokenizer.load(tokenizer_file, request.end_of_text)
-    dtype = "uint16" if loaded.vocab_size <= _LARGEST_UINT16 else "uint32"
+    dtype = tokenizer.dtype_for(loaded.vocab_size)
     work = Tokenizing(
         directory=directory / "chunks",
         tokenizer=tokenizer_file,

@@ -20,6 +20,8 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Every byte, and the end of text.
 _LEAST = 257
 _TRAIN = "train:"
+# Ids below this fit two bytes.
+_LARGEST_UINT16 = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,11 @@ class Loaded:
     vocab_size: int
     """One more than the largest token id."""
     end_of_text: int
+
+
+def dtype_for(vocab_size: int) -> str:
+    """Give the smallest type for token ids."""
+    return "uint16" if vocab_size <= _LARGEST_UINT16 else "uint32"
 
 
 def trained_size(name: str, least: int = _LEAST) -> int | None:

@@ -1,5 +1,6 @@
 """A preparation of BERT's shards, from its request to the finished directory."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,6 @@ from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.sources import Found, Source, read_through
 
-# Ids below this fit two bytes.
-_LARGEST_UINT16 = 65535
 # Of text in a shard, if nobody says how many there shall be: WikiCorpus gets about a thousand.
 _SHARD_BYTES = 16_000_000
 _FILE_WORDS = {"train": "training", "eval": "test"}
@@ -89,24 +88,8 @@ def _make(
 ) -> dict[str, Any]:
     """Make the shards in directory/finished, from what earlier runs left in the directory."""
     tokenizer_file, dtype = _make_corpus(request, chunk_bytes, directory)
-    todo, num_documents = _deal(request, shards, dtype, directory)
-    finished, notes = directory / "finished", directory / "notes"
-    notes.mkdir(exist_ok=True)
-    _remove_unfinished(finished)
-    work = Sharding(
-        directory=finished,
-        notes=notes,
-        corpus=directory / "corpus",
-        order=directory / "order.npy",
-        tokenizer=tokenizer_file,
-        dtype=dtype,
-        settings=request.settings,
-    )
-    made = workers.finish(todo, work, request.processes)
-    splits = {}
-    for split in dict.fromkeys(shard.split for shard in todo):
-        parts = [part for shard, part in zip(todo, made, strict=True) if shard.split == split]
-        splits[split] = {"documents": num_documents[split]} | _join(parts, split, finished)
+    splits = _make_shards(request, shards, tokenizer_file, dtype, directory)
+    finished = directory / "finished"
     with replacing(finished / tokenizer.FILE) as stream:
         stream.write(tokenizer_file.read_bytes())
     return {
@@ -128,7 +111,7 @@ def _make_corpus(request: Request, chunk_bytes: int, directory: Path) -> tuple[P
     form, output = request.form, directory / "corpus"
     chunks = cut(request.files, request.rule, chunk_bytes, directory)
 
-    def sentences(what: str) -> Any:
+    def sentences(what: str) -> Iterator[str]:
         return (text for chunk in in_turn(chunks, what) for text in form.sentences(chunk))
 
     tokenizer_file = tokenizer.keep(
@@ -136,14 +119,38 @@ def _make_corpus(request: Request, chunk_bytes: int, directory: Path) -> tuple[P
         directory,
         lambda size: wordpiece.train(sentences, size, request.processes),
     )
-    vocab_size = wordpiece.load(tokenizer_file).vocab_size
-    dtype = "uint16" if vocab_size <= _LARGEST_UINT16 else "uint32"
+    dtype = tokenizer.dtype_for(wordpiece.load(tokenizer_file).vocab_size)
     if not output.exists():
         finished = directory / "chunks"
         work = Tokenizing(directory=finished, tokenizer=tokenizer_file, form=form, dtype=dtype)
         workers.finish(chunks, work, request.processes)
         corpus.assemble(chunks, finished, output, dtype)
     return tokenizer_file, dtype
+
+
+def _make_shards(
+    request: Request, shards: int, tokenizer_file: Path, dtype: str, directory: Path
+) -> dict[str, Any]:
+    """Make all shards; give the splits as the index has them."""
+    todo, num_documents = _deal(request, shards, dtype, directory)
+    finished, notes = directory / "finished", directory / "notes"
+    notes.mkdir(exist_ok=True)
+    _remove_unfinished(finished)
+    work = Sharding(
+        directory=finished,
+        notes=notes,
+        corpus=directory / "corpus",
+        order=directory / "order.npy",
+        tokenizer=tokenizer_file,
+        dtype=dtype,
+        settings=request.settings,
+    )
+    made = workers.finish(todo, work, request.processes)
+    splits = {}
+    for split in dict.fromkeys(shard.split for shard in todo):
+        parts = [part for shard, part in zip(todo, made, strict=True) if shard.split == split]
+        splits[split] = {"documents": num_documents[split]} | _join(parts, split, finished)
+    return splits
 
 
 def _deal(
