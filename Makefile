@@ -17,7 +17,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test check unit format goldens bench bench-training bench-checkpoint bench-data \
-  bench-bert   wheel clean
+  bench-bert wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from trnslurm.prepare.bert import sentences
+from trnslurm.prepare.bert import sentences, wordpiece
 from trnslurm.prepare.bert.corpus import Corpus
 
 
@@ -62,6 +62,22 @@ def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_pa
     # Only the text was read when the tokenizer was trained: it has no number and no title.
     characters = {name for name in vocabulary if len(name) == 1}
     assert characters == set("The alphas grow. They glow. betas gammas deltas".lower()) - {" "}
+
+
+def test_words_met_before_make_the_same_tokens(prepare, text, tmp_path):
+    output = tmp_path / "data"
+    assert prepare("bert", "--output", output, "--text", text, "--tokenizer", "train:600").code == 0
+    pieces = wordpiece.load(output / "tokenizer.json")
+    odd = (
+        "A\u00a0b\x1cc\td\r\n e\u3000f [MASK] don't_do ##e 中文x e\u0301 \u0301 İ ΑΣ \u200b"
+        + "q" * 200
+    )
+    texts = [odd, *text.read_text().split("\n\n"), "", " \n ", odd[::-1], odd.upper()]
+    # As the library itself does it, which has no memory; the second time from ours.
+    plain = pieces.tokenizer.encode_batch(texts, add_special_tokens=False)
+    for _ in range(2):
+        assert pieces.encode(texts) == [encoding.ids for encoding in plain]
+    assert pieces.known
 
 
 def test_a_corpus_gives_the_sentences_of_each_document(tmp_path):

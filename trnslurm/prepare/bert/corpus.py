@@ -1,10 +1,10 @@
 """The tokens of a whole corpus on the disk: documents, of sentences, of tokens."""
 
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +66,21 @@ class Tokenizing:
         """Write three arrays: all tokens, the tokens of each sentence, the sentences of each
         document. Sentences and documents without a token are left out.
         """
-        tokens, lengths, documents = [np.zeros(0, self.dtype)], [0], [0]
+        tokens = [np.zeros(0, self.dtype)]
+        lengths: list[int] = []
+        documents: list[int] = []
         for batch in chunk.batches():
             split = [list(self.form.split(text, chunk.lines.path)) for text in batch]
-            ids = iter(pieces.encode([sentence for document in split for sentence in document]))
-            for document in split:
-                found = [sentence for sentence in itertools.islice(ids, len(document)) if sentence]
-                tokens += [np.array(sentence, self.dtype) for sentence in found]
-                lengths += map(len, found)
-                documents.append(len(found))
+            encoded = pieces.encode([sentence for document in split for sentence in document])
+            tokens.append(np.array([*chain.from_iterable(encoded)], self.dtype))
+            lengths += map(len, encoded)
+            left = iter(encoded)
+            documents += [sum(map(bool, islice(left, len(document)))) for document in split]
         with replacing(path_of(self.directory, chunk.number)) as stream:
             np.savez(
                 stream,
                 tokens=np.concatenate(tokens),
-                sentences=np.array(lengths[1:], np.int64),
+                sentences=np.array([count for count in lengths if count], np.int64),
                 documents=np.array([count for count in documents if count], np.int64),
             )
         return True
