@@ -1,18 +1,17 @@
 """The command line: python -m trnslurm.prepare …, … bert …, … verify DIR, and … fetch."""
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trnslurm.prepare import fetching, options, tokenizer
 from trnslurm.prepare.bert import command as bert
 from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
-from trnslurm.prepare.prepared import Result, find_damage, read_index
+from trnslurm.prepare.prepared import find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
 from trnslurm.prepare.sources import dataset_files, dataset_notes, text_files
 
@@ -52,11 +51,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 def _prepare(arguments: Sequence[str]) -> None:
     given = _prepare_parser().parse_args(arguments)
     result = prepare(_request(given))
-    if given.json:
-        made = {"output": str(result.output), "made": result.made, "index": result.index}
-        print(json.dumps(made))
-    else:
-        print(_describe(result))
+    report(result, _summary(result.index), as_json=given.json)
 
 
 def _prepare_parser() -> argparse.ArgumentParser:
@@ -127,15 +122,12 @@ def _tokenizer(given: argparse.Namespace) -> str:
     raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
-def _describe(result: Result) -> str:
+def _summary(index: dict[str, Any]) -> str:
     splits = [
         f"{name} {entry['tokens']:,} tokens in {entry['documents']:,} documents"
-        for name, entry in result.index["splits"].items()
+        for name, entry in index["splits"].items()
     ]
-    summary = f"{', '.join(splits)}, vocabulary {result.index['vocab_size']:,}"
-    if result.made:
-        return f"Prepared {result.output}: {summary}"
-    return f"{result.output} is prepared from this very input, nothing to do: {summary}"
+    return f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"
 
 
 def _verify(arguments: Sequence[str]) -> None:

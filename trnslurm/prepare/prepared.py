@@ -23,6 +23,17 @@ class Result:
     index: dict[str, Any]
 
 
+def report(result: Result, summary: str, *, as_json: bool) -> None:
+    """Print what there is now: for people, or with the index for programs."""
+    if as_json:
+        made = {"output": str(result.output), "made": result.made, "index": result.index}
+        print(json.dumps(made))
+    elif result.made:
+        print(f"Prepared {result.output}: {summary}")
+    else:
+        print(f"{result.output} is prepared from this very input, nothing to do: {summary}")
+
+
 def make_once(
     output: Path,
     wanted: dict[str, Any],

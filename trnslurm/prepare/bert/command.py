@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,7 +12,7 @@ from trnslurm.prepare.bert.corpus import Form
 from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
-from trnslurm.prepare.prepared import Result
+from trnslurm.prepare.prepared import Result, report
 from trnslurm.prepare.sources import text_files
 
 
@@ -21,11 +20,7 @@ def run(arguments: Sequence[str]) -> None:
     """Prepare, and say what there is now."""
     given = _parser().parse_args(arguments)
     result = _prepare(given)
-    if given.json:
-        made = {"output": str(result.output), "made": result.made, "index": result.index}
-        print(json.dumps(made))
-    else:
-        print(_describe(result))
+    report(result, _summary(result.index), as_json=given.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,14 +104,10 @@ def _source(given: argparse.Namespace) -> dict[str, Any]:
     return {"files": wikiextractor.article_files(given.wikiextractor), "rule": wikiextractor.RULE}
 
 
-def _describe(result: Result) -> str:
-    index = result.index
+def _summary(index: dict[str, Any]) -> str:
     splits = [
         f"{name} {entry['samples']:,} samples of {entry['documents']:,} documents in "
         f"{len(entry['shards']):,} shards"
         for name, entry in index["splits"].items()
     ]
-    summary = f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"
-    if result.made:
-        return f"Prepared {result.output}: {summary}"
-    return f"{result.output} is prepared from this very input, nothing to do: {summary}"
+    return f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"

@@ -63,8 +63,9 @@ class Tokenizing:
         return lambda chunk: self._tokenize(chunk, pieces)
 
     def _tokenize(self, chunk: Chunk, pieces: WordPieces) -> bool:
-        """Write three arrays: all tokens, the tokens of each sentence, the sentences of each
-        document. Sentences and documents without a token are left out.
+        """Write all tokens, how many each sentence has, and how many sentences each document.
+
+        Sentences and documents without a token are left out.
         """
         tokens = [np.zeros(0, self.dtype)]
         lengths: list[int] = []
