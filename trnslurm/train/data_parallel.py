@@ -1,4 +1,4 @@
-"""Plain data parallelism, on the devices cpu and cuda."""
+"""Plain data parallelism: on cpu and cuda, and what of it is the same on XLA devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,10 +42,18 @@ class DataParallel(GlobalOptimizer):
             {**group, "params": [masters[parameter] for parameter in group["params"]]}
             for group in groups
         ]
+        self._base = self._make_base(cls, groups, options)
+
+    def _make_base(
+        self,
+        cls: Callable[..., torch.optim.Optimizer],
+        groups: list[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> torch.optim.Optimizer:
         if cls is torch.optim.AdamW:
             # Goes through memory once, where the plain one does so for each of its operations.
             options = {**options, "fused": True}
-        self._base = cls(groups, lr=0.0, **options)
+        return cls(groups, lr=0.0, **options)
 
     def _make_gradients(self) -> list[Tensor]:
         # In one piece, which is summed over the workers at once: a message each takes far longer.
@@ -58,8 +66,7 @@ class DataParallel(GlobalOptimizer):
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
-        with self._device.clock("collectives"):
-            dist.all_reduce(self._gradients[0])
+        self._reduce()
         copies = [
             (parameter, master)
             for parameter, master in zip(self._parameters, self._masters, strict=True)
@@ -69,31 +76,49 @@ class DataParallel(GlobalOptimizer):
             assert parameter.grad is not None
             master.grad = parameter.grad.float()
         norm = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+        rate = self._rate(lr)
         for group in self._base.param_groups:
-            group["lr"] = lr
+            group["lr"] = rate
         self._base.step()
         with torch.no_grad():
             for parameter, master in copies:
                 parameter.copy_(master)
+                master.grad = None
         return norm
+
+    def _reduce(self) -> None:
+        """Sum the gradients over all workers."""
+        with self._device.clock("collectives"):
+            dist.all_reduce(self._gradients[0])
+
+    def _rate(self, lr: float) -> Tensor | float:
+        """Give a learning rate as the optimizer inside takes it."""
+        return lr
+
+    def _count(self, updates: int, parameter: Tensor) -> Tensor:
+        """Give a number of steps as the optimizer inside keeps it."""
+        # The fused AdamW expects it beside the parameter.
+        return torch.tensor(float(updates), device=parameter.device)
 
     def load(self, read: Read, *, updates: int) -> None:
         """Fill parameters in place and make the state that the first step would make."""
         for name, parameter, master in self._triples():
             rows = range(num_rows(parameter.shape))
-            master.data.copy_(read(name, "parameter", rows).view(parameter.shape))
-            parameter.data.copy_(master.data)
+            whole = read(name, "parameter", rows).view(parameter.shape)
+            # From the host, copy_ is a transfer if the types are the same, and no graph.
+            parameter.data.copy_(whole.to(parameter.dtype))
+            if master is not parameter:
+                master.data.copy_(whole)
             state = self._base.state[master]
             for kind in self._kinds:
-                state[kind] = torch.empty_like(master, requires_grad=False)
-                state[kind].copy_(read(name, kind, rows).view(parameter.shape))
+                saved = read(name, kind, rows).view(parameter.shape)
+                state[kind] = self._device.put(saved.to(master.dtype))
             if self._kinds:
-                # Where the fused AdamW expects it: beside the parameter.
-                state["step"] = torch.tensor(float(updates), device=parameter.device)
+                state["step"] = self._count(updates, parameter)
 
     def _holders(self) -> list[Tensor]:
         return list(self._masters)
 
-    def _own_part(self, tensor: Tensor, rows: range) -> Tensor:
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         # All workers have the whole state; each saves an equal part of it.
-        return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop]
+        return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0

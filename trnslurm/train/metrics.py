@@ -6,6 +6,7 @@ host wait in the middle of the work.
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ class StepDone:
 
     step: int
     loss: Tensor
-    """This worker's share of the global loss."""
+    """This worker's share of the global loss, and of the parts that are reported beside it."""
     grad_norm: Tensor
     lr: float
     spent: dict[str, float]
@@ -47,8 +48,9 @@ class Progress:
         steps: range,
         log_every: int,
         flops_per_sample: float = 0.0,
+        parts: Sequence[str] = (),
     ) -> None:
-        """Report on these steps (counted from 0)."""
+        """Report on these steps (counted from 0); parts name what comes with a step's loss."""
         self._plan = plan
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
@@ -57,6 +59,7 @@ class Progress:
         self._steps = steps
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
+        self._parts = ("loss", *parts)
         self._steady_graphs: int | None = None
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
@@ -76,7 +79,10 @@ class Progress:
     def note(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
     ) -> None:
-        """Take a step down, and report all that are pending if a report is due."""
+        """Take a step down, and report all that are pending if a report is due.
+
+        The loss is a vector: of it, and of the parts, which add up over the workers too.
+        """
         spent = self._device.clock.take()
         self._pending.append(
             StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
@@ -97,8 +103,10 @@ class Progress:
     def _report(self) -> None:
         steps, self._pending = self._pending, []
         # Always as many numbers: their count is part of the graph that sums them.
-        mine = [loss for done in steps for loss in done.loss.tolist()]
-        losses = self._device.total(mine + [0.0] * (self._log_every - len(mine)))
+        mine = [number for done in steps for number in done.loss.tolist()]
+        width = len(self._parts)
+        totals = self._device.total(mine + [0.0] * (self._log_every * width - len(mine)))
+        losses = [totals[first : first + width] for first in range(0, len(mine), width)]
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
@@ -108,18 +116,18 @@ class Progress:
         memory = {key: round(value) for key, value in self._device.memory().items()}
         lines = [
             self._line(done, loss, seconds) | times | memory
-            for done, loss in zip(steps, losses, strict=False)
+            for done, loss in zip(steps, losses, strict=True)
         ]
         for line in lines:
             self._write(line)
         if self._device.rank == 0:
-            say(_format(lines[-1]))
+            say(_format(lines[-1], self._parts))
         for line in lines:
             self._refuse_nonsense(line)
         if steps[-1].step - self._steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
 
-    def _line(self, done: StepDone, loss: float, seconds: float) -> dict[str, int | float]:
+    def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
         """Give a step's line; `seconds` is the mean since the last report."""
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
@@ -128,7 +136,7 @@ class Progress:
             "step": done.step,
             "steps": self._steps.stop,
             "samples": done.step * batch.global_batch,
-            "loss": loss,
+            **dict(zip(self._parts, loss, strict=True)),
             "grad_norm": done.grad_norm.item(),
             "lr": done.lr,
             **done.extra,
@@ -170,10 +178,10 @@ def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
     return seq_len * (6.0 * parameters + attention)
 
 
-def _format(line: dict[str, int | float]) -> str:
+def _format(line: dict[str, int | float], names: Sequence[str]) -> str:
     parts = [
         f"step {line['step']}/{line['steps']}",
-        f"loss {line['loss']:.4f}",
+        *(f"{name} {line[name]:.4f}" for name in names),
         f"grad_norm {line['grad_norm']:.4f}",
         f"lr {line['lr']:.3g}",
         f"tokens/s {line['tokens_per_s']:.0f}",

@@ -1,7 +1,7 @@
-"""One optimizer step over all workers: ZeRO-1 on XLA devices, plain data parallelism elsewhere.
+"""One optimizer step over all workers: plain data parallelism, or on XLA devices ZeRO-1 too.
 
-Both expect gradients that add up, over workers and units, to the gradient of the global batch; both
-clip by the global norm and return that norm as it was before. Both give their state, for saving, as
+All expect gradients that add up, over workers and units, to the gradient of the global batch; all
+clip by the global norm and return that norm as it was before. All give their state, for saving, as
 rows of named tensors, and take it back whatever number of workers wrote it.
 """
 
@@ -63,11 +63,9 @@ class GlobalOptimizer(ABC):
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)
             state = self._base.state[holder]
             tensors = {"parameter": holder.detach()} | {kind: state[kind] for kind in self._kinds}
-            shards += [
-                Shard(name=name, kind=kind, rows=rows, tensor=self._own_part(tensor, rows))
-                for kind, tensor in tensors.items()
-                if rows
-            ]
+            for kind, tensor in tensors.items() if rows else ():
+                own, start = self._own_part(tensor, rows)
+                shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own, start=start))
         return shards
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -89,8 +87,8 @@ class GlobalOptimizer(ABC):
         """Give the tensors that the optimizer inside updates, one for each parameter."""
 
     @abstractmethod
-    def _own_part(self, tensor: Tensor, rows: range) -> Tensor:
-        """Give this worker's rows of a holder or its state, or those and padding."""
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+        """Give what has this worker's rows of a holder or its state, and where they begin."""
 
     def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
         return zip(self._names, self._parameters, self._holders(), strict=True)
@@ -103,11 +101,12 @@ def make_optimizer(
     *,
     weight_decay: float,
     max_norm: float,
+    zero1: bool = True,
     **adam: Any,
 ) -> GlobalOptimizer:
     """Make the optimizer for a device; betas and eps (adam) are for adamw alone.
 
-    Matrices decay; biases and layer norms, which are vectors, do not.
+    ZeRO-1 exists on XLA devices, others reduce gradients plainly whatever is asked for. Matrices decay; biases and layer norms, which are vectors, do not.
     """
     if name not in OPTIMIZERS:
         raise TrainError(f"train.optimizer: {name!r} is not one of {', '.join(OPTIMIZERS)}")
@@ -124,15 +123,20 @@ def make_optimizer(
     options: dict[str, Any] = {}
     if name == "adamw":
         cls, options = torch.optim.AdamW, adam
-    return _strategy(device)(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
+    strategy = _strategy(device, zero1)
+    return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
 
 
-def _strategy(device: Device) -> Callable[..., GlobalOptimizer]:
-    # Each imported where it is used: both build on this module, and one on torch_xla.
-    if device.torch_device.type == "xla":
+def _strategy(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:
+    # Each imported where it is used: all build on this module, and some on torch_xla.
+    if device.torch_device.type != "xla":
+        from trnslurm.train.data_parallel import DataParallel
+
+        return DataParallel
+    if zero1:
         from trnslurm.train.zero1 import Zero1
 
         return Zero1
-    from trnslurm.train.data_parallel import DataParallel
+    from trnslurm.train.xla_data_parallel import XlaDataParallel
 
-    return DataParallel
+    return XlaDataParallel

@@ -19,7 +19,9 @@ class Shard:
     """parameter, or what the optimizer keeps of it (exp_avg, …)."""
     rows: range
     tensor: Tensor
-    """The rows, on the device; ZeRO's padding may follow them."""
+    """On the device; other rows, or ZeRO's padding, may stand before and behind."""
+    start: int = 0
+    """Where in the tensor the rows begin."""
 
 
 def num_rows(shape: Sequence[int]) -> int:

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from trnslurm.train.device import Device
 from trnslurm.train.optimizer import GlobalOptimizer
+from trnslurm.train.rates import rate_tensor, scalar_tensor
 from trnslurm.train.state import Read, own_rows
 
 # neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
 REDUCE_SCATTER_BUCKET_MB = 130
-# AdamW with the rate in a tensor divides by it: at 0, what never had a gradient would become NaN.
-SMALLEST_RATE = 1e-30
 
 
 class Zero1(GlobalOptimizer):
@@ -87,29 +86,18 @@ class Zero1(GlobalOptimizer):
                 padded = _padded(read(name, kind, rows), holder)
                 self._base.state[holder][kind] = self._device.put(padded)
             if self._kinds:
-                self._base.state[holder]["step"] = self._scalar(float(updates))
+                self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
 
     def _holders(self) -> list[Tensor]:
         return [shard for group in self._base.param_groups for shard in group["params"]]
 
-    def _own_part(self, tensor: Tensor, rows: range) -> Tensor:
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         # Padding is cut off on the host: here it would take a graph.
-        return tensor
-
-    def _scalar(self, value: float) -> Tensor:
-        # Not put(): torch_xla compiles a 0-dimensional 0 or 1 into the graph.
-        import torch_xla.core.xla_model
-
-        send: Any = torch_xla.core.xla_model.send_cpu_data_to_device  # annotated too narrowly
-        scalar: Tensor = send([torch.tensor(value)], self._device.torch_device)[0]
-        return scalar
+        return tensor, 0
 
     def _rate(self, lr: float) -> Tensor | float:
-        # A vector of one, because torch_xla compiles 0-dimensional 0 and 1 in. SGD reads a tensor
-        # back to the host, so it gets the number.
-        if not self._tensor_lr:
-            return lr
-        return self._device.put(torch.tensor([max(lr, SMALLEST_RATE)]))
+        # SGD reads a tensor back to the host, so it gets the number.
+        return rate_tensor(self._device, lr) if self._tensor_lr else lr
 
 
 def _padded(rows: Tensor, holder: Tensor) -> Tensor:

@@ -52,7 +52,10 @@ class HostMemory:
         tensor = shard.tensor
         if tensor.device.type == "xla":
             # Cut here and not on the device, where it would be a graph.
-            return tensor.cpu()[: len(shard.rows)]
+            host = tensor.cpu()
+            rows = host[shard.start : shard.start + len(shard.rows)]
+            # Of a few rows of many only those are kept.
+            return rows if len(rows) > len(host) // 2 else rows.clone()
         key = _key(shard.name, shard.kind)
         if key not in self._kept:
             self._kept[key] = torch.empty(

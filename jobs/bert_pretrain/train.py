@@ -1,0 +1,358 @@
+"""Pretrain BERT. In a run directory, on each node (here: one node, two workers):
+
+    python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_pretrain/train.py plan.json
+
+plan.json holds every number. TRNSLURM_PHASE=precompile runs a few steps, only to see every graph.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertForPreTraining
+
+from trnslurm.train.agreement import parameters_agree
+from trnslurm.train.batch import Unit, eval_units, worker_units
+from trnslurm.train.checkpoint import Checkpoints
+from trnslurm.train.device import Device, open_device
+from trnslurm.train.environment import Environment, read_environment
+from trnslurm.train.errors import TrainError, run_job
+from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
+from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
+from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
+from trnslurm.train.pretrained import load_parameters
+from trnslurm.train.schedule import learning_rate, total_steps
+from trnslurm.train.shards import Samples, ShardedSamples, index_shards
+
+# One step more than it takes to see every graph, so that a late one shows here and not in training.
+PRECOMPILE_STEPS = STEADY_AFTER + 1
+PARTS = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
+"""Of masked tokens (MLM) and next sentences (NSP), as they stand in the metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The recipe's train section."""
+
+    init_from: str
+    max_pred: int
+    epochs: int
+    stop_at: int
+    optimizer: str
+    zero1: bool
+    lr: float
+    schedule: str
+    warmup_steps: int
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    max_norm: float
+    log_every: int
+    eval_every: int
+    eval_samples: int
+    save_every: int
+    keep_last: int
+    keep_every: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the loop works with."""
+
+    plan: Plan
+    settings: Settings
+    steps: int
+    """Of the whole training, however many runs it takes: the schedule ends there."""
+    device: Device
+    text: ShardedSamples
+    held_out: ShardedSamples
+    model: BertForPreTraining
+    optimizer: GlobalOptimizer
+    checkpoints: Checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Over how many of each kind a step's losses are means, whichever worker has them."""
+
+    masked_tokens: int
+    samples: int
+
+
+def main() -> None:
+    """Train as plan.json says, from the newest checkpoint if there is one."""
+    parser = argparse.ArgumentParser(description="Pretrain BERT.")
+    parser.add_argument("plan", type=Path, help="plan.json of the run")
+    plan = load_plan(parser.parse_args().plan)
+    settings = read_section(Settings, plan.train, where="plan.json: train")
+    environment = read_environment()
+
+    device = open_device(plan.device, environment)
+    check_world(plan, device)
+
+    run = make_training(plan, settings, device, environment)
+    if device.rank == 0:
+        print(describe(run, environment), flush=True)
+    run_training(run, environment)
+    device.close()
+
+
+def run_training(run: Training, environment: Environment) -> None:
+    """Train to the end, or as far as this run shall go."""
+    device = run.device
+    steps = steps_to_run(run, environment)
+    progress = Progress(
+        run.plan,
+        environment,
+        device,
+        steps=steps,
+        log_every=run.settings.log_every,
+        flops_per_sample=sample_flops(run),
+        parts=PARTS,
+    )
+
+    # Go!
+    train(run, progress, steps)
+
+    run.checkpoints.close()
+    progress.close()
+    precompile = environment.phase == "precompile"
+    agree = parameters_agree(device, run.model)
+    if not (agree or precompile):
+        raise TrainError("the workers' parameters differ at the end: this training is not valid")
+    if device.rank == 0:
+        print("precompile done: losses above are invalid" if precompile else "ranks agree")
+
+
+def steps_to_run(run: Training, environment: Environment) -> range:
+    """Give the steps that are left, counted from 0: from the newest checkpoint, if there is one."""
+    first, last = 0, run.settings.stop_at or run.steps
+    if environment.phase == "precompile":
+        last = PRECOMPILE_STEPS
+    if saved := run.checkpoints.newest():
+        run.checkpoints.load(saved, run.optimizer)
+        first = saved.step
+    return range(first, min(last, run.steps))
+
+
+def train(run: Training, progress: Progress, steps: range) -> None:
+    """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
+    plan, settings, device = run.plan, run.settings, run.device
+    samples = plan.batch.global_batch
+    sums = device.put(torch.zeros(1 + len(PARTS)))
+    run.model.train()
+    for step in steps:
+        counts = count(run.text, step * samples, samples)
+        for unit in worker_units(plan, worker=device.rank, step=step):
+            numbers = unit_loss(run, run.text, unit, counts)
+            numbers[0].backward()
+            sums += numbers.detach()
+            device.sync()
+
+        lr = learning_rate(
+            settings.schedule,
+            peak=settings.lr,
+            warmup_steps=settings.warmup_steps,
+            step=step,
+            steps=run.steps,
+        )
+        grad_norm = run.optimizer.step(lr)
+        step_sums = sums.clone()
+        sums.zero_()
+        run.optimizer.zero_grad()
+        device.sync()
+
+        done = step + 1
+        evaluated = {}
+        # After the first step as well, so that its graph does not come as a surprise later.
+        if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
+            evaluated = evaluate(run)
+        progress.note(done, loss=step_sums, grad_norm=grad_norm, lr=lr, **evaluated)
+        if due(settings.save_every, done, also=(steps.stop,)):
+            run.checkpoints.save(step=done, samples=done * samples, optimizer=run.optimizer)
+        run.checkpoints.poll()
+
+
+def due(every: int, step: int, also: tuple[int, ...]) -> bool:
+    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
+    return every > 0 and (step % every == 0 or step in also)
+
+
+@torch.no_grad()
+def evaluate(run: Training) -> dict[str, float]:
+    """Give the losses on the first samples of the held-out shards, whatever the worker count."""
+    plan, device = run.plan, run.device
+    units = eval_units(plan, worker=device.rank, samples=run.settings.eval_samples)
+    # All of the last unit, which may reach beyond eval_samples.
+    size = plan.batch.micro_batch
+    counts = count(run.held_out, 0, -(-run.settings.eval_samples // size) * size)
+    sums = device.put(torch.zeros(1 + len(PARTS)))
+    run.model.eval()
+    with device.clock("eval"):
+        for unit in units:
+            sums += unit_loss(run, run.held_out, unit, counts)
+            device.sync()
+        totals = device.total(sums.tolist())
+    run.model.train()
+    named = zip(("loss", *PARTS), totals, strict=True)
+    evaluated = {f"eval_{name}": value for name, value in named}
+    return evaluated | {"perplexity": math.exp(min(evaluated["eval_mlm_loss"], 700.0))}
+
+
+def count(text: ShardedSamples, first: int, samples: int) -> Counts:
+    """Count what the losses of these samples are to be divided by."""
+    return Counts(masked_tokens=text.masked_tokens(first, samples), samples=samples)
+
+
+def unit_loss(run: Training, text: ShardedSamples, unit: Unit, counts: Counts) -> Tensor:
+    """Give a unit's share of the loss, which is the sum of both means, and of each of PARTS."""
+    device = run.device
+    with device.clock("data"):
+        samples = Samples(*map(device.put, text.samples(unit.first, unit.size)))
+    shares = [unit.weight / counts.masked_tokens, unit.weight / counts.samples]
+    weights = device.put(torch.tensor(shares * 2))
+    device.seed(unit.seed)
+    with device.autocast(run.plan.precision):
+        tokens, next_sentence = predict(run.model, samples)
+    labels = samples.labels.flatten()
+    sums = torch.stack(
+        [
+            cross_entropy(tokens, labels, reduction="sum"),
+            cross_entropy(next_sentence, samples.next_sentence, reduction="sum"),
+            (tokens.argmax(-1) == labels).sum(),
+            (next_sentence.argmax(-1) == samples.next_sentence).sum(),
+        ]
+    )
+    parts = sums * weights
+    return torch.cat([parts[:2].sum(0, keepdim=True), parts.detach()])
+
+
+def predict(model: BertForPreTraining, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Give the logits in each place for a masked token, and those of the next sentence."""
+    hidden, pooled = model.bert(
+        input_ids=samples.input_ids,
+        attention_mask=samples.input_mask,
+        token_type_ids=samples.segment_ids,
+        return_dict=False,
+    )
+    # Only where tokens are masked: on all places the vocabulary's matrix would be much of the work.
+    # A product with 0 and 1 is exact, and so is its gradient, which of an index would be a scatter.
+    places = torch.arange(hidden.shape[1], device=hidden.device)
+    chosen = (samples.positions.unsqueeze(-1) == places).to(hidden.dtype) @ hidden
+    tokens, next_sentence = model.cls(chosen, pooled)
+    return tokens.flatten(0, 1).float(), next_sentence.float()
+
+
+def sample_flops(run: Training) -> float:
+    """Count what training on a sample takes: the encoder, and the head where tokens are masked."""
+    encoder = flops_per_sample(run.model.bert.encoder, run.model.config, run.plan.seq_len)
+    head = sum(parameter.numel() for parameter in run.model.cls.predictions.parameters())
+    return encoder + 6.0 * head * run.settings.max_pred
+
+
+def make_training(
+    plan: Plan, settings: Settings, device: Device, environment: Environment
+) -> Training:
+    """Make what the loop works with, on the device."""
+    text = open_split(plan, settings, "train", device, environment)
+    held_out = text
+    if settings.eval_every:
+        held_out = open_split(plan, settings, "eval", device, environment)
+    model = make_model(plan, settings, device)
+    optimizer = make_optimizer(
+        settings.optimizer,
+        device,
+        model.named_parameters(),
+        weight_decay=settings.weight_decay,
+        max_norm=settings.max_norm,
+        zero1=settings.zero1,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+    )
+    device.sync()
+    checkpoints = Checkpoints(
+        environment.run_dir / "checkpoints",
+        device,
+        plan,
+        environment,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        facts={"data": text.fingerprint},
+    )
+    return Training(
+        plan=plan,
+        settings=settings,
+        steps=total_steps(plan, epochs=settings.epochs, samples_per_epoch=text.num_samples),
+        device=device,
+        text=text,
+        held_out=held_out,
+        model=model,
+        optimizer=optimizer,
+        checkpoints=checkpoints,
+    )
+
+
+def open_split(
+    plan: Plan, settings: Settings, split: str, device: Device, environment: Environment
+) -> ShardedSamples:
+    """Open a split of the shards to train on, which worker 0 looks at first."""
+    if not plan.data:
+        raise TrainError("data.path is empty: name a directory of HDF5 shards")
+    directory, beside = Path(plan.data).expanduser(), environment.run_dir / "data"
+    if device.rank == 0:
+        index_shards(directory, split, beside=beside)
+    device.barrier(f"index of split {split}")
+    vocabulary, positions = plan.model["vocab_size"], plan.model["max_position_embeddings"]
+    text = ShardedSamples(
+        directory, split=split, beside=beside, vocab_size=vocabulary, seed=plan.seed
+    )
+    if text.seq_len != plan.seq_len:
+        raise TrainError(f"seq_len is {plan.seq_len}: {directory} has samples of {text.seq_len}")
+    if text.max_pred != settings.max_pred:
+        raise TrainError(
+            f"train.max_pred is {settings.max_pred}: {directory} has {text.max_pred} places"
+        )
+    if positions < plan.seq_len:
+        raise TrainError(
+            f"seq_len is {plan.seq_len}, but model.max_position_embeddings only {positions}"
+        )
+    return text
+
+
+def make_model(plan: Plan, settings: Settings, device: Device) -> BertForPreTraining:
+    """Make a BERT: a new one, of which the seed makes the same on every worker, or a saved one."""
+    # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
+    attention = "eager" if device.torch_device.type == "xla" else "sdpa"
+    config = BertConfig(**plan.model, attn_implementation=attention)
+    torch.manual_seed(plan.seed)
+    model = BertForPreTraining(config)
+    if settings.init_from:
+        load_parameters(model, settings.init_from)
+    model.to(
+        device=device.torch_device,
+        dtype=torch.bfloat16 if plan.precision == "bf16" else torch.float32,
+    )
+    # Moving to an XLA device makes new parameters and so unties the output layer and its bias.
+    model.tie_weights()
+    return model
+
+
+def describe(run: Training, environment: Environment) -> str:
+    """Say in one block what is about to run."""
+    plan, settings, text = run.plan, run.settings, run.text
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    origin = settings.init_from or "new"
+    return f"""\
+{describe_plan(plan, environment)}
+  model   {parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}
+  data    {text.num_samples:,} samples of {text.seq_len} tokens, {text.max_pred} masked at most
+  steps   {run.steps:,} of {plan.batch.global_batch:,} samples each"""
+
+
+if __name__ == "__main__":
+    run_job(main)

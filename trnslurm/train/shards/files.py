@@ -1,0 +1,95 @@
+"""Shards on disk: which there are, whether they are what they should be, and rows of them.
+
+The format is that of create_pretraining_data.py in NVIDIA's DeepLearningExamples (PyTorch, BERT),
+which AWS's tutorial uses too: one HDF5 file a shard, one row a sample, most often gzipped in chunks
+of about a thousand rows. Labels of the next sentence are 0 (it follows) or 1 (it is a random one).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.train.errors import TrainError
+
+PATTERNS = {"train": "*_training_*.hdf5", "eval": "*_test_*.hdf5"}
+"""What NVIDIA's preparation calls the shards of each split; both lie in one directory."""
+
+BY_TOKEN = ("input_ids", "input_mask", "segment_ids")
+BY_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
+KEYS = (*BY_TOKEN, *BY_PREDICTION, "next_sentence_labels")
+
+Rows = dict[str, NDArray[Any]]
+"""Samples by key, in the types they are stored in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a shard holds."""
+
+    samples: int
+    seq_len: int
+    max_pred: int
+    """Places for masked tokens in each sample; those left over have position 0."""
+
+
+def find_shards(directory: Path, split: str) -> list[Path]:
+    """Give the shards of a split, sorted by name."""
+    if not directory.is_dir():
+        raise TrainError(f"data: {directory} is not a directory")
+    found = sorted(directory.glob(PATTERNS[split]))
+    if not found:
+        raise TrainError(f"data: {directory} has no shards of split {split} ({PATTERNS[split]})")
+    return found
+
+
+def check_shard(path: Path) -> Shape:
+    """Give the shape of a shard, or say what is wrong with it."""
+    with _open(path) as file:
+        missing = [key for key in KEYS if not isinstance(file.get(key), h5py.Dataset)]
+        if missing:
+            raise TrainError(f"{path}: no shard of BERT pretraining: {', '.join(missing)} missing")
+        shapes = {key: file[key].shape for key in KEYS}
+        others = [key for key in KEYS if not np.issubdtype(file[key].dtype, np.integer)]
+    if others:
+        raise TrainError(f"{path}: no shard of BERT pretraining: {others[0]} has no whole numbers")
+    if any(len(shapes[key]) != 2 for key in (*BY_TOKEN, *BY_PREDICTION)):
+        raise TrainError(f"{path}: no shard of BERT pretraining: its samples differ in length")
+    samples, seq_len = shapes["input_ids"]
+    max_pred = shapes["masked_lm_ids"][1]
+    expected = {key: (samples, seq_len) for key in BY_TOKEN}
+    expected |= {key: (samples, max_pred) for key in BY_PREDICTION}
+    expected["next_sentence_labels"] = (samples,)
+    for key in KEYS:
+        if shapes[key] != expected[key]:
+            raise TrainError(
+                f"{path}: {key} has shape {shapes[key]}, but input_ids has {shapes['input_ids']}"
+            )
+    return Shape(samples=samples, seq_len=seq_len, max_pred=max_pred)
+
+
+def read_rows(path: Path, rows: slice, keys: Iterable[str] = KEYS) -> Rows:
+    """Read consecutive samples of a shard."""
+    with _open(path) as file:
+        try:
+            return {key: file[key][rows] for key in keys}
+        except OSError as error:
+            raise TrainError(f"{path}: damaged ({error}): fetch or make it again") from None
+
+
+def masked(positions: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which places for masked tokens are taken: those before the first position 0."""
+    taken: NDArray[np.bool_] = np.logical_and.accumulate(positions != 0, axis=1)
+    return taken
+
+
+def _open(path: Path) -> Any:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        reason = error.strerror or "truncated, or no HDF5 file"
+        raise TrainError(f"{path}: cannot be read ({reason}): fetch or make it again") from None
