@@ -15,49 +15,30 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining
 
-from trnslurm.train.agreement import parameters_agree
+from trnslurm.train.agreement import conclude
 from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
+from trnslurm.train.metrics import Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
 from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
 from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.schedule import learning_rate, total_steps
-from trnslurm.train.shards import Samples, ShardedSamples, index_shards
+from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.settings import CommonSettings
+from trnslurm.train.shards import Samples, ShardedSamples, open_shards
 
-# One step more than it takes to see every graph, so that a late one shows here and not in training.
-PRECOMPILE_STEPS = STEADY_AFTER + 1
 PARTS = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
 """Of masked tokens (MLM) and next sentences (NSP), as they stand in the metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(CommonSettings):
     """The recipe's train section."""
 
-    init_from: str
     max_pred: int
-    epochs: int
-    stop_at: int
-    optimizer: str
     zero1: bool
-    lr: float
-    schedule: str
-    warmup_steps: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    max_norm: float
-    log_every: int
-    eval_every: int
-    eval_samples: int
-    save_every: int
-    keep_last: int
-    keep_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +55,6 @@ class Training:
     model: BertForPreTraining
     optimizer: GlobalOptimizer
     checkpoints: Checkpoints
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Over how many of each kind a step's losses are means, whichever worker has them."""
-
-    masked_tokens: int
-    samples: int
 
 
 def main() -> None:
@@ -105,7 +78,8 @@ def main() -> None:
 def run_training(run: Training, environment: Environment) -> None:
     """Train to the end, or as far as this run shall go."""
     device = run.device
-    steps = steps_to_run(run, environment)
+    done = run.checkpoints.resume(run.optimizer)
+    steps = steps_to_run(environment, done=done, stop_at=run.settings.stop_at, steps=run.steps)
     progress = Progress(
         run.plan,
         environment,
@@ -121,23 +95,7 @@ def run_training(run: Training, environment: Environment) -> None:
 
     run.checkpoints.close()
     progress.close()
-    precompile = environment.phase == "precompile"
-    agree = parameters_agree(device, run.model)
-    if not (agree or precompile):
-        raise TrainError("the workers' parameters differ at the end: this training is not valid")
-    if device.rank == 0:
-        print("precompile done: losses above are invalid" if precompile else "ranks agree")
-
-
-def steps_to_run(run: Training, environment: Environment) -> range:
-    """Give the steps that are left, counted from 0: from the newest checkpoint, if there is one."""
-    first, last = 0, run.settings.stop_at or run.steps
-    if environment.phase == "precompile":
-        last = PRECOMPILE_STEPS
-    if saved := run.checkpoints.newest():
-        run.checkpoints.load(saved, run.optimizer)
-        first = saved.step
-    return range(first, min(last, run.steps))
+    conclude(device, run.model, environment)
 
 
 def train(run: Training, progress: Progress, steps: range) -> None:
@@ -147,9 +105,9 @@ def train(run: Training, progress: Progress, steps: range) -> None:
     sums = device.put(torch.zeros(1 + len(PARTS)))
     run.model.train()
     for step in steps:
-        counts = count(run.text, step * samples, samples)
+        masked_tokens = run.text.masked_tokens(step * samples, samples)
         for unit in worker_units(plan, worker=device.rank, step=step):
-            numbers = unit_loss(run, run.text, unit, counts)
+            numbers = unit_loss(run, run.text, unit, (masked_tokens, samples))
             numbers[0].backward()
             sums += numbers.detach()
             device.sync()
@@ -178,19 +136,14 @@ def train(run: Training, progress: Progress, steps: range) -> None:
         run.checkpoints.poll()
 
 
-def due(every: int, step: int, also: tuple[int, ...]) -> bool:
-    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
-    return every > 0 and (step % every == 0 or step in also)
-
-
 @torch.no_grad()
 def evaluate(run: Training) -> dict[str, float]:
     """Give the losses on the first samples of the held-out shards, whatever the worker count."""
     plan, device = run.plan, run.device
     units = eval_units(plan, worker=device.rank, samples=run.settings.eval_samples)
     # All of the last unit, which may reach beyond eval_samples.
-    size = plan.batch.micro_batch
-    counts = count(run.held_out, 0, -(-run.settings.eval_samples // size) * size)
+    samples = -(-run.settings.eval_samples // plan.batch.micro_batch) * plan.batch.micro_batch
+    counts = (run.held_out.masked_tokens(0, samples), samples)
     sums = device.put(torch.zeros(1 + len(PARTS)))
     run.model.eval()
     with device.clock("eval"):
@@ -204,18 +157,15 @@ def evaluate(run: Training) -> dict[str, float]:
     return evaluated | {"perplexity": math.exp(min(evaluated["eval_mlm_loss"], 700.0))}
 
 
-def count(text: ShardedSamples, first: int, samples: int) -> Counts:
-    """Count what the losses of these samples are to be divided by."""
-    return Counts(masked_tokens=text.masked_tokens(first, samples), samples=samples)
+def unit_loss(run: Training, text: ShardedSamples, unit: Unit, counts: tuple[int, int]) -> Tensor:
+    """Give a unit's share of the loss, which is the sum of two means, and of each of PARTS.
 
-
-def unit_loss(run: Training, text: ShardedSamples, unit: Unit, counts: Counts) -> Tensor:
-    """Give a unit's share of the loss, which is the sum of both means, and of each of PARTS."""
+    The means are over so many masked tokens and samples.
+    """
     device = run.device
     with device.clock("data"):
         samples = Samples(*map(device.put, text.samples(unit.first, unit.size)))
-    shares = [unit.weight / counts.masked_tokens, unit.weight / counts.samples]
-    weights = device.put(torch.tensor(shares * 2))
+    weights = device.put(torch.tensor([unit.weight / count for count in counts * 2]))
     device.seed(unit.seed)
     with device.autocast(run.plan.precision):
         tokens, next_sentence = predict(run.model, samples)
@@ -300,28 +250,24 @@ def make_training(
 def open_split(
     plan: Plan, settings: Settings, split: str, device: Device, environment: Environment
 ) -> ShardedSamples:
-    """Open a split of the shards to train on, which worker 0 looks at first."""
+    """Open a split of the shards to train on."""
     if not plan.data:
         raise TrainError("data.path is empty: name a directory of HDF5 shards")
-    directory, beside = Path(plan.data).expanduser(), environment.run_dir / "data"
-    if device.rank == 0:
-        index_shards(directory, split, beside=beside)
-    device.barrier(f"index of split {split}")
-    vocabulary, positions = plan.model["vocab_size"], plan.model["max_position_embeddings"]
-    text = ShardedSamples(
-        directory, split=split, beside=beside, vocab_size=vocabulary, seed=plan.seed
-    )
-    if text.seq_len != plan.seq_len:
-        raise TrainError(f"seq_len is {plan.seq_len}: {directory} has samples of {text.seq_len}")
-    if text.max_pred != settings.max_pred:
-        raise TrainError(
-            f"train.max_pred is {settings.max_pred}: {directory} has {text.max_pred} places"
-        )
+    positions = plan.model["max_position_embeddings"]
     if positions < plan.seq_len:
         raise TrainError(
             f"seq_len is {plan.seq_len}, but model.max_position_embeddings only {positions}"
         )
-    return text
+    return open_shards(
+        Path(plan.data).expanduser(),
+        split,
+        beside=environment.run_dir / "data",
+        device=device,
+        seq_len=plan.seq_len,
+        max_pred=settings.max_pred,
+        vocab_size=plan.model["vocab_size"],
+        seed=plan.seed,
+    )
 
 
 def make_model(plan: Plan, settings: Settings, device: Device) -> BertForPreTraining:

@@ -15,47 +15,27 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
-from trnslurm.train.agreement import parameters_agree
+from trnslurm.train.agreement import conclude
 from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints
 from trnslurm.train.data import Text, open_text
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import STEADY_AFTER, Progress, flops_per_sample
+from trnslurm.train.metrics import Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
 from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.reports import say
-from trnslurm.train.schedule import learning_rate, total_steps
-
-# One step more than it takes to see every graph, so that a late one shows here and not in training.
-PRECOMPILE_STEPS = STEADY_AFTER + 1
+from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.settings import CommonSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(CommonSettings):
     """The recipe's train section."""
 
-    init_from: str
-    epochs: int
-    stop_at: int
-    optimizer: str
-    lr: float
-    schedule: str
-    warmup_steps: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    max_norm: float
     gradient_checkpointing: bool
-    log_every: int
-    eval_every: int
-    eval_samples: int
-    save_every: int
-    keep_last: int
-    keep_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +75,8 @@ def main() -> None:
 def run_training(run: Training, environment: Environment) -> None:
     """Train to the end, or as far as this run shall go."""
     plan, device = run.plan, run.device
-    steps = steps_to_run(run, environment)
+    done = run.checkpoints.resume(run.optimizer)
+    steps = steps_to_run(environment, done=done, stop_at=run.settings.stop_at, steps=run.steps)
     flops = flops_per_sample(run.model, run.model.config, plan.seq_len)
     progress = Progress(
         plan,
@@ -112,23 +93,7 @@ def run_training(run: Training, environment: Environment) -> None:
     run.checkpoints.close()
     run.checkpoints.require_last()
     progress.close()
-    precompile = environment.phase == "precompile"
-    agree = parameters_agree(device, run.model)
-    if not (agree or precompile):
-        raise TrainError("the workers' parameters differ at the end: this training is not valid")
-    if device.rank == 0:
-        say("precompile done: losses above are invalid" if precompile else "ranks agree")
-
-
-def steps_to_run(run: Training, environment: Environment) -> range:
-    """Give the steps that are left, counted from 0: from the newest checkpoint, if there is one."""
-    first, last = 0, run.settings.stop_at or run.steps
-    if environment.phase == "precompile":
-        last = PRECOMPILE_STEPS
-    if saved := run.checkpoints.newest():
-        run.checkpoints.load(saved, run.optimizer)
-        first = saved.step
-    return range(first, min(last, run.steps))
+    conclude(device, run.model, environment)
 
 
 def train(run: Training, progress: Progress, steps: range) -> None:
@@ -167,11 +132,6 @@ def train(run: Training, progress: Progress, steps: range) -> None:
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()
-
-
-def due(every: int, step: int, also: tuple[int, ...]) -> bool:
-    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
-    return every > 0 and (step % every == 0 or step in also)
 
 
 @torch.no_grad()

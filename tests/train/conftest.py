@@ -1,4 +1,4 @@
-"""Plans, and the GPT-2 job run for real: torchrun on every node of a plan, on this machine."""
+"""Plans, and jobs run for real: torchrun on every node of a plan, on this machine."""
 
 import contextlib
 import copy
@@ -19,7 +19,8 @@ import yaml
 from trnslurm.train.plan import BatchPlan, Plan
 
 REPO = Path(__file__).parents[2]
-JOB = REPO / "jobs" / "gpt2_zero1"
+JOBS = REPO / "jobs"
+JOB = JOBS / "gpt2_zero1"
 # Half a minute alone on two cores; a busy machine may take several times that.
 TIMEOUT_S = 300
 
@@ -37,9 +38,11 @@ class Run:
         return [line[key] for line in self.metrics]
 
 
-def tiny_plan(device: str, nodes: int, workers_per_node: int, **changes: Any) -> dict[str, Any]:
-    """Work out plan.json of the preset tiny; changes name keys as train__lr."""
-    recipe = yaml.safe_load((JOB / "recipe.yaml").read_text())
+def tiny_plan(
+    device: str, nodes: int, workers_per_node: int, *, job: Path = JOB, **changes: Any
+) -> dict[str, Any]:
+    """Work out plan.json of a job's preset tiny; changes name keys as train__lr."""
+    recipe = yaml.safe_load((job / "recipe.yaml").read_text())
     values = {key: recipe[key] for key in ("seq_len", "steps", "seed", "precision")}
     values |= {key: copy.deepcopy(recipe[key]) for key in ("batch", "model", "train")}
     merge(values, {k: v for k, v in recipe["presets"]["tiny"].items() if k in values})
@@ -57,7 +60,7 @@ def tiny_plan(device: str, nodes: int, workers_per_node: int, **changes: Any) ->
     padding = accumulation * workers - units
     return values | {
         "format": 1,
-        "recipe": "gpt2_zero1",
+        "recipe": job.name,
         "preset": "tiny",
         "cluster": "local",
         "instance_type": "local",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .conftest import make_environment, tiny_plan
+from .conftest import JOB, make_environment, tiny_plan
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 TIMEOUT_S = 900
@@ -47,7 +47,8 @@ class Launches:
     """Launches of workers, and what they left."""
 
     directory: Path
-    text: Path
+    data: Path
+    job: Path = JOB
     outputs: list[str] = field(default_factory=list)
 
     def launch(self, workers: int, *scenarios: Scenario, device: str = "xla-cpu", cache=None):
@@ -55,7 +56,8 @@ class Launches:
         for scenario in scenarios:
             run_dir = self.directory / scenario.name
             run_dir.mkdir(exist_ok=True)
-            plan = tiny_plan(device, 1, workers, data=str(self.text), **scenario.changes)
+            changes = {"data": str(self.data)} | scenario.changes
+            plan = tiny_plan(device, 1, workers, job=self.job, **changes)
             attempt = 1 + len(list(run_dir.glob("plan-*.json")))
             path = run_dir / f"plan-{attempt}.json"
             path.write_text(json.dumps(plan))
@@ -63,7 +65,8 @@ class Launches:
                 {"run_dir": str(run_dir), "plan": str(path), "attempt": attempt,
                  "phase": scenario.phase, "change": scenario.change}
             )  # fmt: skip
-        options = {"device": device, "cache": cache, "scenarios": asked}
+        job = str(self.job / "train.py")
+        options = {"job": job, "device": device, "cache": cache, "scenarios": asked}
         (self.directory / "options.json").write_text(json.dumps(options))
         self.outputs.append(self._run(workers, device))
 

@@ -1,8 +1,9 @@
-"""The GPT-2 job, several trainings one after another: starting the workers takes longest.
+"""A job, several trainings one after another: starting the workers takes longest.
 
 torchrun starts it, with a JSON file as its only argument:
 
-    {"device": "xla-cpu", "cache": {"path": "cache", "readonly": false} or null, "scenarios":
+    {"job": "jobs/gpt2_zero1/train.py", "device": "xla-cpu",
+     "cache": {"path": "cache", "readonly": false} or null, "scenarios":
      [{"run_dir": "a", "plan": "a/plan-1.json", "attempt": 1, "phase": "train",
        "change": "nothing"}, …]}
 
@@ -26,12 +27,10 @@ from trnslurm.train.environment import read_environment
 from trnslurm.train.errors import run_job
 from trnslurm.train.plan import check_world, load_plan, read_settings
 
-JOB = Path(__file__).parents[2] / "jobs" / "gpt2_zero1" / "train.py"
-
 
 def main():
     options = json.loads(Path(sys.argv[1]).read_text())
-    job = import_job()
+    job = import_job(options["job"])
     environment = read_environment()
     if options["cache"]:
         use_cache(options["cache"], environment.rank)
@@ -80,9 +79,10 @@ def ledger_of(job, run):
         return units
 
     def watched_samples(first, count):
-        rows = samples(first, count)
-        read.update({first + number: digest([row]) for number, row in enumerate(rows)})
-        return rows
+        found = samples(first, count)
+        rows = zip(*found, strict=True) if isinstance(found, tuple) else ((row,) for row in found)
+        read.update({first + number: digest(row) for number, row in enumerate(rows)})
+        return found
 
     job.worker_units, run.text.samples = watched_deal, watched_samples
     yield ledger
@@ -90,8 +90,8 @@ def ledger_of(job, run):
     ledger[:] = [[place, read[place]] for place, _ in ledger]
 
 
-def import_job():
-    spec = importlib.util.spec_from_file_location("gpt2_zero1", JOB)
+def import_job(path):
+    spec = importlib.util.spec_from_file_location("job", path)
     job = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = job
     spec.loader.exec_module(job)

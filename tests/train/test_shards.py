@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.shards import ShardedSamples, index_shards
+from trnslurm.train.shards import ShardedSamples
 from trnslurm.train.shards import index as index_module
 from trnslurm.train.shards.reader import IGNORED
 from trnslurm.train.shards.windows import PIECE, PIECES_PER_WINDOW, Windows
@@ -36,10 +36,8 @@ def small_pieces(monkeypatch):
 
 def open_shards(directory, *, split="train", seed=1, vocab_size=512, beside=None):
     beside = beside or directory.parent / "run"
-    index_shards(directory, split, beside=beside)
-    return ShardedSamples(
-        directory, split=split, beside=beside, vocab_size=vocab_size, seed=seed
-    )
+    index_module.index_shards(directory, split, beside=beside)
+    return ShardedSamples(directory, split=split, beside=beside, vocab_size=vocab_size, seed=seed)
 
 
 def everything(directory):

@@ -6,6 +6,18 @@ import torch
 from torch import nn
 
 from trnslurm.train.device import Device
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.reports import say
+
+
+def conclude(device: Device, model: nn.Module, environment: Environment) -> None:
+    """Say that the workers agree at the end of a run; in a training it is an error if not."""
+    precompile = environment.phase == "precompile"
+    if not (parameters_agree(device, model) or precompile):
+        raise TrainError("the workers' parameters differ at the end: this training is not valid")
+    if device.rank == 0:
+        say("precompile done: losses above are invalid" if precompile else "ranks agree")
 
 
 def parameters_agree(device: Device, model: nn.Module) -> bool:

@@ -106,7 +106,8 @@ def make_optimizer(
 ) -> GlobalOptimizer:
     """Make the optimizer for a device; betas and eps (adam) are for adamw alone.
 
-    ZeRO-1 exists on XLA devices, others reduce gradients plainly whatever is asked for. Matrices decay; biases and layer norms, which are vectors, do not.
+    ZeRO-1 exists on XLA devices; others reduce gradients plainly, whatever is asked for. Matrices
+    decay; biases and layer norms, which are vectors, do not.
     """
     if name not in OPTIMIZERS:
         raise TrainError(f"train.optimizer: {name!r} is not one of {', '.join(OPTIMIZERS)}")

@@ -1,9 +1,14 @@
-"""How many optimizer steps a training has, and the learning rate of each."""
+"""How many optimizer steps a training has, and what is due at each: also its learning rate."""
 
 import math
 
+from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
+from trnslurm.train.metrics import STEADY_AFTER
 from trnslurm.train.plan import Plan
+
+# One step more than it takes to see every graph, so that a late one shows here and not in training.
+PRECOMPILE_STEPS = STEADY_AFTER + 1
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -13,6 +18,17 @@ def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
     if not epochs:
         return plan.steps
     return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
+
+
+def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: int) -> range:
+    """Give the steps that this start of a job runs, counted from 0; stop_at 0: to the end."""
+    last = PRECOMPILE_STEPS if environment.phase == "precompile" else stop_at or steps
+    return range(done, min(last, steps))
+
+
+def due(every: int, step: int, also: tuple[int, ...]) -> bool:
+    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
+    return every > 0 and (step % every == 0 or step in also)
 
 
 def learning_rate(name: str, *, peak: float, warmup_steps: int, step: int, steps: int) -> float:

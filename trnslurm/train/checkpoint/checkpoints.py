@@ -82,6 +82,14 @@ class Checkpoints:
         self._ended: deque[Saved | Failed] = deque()
         self._last: Saved | Failed | None = None
 
+    def resume(self, optimizer: GlobalOptimizer) -> int:
+        """Go on from the newest whole checkpoint, if there is one; give the steps it has seen."""
+        saved = self.newest()
+        if saved is None:
+            return 0
+        self.load(saved, optimizer)
+        return saved.step
+
     def newest(self) -> Manifest | None:
         """Find the newest whole checkpoint: rank 0 looks, and tells the others."""
         if not self._active:

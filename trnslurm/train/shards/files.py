@@ -61,8 +61,8 @@ def check_shard(path: Path) -> Shape:
         raise TrainError(f"{path}: no shard of BERT pretraining: its samples differ in length")
     samples, seq_len = shapes["input_ids"]
     max_pred = shapes["masked_lm_ids"][1]
-    expected = {key: (samples, seq_len) for key in BY_TOKEN}
-    expected |= {key: (samples, max_pred) for key in BY_PREDICTION}
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(BY_TOKEN, (samples, seq_len))
+    expected |= dict.fromkeys(BY_PREDICTION, (samples, max_pred))
     expected["next_sentence_labels"] = (samples,)
     for key in KEYS:
         if shapes[key] != expected[key]:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trnslurm.train.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.shards.files import KEYS, Rows, masked, read_rows
-from trnslurm.train.shards.index import read_index
+from trnslurm.train.shards.index import index_shards, read_index
 from trnslurm.train.shards.windows import Windows
 
 KEPT_BEHIND = 2
@@ -110,3 +111,30 @@ class ShardedSamples:
             for value in (int(values.min(initial=0)), int(values.max(initial=0))):
                 if not 0 <= value < limit:
                     raise TrainError(f"{path}: {key} has {value}, but {name} is {limit}")
+
+
+def open_shards(
+    directory: Path,
+    split: str,
+    *,
+    beside: Path,
+    device: Device,
+    seq_len: int,
+    max_pred: int,
+    vocab_size: int,
+    seed: int,
+) -> ShardedSamples:
+    """Open a split on every worker, once worker 0 has looked at its shards, as they should be."""
+    if device.rank == 0:
+        index_shards(directory, split, beside=beside)
+    device.barrier(f"index of split {split}")
+    samples = ShardedSamples(
+        directory, split=split, beside=beside, vocab_size=vocab_size, seed=seed
+    )
+    if samples.seq_len != seq_len:
+        raise TrainError(f"seq_len is {seq_len}, but {directory} has samples of {samples.seq_len}")
+    if samples.max_pred != max_pred:
+        raise TrainError(
+            f"train.max_pred is {max_pred}, but {directory} has {samples.max_pred} places"
+        )
+    return samples
