@@ -29,8 +29,8 @@ from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_step
 from trnslurm.train.settings import CommonSettings
 from trnslurm.train.shards import Samples, ShardedSamples, open_shards
 
-PARTS = ("mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
-"""Of masked tokens (MLM) and next sentences (NSP), as they stand in the metrics."""
+PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
+"""The loss, and what it consists of: of masked tokens (MLM) and next sentences (NSP)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def train(run: Training, progress: Progress, steps: range) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
     plan, settings, device = run.plan, run.settings, run.device
     samples = plan.batch.global_batch
-    sums = device.put(torch.zeros(1 + len(PARTS)))
+    sums = device.put(torch.zeros(len(PARTS)))
     run.model.train()
     for step in steps:
         masked_tokens = run.text.masked_tokens(step * samples, samples)
@@ -144,7 +144,7 @@ def evaluate(run: Training) -> dict[str, float]:
     # All of the last unit, which may reach beyond eval_samples.
     samples = -(-run.settings.eval_samples // plan.batch.micro_batch) * plan.batch.micro_batch
     counts = (run.held_out.masked_tokens(0, samples), samples)
-    sums = device.put(torch.zeros(1 + len(PARTS)))
+    sums = device.put(torch.zeros(len(PARTS)))
     run.model.eval()
     with device.clock("eval"):
         for unit in units:
@@ -152,16 +152,12 @@ def evaluate(run: Training) -> dict[str, float]:
             device.sync()
         totals = device.total(sums.tolist())
     run.model.train()
-    named = zip(("loss", *PARTS), totals, strict=True)
-    evaluated = {f"eval_{name}": value for name, value in named}
+    evaluated = {f"eval_{name}": total for name, total in zip(PARTS, totals, strict=True)}
     return evaluated | {"perplexity": math.exp(min(evaluated["eval_mlm_loss"], 700.0))}
 
 
 def unit_loss(run: Training, text: ShardedSamples, unit: Unit, counts: tuple[int, int]) -> Tensor:
-    """Give a unit's share of the loss, which is the sum of two means, and of each of PARTS.
-
-    The means are over so many masked tokens and samples.
-    """
+    """Give a unit's share of each of PARTS, which are means over so many tokens and samples."""
     device = run.device
     with device.clock("data"):
         samples = Samples(*map(device.put, text.samples(unit.first, unit.size)))

@@ -29,7 +29,7 @@ class StepDone:
 
     step: int
     loss: Tensor
-    """This worker's share of the global loss, and of the parts that are reported beside it."""
+    """This worker's share of the global loss, and of what it consists of."""
     grad_norm: Tensor
     lr: float
     spent: dict[str, float]
@@ -48,9 +48,9 @@ class Progress:
         steps: range,
         log_every: int,
         flops_per_sample: float = 0.0,
-        parts: Sequence[str] = (),
+        parts: Sequence[str] = ("loss",),
     ) -> None:
-        """Report on these steps (counted from 0); parts name what comes with a step's loss."""
+        """Report on these steps (counted from 0); parts name what a step's loss consists of."""
         self._plan = plan
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
@@ -59,7 +59,7 @@ class Progress:
         self._steps = steps
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
-        self._parts = ("loss", *parts)
+        self._parts = parts
         self._steady_graphs: int | None = None
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
@@ -81,7 +81,7 @@ class Progress:
     ) -> None:
         """Take a step down, and report all that are pending if a report is due.
 
-        The loss is a vector: of it, and of the parts, which add up over the workers too.
+        The loss is a vector of the parts, the whole first; each adds up over the workers.
         """
         spent = self._device.clock.take()
         self._pending.append(
