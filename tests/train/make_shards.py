@@ -29,15 +29,15 @@ def write_shard(path, columns):
 
 
 def make_sample(dice, seq_len, max_pred, vocab_size):
-    """Make a pair of sentences, of which the second goes on in the steps of the first, or not."""
+    """Make two sentences of one word each, which is the same in both if the second follows."""
     length = int(dice.integers(seq_len // 2, seq_len + 1)) if dice.random() < 0.3 else seq_len
     first = int(dice.integers(3, length - 5))
     words = vocab_size - WORDS
     random_next = int(dice.random() < 0.5)
-    # Steps of one through the vocabulary: a masked word is known from its neighbours.
-    one = (dice.integers(words) + np.arange(first)) % words
-    two = (one[-1] + 1 + random_next * words // 2 + np.arange(length - first - 3)) % words
-    ids = np.array([CLS, *(WORDS + one), SEP, *(WORDS + two), SEP])
+    word = dice.integers(words)
+    other = (word + random_next * dice.integers(1, words)) % words
+    one, two = [WORDS + word] * first, [WORDS + other] * (length - first - 3)
+    ids = np.array([CLS, *one, SEP, *two, SEP])
     places = np.flatnonzero(ids >= WORDS)
     count = min(max_pred, max(1, round(length * 0.15)))
     positions = np.sort(dice.choice(places, count, replace=False))
