@@ -14,9 +14,14 @@ from torch import Tensor, nn
 
 from trnslurm.train.device import Device
 from trnslurm.train.errors import TrainError
+from trnslurm.train.lamb import Lamb
 from trnslurm.train.state import Read, Shard, own_rows
 
-OPTIMIZERS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+OPTIMIZERS = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "sgd": (),
+}
 """What each keeps of every parameter, by the names that PyTorch gives it."""
 
 
@@ -104,13 +109,18 @@ def make_optimizer(
     zero1: bool = True,
     **adam: Any,
 ) -> GlobalOptimizer:
-    """Make the optimizer for a device; betas and eps (adam) are for adamw alone.
+    """Make the optimizer for a device; betas and eps (adam) are for adamw and lamb.
 
     ZeRO-1 exists on XLA devices; others reduce gradients plainly, whatever is asked for. Matrices
     decay; biases and layer norms, which are vectors, do not.
     """
     if name not in OPTIMIZERS:
         raise TrainError(f"train.optimizer: {name!r} is not one of {', '.join(OPTIMIZERS)}")
+    if name == "lamb" and zero1:
+        raise TrainError(
+            "train.optimizer: lamb needs the norms of whole parameters, but with ZeRO-1 a worker "
+            "has parts of them: set train.zero1=false, or take adamw"
+        )
     matrices: dict[str, nn.Parameter] = {}
     vectors: dict[str, nn.Parameter] = {}
     for key, parameter in named_parameters:
@@ -124,6 +134,8 @@ def make_optimizer(
     options: dict[str, Any] = {}
     if name == "adamw":
         cls, options = torch.optim.AdamW, adam
+    elif name == "lamb":
+        cls, options = Lamb, adam
     strategy = _strategy(device, zero1)
     return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
 

@@ -23,8 +23,8 @@ class XlaDataParallel(DataParallel):
         groups: list[dict[str, Any]],
         options: dict[str, Any],
     ) -> torch.optim.Optimizer:
-        self._tensor_lr = cls is torch.optim.AdamW
-        if self._tensor_lr:
+        self._tensor_lr = cls is not torch.optim.SGD
+        if cls is torch.optim.AdamW:
             # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
             # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
             options = {**options, "capturable": True}
