@@ -124,13 +124,22 @@ def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
 
 
 def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
-    """Whether none of these files is there; where not even data_root is, nobody can tell."""
+    """Whether none of these files is there; where not even data_root is, nobody can tell.
+
+    The name of a file may have a star.
+    """
     try:
         if not local and not Path(root).expanduser().is_dir():
             return False
-        return not any(Path(file).expanduser().is_file() for file in files)
+        return not any(_is_there(Path(file).expanduser()) for file in files)
     except (OSError, RuntimeError):  # not for us to look at; a ~user that this host does not know
         return False
+
+
+def _is_there(file: Path) -> bool:
+    if "*" in file.name:
+        return any(found.is_file() for found in file.parent.glob(file.name))
+    return file.is_file()
 
 
 def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:

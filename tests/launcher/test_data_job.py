@@ -135,8 +135,10 @@ def test_training_without_its_data_is_refused(site, data_root: Path, fake_slurm,
     assert fake_slurm.calls() == [] and site.runs() == []
 
 
-@pytest.mark.parametrize("name", ["wikitext-103/index.json", "wikitext-103"])
-def test_prepared_data_or_a_text_will_do(data_root: Path, cli, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["wikitext-103/index.json", "wikitext-103", "wikitext-103/a_training_0.hdf5"]
+)
+def test_prepared_data_a_text_or_shards_will_do(data_root: Path, cli, name: str) -> None:
     (data_root / name).parent.mkdir(exist_ok=True)
     (data_root / name).touch()
     assert cli(*TRAIN).code == 0

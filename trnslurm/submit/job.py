@@ -137,7 +137,8 @@ def job_of_bundle(directory: Path) -> Job:
 
 def refuse_unprepared(job: Job) -> None:
     """Refuse to train on data that is not there, as far as this host can tell."""
-    files = [f"{job.data}/{INDEX}", job.data]  # prepared data, or a plain text
+    # Prepared data, shards as they are published, or a plain text.
+    files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
     if job.data and none_there(job.data_root, files, local=job.scheduler == "local"):
         prepare = command("prepare", job.recipe, job.preset, job.cluster)
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")

@@ -112,7 +112,7 @@ class DataParallel(GlobalOptimizer):
             state = self._base.state[master]
             for kind in self._kinds:
                 saved = read(name, kind, rows).view(parameter.shape)
-                state[kind] = self._device.put(saved.to(master.dtype))
+                state[kind] = saved.to(master.dtype).to(master.device)
             if self._kinds:
                 state["step"] = self._count(updates, parameter)
 
