@@ -17,7 +17,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test check unit format goldens bench bench-training bench-checkpoint bench-data \
-  bench-bert wheel clean
+  bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -62,6 +62,9 @@ bench-data: .venv/.train .venv-datasets/.made  ## Measure data preparation besid
 
 bench-bert: .venv/.train  ## Measure the making of BERT's samples beside a plain loop
 	$(BIN)/python benchmarks/bert_preparation.py
+
+bench-reader: .venv/.train  ## Measure reading BERT's shards beside a Dataset
+	$(BIN)/python benchmarks/bert_reader.py
 
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
