@@ -23,8 +23,9 @@ from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.metrics import Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_section
+from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
+from trnslurm.train.reports import say
 from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
 from trnslurm.train.shards import Samples, ShardedSamples, open_shards
@@ -62,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain BERT.")
     parser.add_argument("plan", type=Path, help="plan.json of the run")
     plan = load_plan(parser.parse_args().plan)
-    settings = read_section(Settings, plan.train, where="plan.json: train")
+    settings = read_settings(Settings, plan, not_zero=("log_every", "eval_samples", "max_pred"))
     environment = read_environment()
 
     device = open_device(plan.device, environment)
@@ -70,7 +71,7 @@ def main() -> None:
 
     run = make_training(plan, settings, device, environment)
     if device.rank == 0:
-        print(describe(run, environment), flush=True)
+        say(describe(run, environment))
     run_training(run, environment)
     device.close()
 
@@ -94,6 +95,7 @@ def run_training(run: Training, environment: Environment) -> None:
     train(run, progress, steps)
 
     run.checkpoints.close()
+    run.checkpoints.require_last()
     progress.close()
     conclude(device, run.model, environment)
 
