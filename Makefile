@@ -38,8 +38,9 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/mypy
 	shellcheck .ci/run cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
+# Files of tests side by side, in the order that tests/conftest.py gives them.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 format: .venv/.train  ## Format the sources
 	$(BIN)/ruff check --fix .

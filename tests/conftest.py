@@ -15,6 +15,7 @@ import trnslurm
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
+_LONGEST = ("train", "sandbox", "local")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
 
@@ -22,6 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens", action="store_true", help="rewrite tests/goldens, to be reviewed"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: side by side with others, it must not come last."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        directory = item.path.relative_to(here).parts[0]
+        return _LONGEST.index(directory) if directory in _LONGEST else len(_LONGEST)
+
+    items.sort(key=rank)
 
 
 @dataclass(frozen=True, kw_only=True)
