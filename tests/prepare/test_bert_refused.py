@@ -56,8 +56,8 @@ def extracted(tmp_path):
         (("--processes", 0), "--processes and --chunk-bytes: must be 1 or more"),
         (("--shards", 3), "--shards 3: too few documents (4) to have two in each"),
         (
-            ("--test-shards", 2, "--holdout", 0.5),
-            "--test-shards 2: too few documents (2) to have two in each",
+            ("--shards", 1, "--test-shards", 2),
+            "--shards 1 --test-shards 2: too few documents (4) to have two in each",
         ),
         (("--tokenizer", "train:99"), "train:V needs a whole number V of 100 or more"),
     ],

@@ -67,8 +67,10 @@ def test_a_missing_file(refused, tmp_path):
     assert error == f"{tmp_path}/none.txt: cannot be read (No such file or directory)"
 
 
-def test_a_directory_in_the_place_of_a_file(refused, tmp_path):
-    assert "is a directory" in refused("--text", tmp_path, *TOKENIZER)
+def test_a_directory_without_text(refused, tmp_path):
+    (tmp_path / "a.md").touch()
+    error = refused("--text", tmp_path, *TOKENIZER)
+    assert error == f"--text {tmp_path}: no text in this directory (.txt, .jsonl)"
 
 
 @pytest.mark.parametrize("name", ["train:", "train:x", "train:256", "train:-1", "train:99999999"])

@@ -1,4 +1,4 @@
-"""The command line: python -m trnslurm.prepare …, … bert …, … verify DIR, and … fetch."""
+"""The command line: python -m trnslurm.prepare …, and … bert, fetch, download, verify."""
 
 import argparse
 import signal
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trnslurm.prepare import fetching, options, tokenizer
+from trnslurm.prepare import fetching, options, published, tokenizer
 from trnslurm.prepare.bert import command as bert
 from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
-from trnslurm.prepare.prepared import find_damage, read_index, report
+from trnslurm.prepare.prepared import INDEX, find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
 from trnslurm.prepare.sources import dataset_files, dataset_notes, text_files
 
@@ -26,7 +26,7 @@ def main() -> None:
     """Run, and turn what a user can mend into one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    commands = {"bert": bert.run, "fetch": _fetch, "verify": _verify}
+    commands = {"bert": bert.run, "fetch": _fetch, "download": published.run, "verify": _verify}
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in commands:
@@ -59,7 +59,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
         prog="python -m trnslurm.prepare",
         description="Tokenize text into the files that training reads.",
         epilog="Others: bert (shards for BERT's pretraining), fetch (a dataset from the Hub), "
-        "verify DIR (read prepared data whole).",
+        "download (what was published), verify DIR (read prepared data whole).",
     )
     add = parser.add_argument
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
@@ -138,7 +138,10 @@ def _verify(arguments: Sequence[str]) -> None:
     directory = parser.parse_args(arguments).directory
     index = read_index(directory)
     if index is None:
-        raise PrepareError(f"{directory}: no prepared data")
+        if (directory / INDEX).exists() or not any(directory.glob(f"*{published.SHARD}")):
+            raise PrepareError(f"{directory}: no prepared data")
+        print(f"{directory}: {published.verify(directory)}, each read whole")
+        return
     if damaged := find_damage(directory, index):
         raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
     print(f"{directory}: as its index says")

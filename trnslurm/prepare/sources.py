@@ -42,11 +42,27 @@ class Source:
 
 
 def text_files(paths: list[Path]) -> list[Found]:
-    """Take text files as they are named, all to train on."""
-    for path in paths:
-        if path.is_dir():
-            raise PrepareError(f"--text {path}: is a directory: name the files in it")
-    return [Found(name=path.name, path=path, split="train") for path in paths]
+    """Take text files as they are named, all to train on; of directories those in them."""
+    return [found for path in paths for found in _text_files_of(path)]
+
+
+def files_below(directory: Path, pattern: str) -> list[Found]:
+    """Find files in a directory, to train on; hidden ones are none."""
+    found = []
+    for path in sorted(directory.rglob(pattern)):
+        name = path.relative_to(directory)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found.append(Found(name=f"{directory.name}/{name}", path=path, split="train"))
+    return found
+
+
+def _text_files_of(path: Path) -> list[Found]:
+    if not path.is_dir():
+        return [Found(name=path.name, path=path, split="train")]
+    found = [file for file in files_below(path, "*") if file.path.suffix in TEXTS]
+    if not found:
+        raise PrepareError(f"--text {path}: no text in this directory ({', '.join(TEXTS)})")
+    return found
 
 
 def dataset_files(directory: Path) -> list[Found]:

@@ -31,7 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE", help="or JSON lines")
+    text = "or JSON lines; or a directory of them, or of WikiExtractor's"
+    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE|DIR", help=text)
     source.add_argument(
         "--wikiextractor", type=as_path, nargs="+", metavar="DIR", help="its output"
     )
@@ -56,15 +57,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(given: argparse.Namespace) -> Result:
+def import_late(name: str) -> Any:
+    """Import a module of this package that needs h5py, which other preparations do without."""
     try:
-        # Here, as other preparations do without it.
-        run = importlib.import_module("trnslurm.prepare.bert.run")
+        return importlib.import_module(f"trnslurm.prepare.bert.{name}")
     except ModuleNotFoundError as error:
         if error.name != "h5py":
             raise
         raise PrepareError("shards are HDF5 files, which need h5py: pip install h5py") from None
+
+
+def _prepare(given: argparse.Namespace) -> Result:
+    run = import_late("run")
     options.check_work(given)
+    _sort_out(given)
     if (given.shards is not None and given.shards < 1) or given.test_shards < 0:
         raise PrepareError("--shards must be 1 or more, --test-shards 0 or more")
     if not 0 < given.holdout < 1:
@@ -86,6 +92,19 @@ def _prepare(given: argparse.Namespace) -> Result:
     )
     result: Result = run.prepare(request)
     return result
+
+
+def _sort_out(given: argparse.Namespace) -> None:
+    """Take what --text names for WikiExtractor's output, if it is."""
+    theirs = [path for path in given.text or () if wikiextractor.is_output(path)]
+    if not theirs:
+        return
+    if others := [str(path) for path in given.text if path not in theirs]:
+        raise PrepareError(
+            f"--text {others[0]}: is other text than WikiExtractor's in {theirs[0]}: "
+            "prepare them apart"
+        )
+    given.text, given.wikiextractor = None, theirs
 
 
 def _source(given: argparse.Namespace) -> dict[str, Any]:

@@ -158,17 +158,8 @@ def _deal(
 ) -> tuple[list[Shard], dict[str, int]]:
     """Deal the documents out, in random order, one after another to each shard of a split."""
     total = Corpus(directory / "corpus", dtype).num_documents
-    held_out = round(total * request.holdout) if request.test_shards else 0
+    held_out = _hold_out(total, request.holdout, shards, request.test_shards)
     counts = {"train": total - held_out, "eval": held_out}
-    for split, option, number in (
-        ("train", "--shards", shards),
-        ("eval", "--test-shards", request.test_shards),
-    ):
-        if counts[split] < 2 * number:
-            raise PrepareError(
-                f"{option} {number}: too few documents ({counts[split]}) to have two in each, as "
-                "pairs need: ask for fewer, or use another --document-per or --holdout"
-            )
     numbers = np.random.default_rng([*f"{request.settings.seed} order".encode()])
     with replacing(directory / "order.npy") as stream:
         np.save(stream, np.argsort(numbers.random(total), kind="stable"))
@@ -181,6 +172,18 @@ def _deal(
             name = f"bert_{_FILE_WORDS[split]}_{place:05}.hdf5"
             todo.append(Shard(split=split, name=name, first=first + place, end=end, step=number))
     return todo, counts
+
+
+def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
+    """Give how many documents are for test shards: their share, but two at least for each shard."""
+    asked = f"--shards {shards}" + (f" --test-shards {test_shards}" if test_shards else "")
+    if total < 2 * (shards + test_shards):
+        raise PrepareError(
+            f"{asked}: too few documents ({total}) to have two in each, as pairs need: ask for "
+            "fewer, or use another --document-per"
+        )
+    wanted = max(round(total * share), 2 * test_shards) if test_shards else 0
+    return min(wanted, total - 2 * shards)
 
 
 def _remove_unfinished(directory: Path) -> None:

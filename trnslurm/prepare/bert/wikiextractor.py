@@ -4,10 +4,16 @@ from pathlib import Path
 
 from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.sources import Found
+from trnslurm.prepare.sources import Found, files_below
 
 RULE = Rule(per="start", start="^<doc ")
 _BEGIN, _END = "<doc ", "</doc>"
+_FILES = "wiki_*"
+
+
+def is_output(path: Path) -> bool:
+    """Tell whether a path is a directory of WikiExtractor's, by the names of its files."""
+    return path.is_dir() and any(file.is_file() for file in path.rglob(_FILES))
 
 
 def article_files(directories: list[Path]) -> list[Found]:
@@ -16,11 +22,9 @@ def article_files(directories: list[Path]) -> list[Found]:
     for directory in directories:
         if not directory.is_dir():
             raise PrepareError(f"--wikiextractor {directory}: no such directory")
-        for path in sorted(directory.rglob("wiki_*")):
-            if path.is_file():
-                _check(path)
-                name = f"{directory.name}/{path.relative_to(directory)}"
-                found.append(Found(name=name, path=path, split="train"))
+        found += files_below(directory, _FILES)
+    for file in found:
+        _check(file.path)
     if not found:
         raise PrepareError(
             f"--wikiextractor {', '.join(map(str, directories))}: no file wiki_* in it: name the "

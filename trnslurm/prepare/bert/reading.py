@@ -1,0 +1,96 @@
+"""Shards that someone else may have made: whether training can read them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from trnslurm.prepare.bert.shards import DTYPES
+from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.progress import Progress
+
+_BY_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
+_AGAIN = "fetch or make it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """What the shards of a directory hold."""
+
+    number: int
+    samples: int
+    seq_len: int
+    max_pred: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.number:,} shards of {self.samples:,} samples, of {self.seq_len} tokens and "
+            f"{self.max_pred} masked at most"
+        )
+
+    def require(self, seq_len: int | None, max_pred: int | None, where: str) -> None:
+        """Refuse samples of another shape, if one is asked for."""
+        for option, wanted, found in (
+            ("--seq-len", seq_len, self.seq_len),
+            ("--max-pred", max_pred, self.max_pred),
+        ):
+            if wanted is not None and wanted != found:
+                raise KeptError(f"{where}: has {self}, which is not {option} {wanted}")
+
+
+def find_shards(directory: Path) -> list[Path]:
+    """Find the shards of a directory, of every split."""
+    return sorted(directory.glob("*.hdf5"))
+
+
+def check_shards(directory: Path, *, whole: bool) -> Shards:
+    """Open every shard and compare their columns; read all of their samples too, if asked."""
+    paths = find_shards(directory)
+    if not paths:
+        raise PrepareError(f"{directory}: has no shards (*.hdf5)")
+    sizes = [path.stat().st_size for path in paths]
+    progress = Progress("reading shards", sum(sizes))
+    shapes = []
+    for number, path in enumerate(paths):
+        shapes.append(_check(path, whole))
+        if shapes[-1][1:] != shapes[0][1:]:
+            raise PrepareError(
+                f"{path}: its samples have {shapes[-1][1]} tokens and {shapes[-1][2]} masked at "
+                f"most, those of {paths[0].name} {shapes[0][1]} and {shapes[0][2]}"
+            )
+        progress.show(sum(sizes[: number + 1]))
+    progress.finish()
+    samples = sum(shape[0] for shape in shapes)
+    return Shards(number=len(paths), samples=samples, seq_len=shapes[0][1], max_pred=shapes[0][2])
+
+
+def _check(path: Path, whole: bool) -> tuple[int, int, int]:
+    """Give the samples, the tokens of each and the masked ones at most, or say what is wrong."""
+    try:
+        with h5py.File(path, "r") as file:
+            shape = _shape(path, file)
+            if whole:
+                for name in DTYPES:
+                    file[name][:]
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "truncated, damaged, or no HDF5 file"
+        raise PrepareError(f"{path}: cannot be read ({reason}): {_AGAIN}") from None
+    return shape
+
+
+def _shape(path: Path, file: Any) -> tuple[int, int, int]:
+    missing = [name for name in DTYPES if not isinstance(file.get(name), h5py.Dataset)]
+    if missing:
+        raise PrepareError(f"{path}: no shard for BERT: {', '.join(missing)} missing")
+    shapes = {name: file[name].shape for name in DTYPES}
+    if len(shapes["input_ids"]) != 2 or len(shapes["masked_lm_ids"]) != 2:
+        raise PrepareError(f"{path}: no shard for BERT: its samples differ in length")
+    samples, seq_len = shapes["input_ids"]
+    max_pred = shapes["masked_lm_ids"][1]
+    for name, shape in shapes.items():
+        width = () if name == "next_sentence_labels" else (seq_len,)
+        width = (max_pred,) if name in _BY_PREDICTION else width
+        if shape != (samples, *width) or file[name].dtype.kind not in "iu":
+            raise PrepareError(f"{path}: no shard for BERT: {name} is {file[name].dtype} {shape}")
+    return samples, seq_len, max_pred

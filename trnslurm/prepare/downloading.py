@@ -1,0 +1,180 @@
+"""A file over HTTP: gone on with where it was cut off, and checked when it is whole."""
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.progress import Progress
+
+TIMEOUT_S = 60
+_BLOCK = 1 << 20
+_NO_PART = (http.client.PRECONDITION_FAILED, http.client.REQUESTED_RANGE_NOT_SATISFIABLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """What the server says of the file that it has now."""
+
+    url: str
+    etag: str
+    """Empty: the server gave none that tells it from any other byte for byte."""
+    bytes: int
+    md5: str | None
+
+
+def file_name(url: str) -> str:
+    """Give the name that a URL's file gets."""
+    return PurePosixPath(unquote(urlsplit(url).path)).name
+
+
+def download(url: str, directory: Path, *, unpacked: bool) -> Path:
+    """Fetch a file into a directory, where earlier runs may have left the beginning of it.
+
+    If it is to be unpacked, there must be room for that too.
+    """
+    path, notes = directory / file_name(url), directory / "download.json"
+    version = _read(notes)
+    if version is None or version.url != url or _size(path) != version.bytes:
+        version = _receive(url, path, notes, version, copies=2 if unpacked else 1)
+    _check(path, version)
+    return path
+
+
+def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies: int) -> Version:
+    """Fetch what is missing, of the version that is known if the server still has it."""
+    have = _size(path)
+    if known is not None and known.url == url and known.etag and 0 < have < known.bytes:
+        only_rest = {"Range": f"bytes={have}-", "If-Range": known.etag}
+        with _request(url, have, only_rest) as response:
+            if response is not None and response.headers["ETag"] == known.etag:
+                _write(response, path, known, have, copies)
+                return known
+        print(f"{url}: has changed, or comes whole only: starting again", file=sys.stderr)
+    with _request(url, 0, {}) as response:
+        version = _version(url, response)
+        path.unlink(missing_ok=True)  # before the notes: it would pass for a part of that version
+        with replacing(notes) as stream:
+            stream.write(json.dumps(asdict(version)).encode())
+        _write(response, path, version, 0, copies)
+    return version
+
+
+@contextmanager
+def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
+    """Ask for the file; None in the place of a part that the server does not give."""
+    request = urllib.request.Request(url, headers={"User-Agent": "trnslurm", **headers})
+    # With something to go on with later, that is what to say.
+    failure = KeptError if have else PrepareError
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if not have or error.code not in _NO_PART:
+            raise failure(f"{url}: {_refusal(error)}") from None
+        yield None
+        return
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise failure(
+            f"{url}: no answer ({getattr(reason, 'strerror', None) or reason or 'cut off'}): "
+            "check the network, or fetch where there is one and copy it"
+        ) from None
+    with response:
+        yield response if not have or response.status == http.client.PARTIAL_CONTENT else None
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    said = f"the server answered {error.code} {error.reason}".strip()
+    if error.code in (http.client.FORBIDDEN, http.client.NOT_FOUND):
+        return f"{said}: no such file there, or not for everyone: check the URL"
+    return f"{said}: try again later"
+
+
+def _version(url: str, response: Any) -> Version:
+    headers = response.headers
+    if not (headers["Content-Length"] or "").isdigit():
+        raise PrepareError(f"{url}: the server does not say how long the file is")
+    etag = headers["ETag"] or ""
+    if etag.startswith("W/"):
+        etag = ""
+    # S3's is the MD5 of the file, unless it came there in parts or is encrypted with a key.
+    match = re.fullmatch(r'"([0-9a-f]{32})"', etag)
+    is_keyed = (headers["x-amz-server-side-encryption"] or "").startswith("aws:kms")
+    md5 = match[1] if match and not is_keyed else None
+    return Version(url=url, etag=etag, bytes=int(headers["Content-Length"]), md5=md5)
+
+
+def _write(response: Any, path: Path, version: Version, have: int, copies: int) -> None:
+    """Write what comes behind what is there."""
+    _require_room(path.parent, copies * version.bytes - have)
+    progress = Progress("fetching", version.bytes, before=have)
+    with path.open("ab") as stream:
+        while block := _read_block(response):
+            stream.write(block)
+            have += len(block)
+            progress.show(have)
+        stream.flush()
+        os.fsync(stream.fileno())
+    if have < version.bytes:
+        raise KeptError(f"{version.url}: cut off after {have:,} of {version.bytes:,} bytes")
+    progress.finish()
+
+
+def _read_block(response: Any) -> bytes:
+    """Read on; a connection that breaks is one that ends: how much has come says the rest."""
+    try:
+        block: bytes = response.read(_BLOCK)
+    except http.client.IncompleteRead as error:
+        return error.partial
+    except (OSError, http.client.HTTPException):
+        return b""
+    return block
+
+
+def _require_room(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise KeptError(
+            f"{directory.parent}: no room for {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
+        )
+
+
+def _check(path: Path, version: Version) -> None:
+    """Refuse what is not as the server says."""
+    if version.md5 is None:
+        return
+    progress = Progress("checking", version.bytes)
+    digest, done = hashlib.md5(usedforsecurity=False), 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            progress.show(done)
+    progress.finish()
+    if digest.hexdigest() != version.md5:
+        raise PrepareError(f"{version.url}: was damaged on the way: fetch it again")
+
+
+def _read(notes: Path) -> Version | None:
+    try:
+        return Version(**json.loads(notes.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
