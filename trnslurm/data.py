@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError
@@ -23,7 +24,9 @@ class Own:
     """What the command line says of a preparation beside the recipe."""
 
     text: tuple[str, ...] = ()
-    """Files in the place of the recipe's dataset or text."""
+    """Files, or directories of them, in the place of the recipe's dataset or text."""
+    articles: tuple[str, ...] = ()
+    """WikiExtractor's output, in the same place."""
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
     """Passed on as they are."""
@@ -79,10 +82,15 @@ def fetched_path(config: Config) -> str:
     return str(PurePosixPath(config.cluster.data_root) / "hub" / name)
 
 
-def fetch_arguments(config: Config) -> list[str]:
-    """Return the arguments of `python -m trnslurm.prepare fetch` for a recipe."""
+def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
+    """Return the arguments of `python -m trnslurm.prepare` that fetch a recipe's data.
+
+    Or, in its place, the checkpoint that was published with it.
+    """
     data = config.recipe.data
-    arguments = [f"--output={fetched_path(config)}", f"--dataset={data.dataset}"]
+    if checkpoint or data.format == "bert":
+        return _download_arguments(config, checkpoint=checkpoint)
+    arguments = ["fetch", f"--output={fetched_path(config)}", f"--dataset={data.dataset}"]
     arguments += [f"--config={data.dataset_config}"] if data.dataset_config else []
     tokenizer = _tokenizer_of_hub(config)
     return arguments + ([f"--tokenizer={tokenizer}"] if tokenizer else [])
@@ -96,18 +104,13 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
             f"{config.title} brings its own data (data.path is empty): there is nothing to "
             "prepare; choose another preset, or name the data with --set data.path=NAME"
         )
-    arguments = [f"--output={data_path(config)}"]
-    if own.text:
-        arguments += ["--text", *own.text]
-    elif data.dataset:
-        arguments.append(f"--dataset={fetched_path(config)}")
-    elif data.text:
-        arguments += ["--text", str(PurePosixPath(recipe_dir) / data.text)]
-    else:
-        raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
+    bert = data.format == "bert"
+    arguments = ["bert"] if bert else []
+    arguments += [f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
     tokenizer = own.tokenizer or _tokenizer(config, recipe_dir)
     arguments += [f"--tokenizer={tokenizer}"] if tokenizer else []
     arguments += [f"--holdout={data.holdout}"] if data.holdout is not None else []
+    arguments += _bert_arguments(config) if bert else []
     return [*arguments, *own.options]
 
 
@@ -146,6 +149,64 @@ def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:
     """Return the command line of `trnslurm data` that does something about missing data."""
     chosen = f" --preset {preset}" if preset else ""
     return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}"
+
+
+def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
+    """Return what names the text."""
+    data = config.recipe.data
+    if own.text:
+        return ["--text", *own.text]
+    if own.articles:
+        return ["--wikiextractor", *own.articles]
+    if data.dataset:
+        return [f"--dataset={fetched_path(config)}"]
+    if data.text:
+        wrapped = data.format == "bert" and data.bert.wrapped
+        text = ["--text", str(PurePosixPath(recipe_dir) / data.text)]
+        return [*text, "--wrapped"] if wrapped else text
+    if data.published:
+        fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
+        raise ConfigError(
+            f"{config.title} has no data.text: pass --input TEXT, or fetch what is published: "
+            f"{fetch}"
+        )
+    raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
+
+
+def _bert_arguments(config: Config) -> list[str]:
+    """Return what decides BERT's samples."""
+    recipe, bert = config.recipe, config.recipe.data.bert
+    arguments = [
+        f"--seq-len={recipe.seq_len}",
+        f"--max-pred={_max_pred(config)}",
+        f"--masked-lm-prob={bert.masked_lm_prob}",
+        f"--dupe-factor={bert.dupe_factor}",
+        f"--seed={bert.seed}",
+        f"--test-shards={bert.test_shards}",
+    ]
+    arguments += ["--whole-words"] if bert.whole_words else []
+    return arguments + ([f"--shards={bert.shards}"] if bert.shards is not None else [])
+
+
+def _max_pred(config: Config) -> Any:
+    if "max_pred" not in config.recipe.train:
+        raise ConfigError(f"{config.title} has no train.max_pred, which shards for BERT need")
+    return config.recipe.train["max_pred"]
+
+
+def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
+    """Return what fetches a file that is published, and unpacks it if it is shards."""
+    data = config.recipe.data
+    url = data.checkpoint if checkpoint else data.published
+    if url is None:
+        key = "checkpoint" if checkpoint else "published"
+        raise ConfigError(f"{config.title} has no data.{key}: there is nothing to fetch")
+    if checkpoint:
+        name = PurePosixPath(url).stem
+        output = str(PurePosixPath(config.cluster.data_root) / "published" / name)
+        return ["download", f"--url={url}", f"--output={output}"]
+    shape = [f"--seq-len={config.recipe.seq_len}", f"--max-pred={_max_pred(config)}"]
+    return ["download", f"--url={url}", f"--output={data_path(config)}", "--shards", *shape]
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:

@@ -1,4 +1,4 @@
-"""data fetch, prepare, verify: from a dataset of the Hub, or a text, to what training reads."""
+"""data fetch, prepare, verify: what training reads, fetched or made of a dataset or a text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trnslurm.cli.formats import FormatCommand, format_option, refuse_others
 from trnslurm.cli.options import (
     choose_data_cluster,
     config_options,
@@ -31,7 +32,26 @@ from trnslurm.submit import job_of_data
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
 _DOCUMENTS = ("line", "blank-line", "file")
-_PASSED_ON = ("end_of_text", "document_per", "document_start", "column", "force")
+_PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
+# Option -> the key that it sets for this command.
+_KEYS = {
+    "holdout": "data.holdout",
+    "processes": "slurm.data_cpus",
+    "output": "data.path",
+    "seq_len": "seq_len",
+    "max_pred": "train.max_pred",
+    **{
+        name: f"data.bert.{name}"
+        for name in (
+            "masked_lm_prob",
+            "whole_words",
+            "dupe_factor",
+            "seed",
+            "shards",
+            "test_shards",
+        )
+    },
+}
 
 
 @click.group("data")
@@ -46,38 +66,45 @@ def data_command() -> None:
     """
 
 
-@data_command.command("fetch")
+@data_command.command("fetch", cls=FormatCommand)
 @recipe_argument()
 @config_options
-@click.option("--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
-@click.option("--column", metavar="NAME", help="The column of the text; default: text.")
 @click.option("--force", is_flag=True, help="Replace what was fetched before.")
-def fetch_command(recipe: str, **options: Any) -> None:
-    """Fetch a recipe's dataset and tokenizer from the Hugging Face Hub.
+@format_option(
+    "tokens", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset."
+)
+@format_option("tokens", "--column", metavar="NAME", help="The column of the text; default: text.")
+@format_option("bert", "--checkpoint", is_flag=True, help="The published checkpoint, not the data.")
+def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
+    """Fetch a recipe's dataset and tokenizer from the Hugging Face Hub, or published shards.
 
-    They go to hub/ below the cluster's data_root. Only this needs a network.
+    What is of the Hub goes to hub/ below the cluster's data_root, shards to the recipe's data.path,
+    a checkpoint to published/. Only this needs a network; what was cut off goes on.
 
     \b
     Example:
       trnslurm data fetch gpt2_zero1
+      trnslurm data fetch bert_pretrain --preset phase2
+      trnslurm data fetch bert_pretrain --checkpoint
     """
     config = _config_of(recipe, options)
     passed = _passed_on(options, "revision", "column", "force")
-    arguments = ["fetch", *fetch_arguments(config), *passed]
+    arguments = [*fetch_arguments(config, checkpoint=checkpoint), *passed]
     sys.exit(prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE))
 
 
-@data_command.command("prepare")
+@data_command.command("prepare", cls=FormatCommand)
 @recipe_argument()
 @config_options
 @click.option(
     "--text",
+    "--input",
     multiple=True,
-    metavar="FILE",
+    metavar="FILE|DIR",
     help="Text or JSON lines in the place of the recipe's own; can be repeated.",
 )
+@click.option("--output", metavar="DIR", help="Default: the recipe's data.path.")
 @click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Default: the recipe's.")
-@click.option("--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one.")
 @click.option(
     "--document-per", type=click.Choice(_DOCUMENTS), help="Default: blank-line; a dataset's row."
 )
@@ -95,10 +122,37 @@ def fetch_command(recipe: str, **options: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="With --submit: stay until the job has ended.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
+@format_option(
+    "tokens", "--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one."
+)
+@format_option(
+    "bert",
+    "--wikiextractor",
+    multiple=True,
+    metavar="DIR",
+    help="What WikiExtractor made, in the place of --text; --text finds out by itself.",
+)
+@format_option("bert", "--wrapped", is_flag=True, help="Lines are wrapped: no sentence ends there.")
+@format_option("bert", "--seq-len", type=int, metavar="N", help="Tokens of a sample.")
+@format_option("bert", "--max-pred", type=int, metavar="N", help="Most masked tokens of a sample.")
+@format_option(
+    "bert", "--masked-lm-prob", type=float, metavar="SHARE", help="Of its tokens, masked: 0.15."
+)
+@format_option(
+    "bert", "--whole-words", is_flag=True, default=None, help="Mask all tokens of a word or none."
+)
+@format_option(
+    "bert", "--dupe-factor", type=int, metavar="N", help="Passes over the text, masked anew: 5."
+)
+@format_option("bert", "--seed", type=int, metavar="N", help="Of everything random: 12345.")
+@format_option(
+    "bert", "--shards", type=int, metavar="N", help="Training shards; default: by the text's size."
+)
+@format_option("bert", "--test-shards", type=int, metavar="N", help="Of held-out documents: 1.")
 def prepare_command(
     recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Tokenize a recipe's dataset, or text, into the files that training reads.
+    """Make of a recipe's dataset, or a text, what training reads: token files, or BERT's shards.
 
     They go to the recipe's data.path below the cluster's data_root. What was prepared from the same
     input is left alone, and a preparation that was stopped goes on.
@@ -109,14 +163,20 @@ def prepare_command(
       trnslurm data prepare gpt2_zero1 --submit --follow
       trnslurm data prepare gpt2_zero1 --preset small
       trnslurm data prepare gpt2_zero1 --text a.txt --text b.txt --tokenizer train:16384
+      trnslurm data prepare bert_pretrain --input texts --output shards --shards 64
     """
     if follow and not as_job:
         raise click.UsageError("--follow is for --submit: what runs here is shown anyway")
     if options["document_per"] and options["document_start"]:
         raise click.UsageError("--document-per and --document-start: give one of them")
+    if options["text"] and options["wikiextractor"]:
+        raise click.UsageError("--text and --wikiextractor: give one of them")
+    if options["output"]:
+        options["output"] = str(Path(options["output"]).resolve())
     config = _config_of(recipe, options)
     own = Own(
         text=tuple(_existing("--text", file) for file in options["text"]),
+        articles=tuple(_existing("--wikiextractor", name) for name in options["wikiextractor"]),
         tokenizer=_tokenizer(options["tokenizer"]),
         options=tuple(_passed_on(options, *_PASSED_ON)),
     )
@@ -159,21 +219,28 @@ def verify_command(target: str, **options: Any) -> None:
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
     workspace = workspace_of(options)
-    layers = {
-        key: (f"--{name}", options[name])
-        for key, name in (("data.holdout", "holdout"), ("slurm.data_cpus", "processes"))
-        if options.get(name) is not None
-    }
-    return resolve(
-        workspace, recipe, cluster=choose_data_cluster(workspace, options),
-        preset=options["preset"], settings=options["settings"], options=layers,
-    )  # fmt: skip
+    cluster = choose_data_cluster(workspace, options)
+
+    def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
+        return resolve(
+            workspace, recipe, cluster=cluster,
+            preset=options["preset"], settings=options["settings"], options=layers,
+        )  # fmt: skip
+
+    # First of all: another recipe may not even have the keys.
+    refuse_others(resolved({}))
+    given = {name: options[name] for name in _KEYS if options.get(name) is not None}
+    return resolved({_KEYS[name]: (_spelled(name), value) for name, value in given.items()})
 
 
 def _passed_on(options: dict[str, Any], *names: str) -> list[str]:
     """Return these options as trnslurm.prepare takes them, those that were given."""
-    given = [(f"--{name.replace('_', '-')}", options[name]) for name in names if options[name]]
+    given = [(_spelled(name), options[name]) for name in names if options[name]]
     return [name if value is True else f"{name}={value}" for name, value in given]
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _existing(option: str, name: str) -> str:

@@ -91,9 +91,30 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BertShards:
+    """What `data prepare` makes where `data.format` is bert, beside `seq_len` and `max_pred`."""
+
+    masked_lm_prob: float = 0.15
+    """The share of a sample's tokens that is masked."""
+    whole_words: bool = False
+    """Mask all tokens of a word, or none."""
+    dupe_factor: int = 5
+    """Passes over the text, each with other pairs and masks."""
+    seed: int = 12345
+    shards: int | None = None
+    """Training shards; None: by the size of the text."""
+    test_shards: int = 1
+    """Shards of held-out documents, for evaluation."""
+    wrapped: bool = False
+    """Of `data.text`: its lines are wrapped, and their ends end no sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """What is trained on, and how `data fetch` and `data prepare` make it."""
 
+    format: Literal["tokens", "bert"] = "tokens"
+    """What prepared data is: files of token ids, or shards of samples for BERT's pretraining."""
     path: str = ""
     """Prepared data, or a text file, below the profile's data_root; empty: what the job brings."""
     dataset: str | None = None
@@ -105,6 +126,11 @@ class Data:
     """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
     holdout: float | None = None
     """Share of the documents for evaluation; None: 0.005, or the dataset's own split."""
+    bert: BertShards = field(default_factory=BertShards)
+    published: str | None = None
+    """URL of a tar of shards, which `data fetch` unpacks to `path`."""
+    checkpoint: str | None = None
+    """URL of a checkpoint, for `data fetch --checkpoint`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
     "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1, "slurm.data_cpus": 1,
-    "slurm.data_time_min": 1,
+    "slurm.data_time_min": 1, "data.bert.dupe_factor": 1, "data.bert.seed": 0,
+    "data.bert.shards": 1, "data.bert.test_shards": 0,
 }  # fmt: skip
 _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
@@ -57,12 +58,23 @@ def check_values(tree: Mapping[str, Any]) -> None:
 
 
 def _check_data(tree: Mapping[str, Any]) -> None:
-    root, holdout = tree["data_root"], tree["data"]["holdout"]
+    data, root = tree["data"], tree["data_root"]
+    holdout, masked = data["holdout"], data["bert"]["masked_lm_prob"]
     # It means the same in every directory, and nobody expands variables.
     if not root.startswith(("/", "~")):
         raise ConfigError(f"data_root is {root!r}: it must be absolute, or begin with ~")
     if holdout is not None and not 0 <= holdout < 1:
         raise ConfigError(f"data.holdout is {holdout}; it must be 0 or more, and less than 1")
+    if not 0 < masked < 1:
+        raise ConfigError(f"data.bert.masked_lm_prob is {masked}; it must be between 0 and 1")
+    if data["format"] == "bert" and data["dataset"]:
+        raise ConfigError("data.dataset: shards for BERT are made of text: set it to null")
+    for key in ("published", "checkpoint"):
+        url = data[key]
+        if url is not None and not re.fullmatch(r"https?://[^/\s]+/[^\s]*[^/\s]", url):
+            raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
+    if data["published"] and data["format"] != "bert":
+        raise ConfigError("data.published: only shards for BERT are: set data.format to bert")
 
 
 def _check_job_values(dotted: str, value: Any) -> None:
