@@ -120,6 +120,62 @@ def test_a_tokenizer_of_the_recipes_directory(site, data, here: Path) -> None:
     assert elsewhere[-1] == "--tokenizer=~/own.json"  # for the program to expand
 
 
+TINY = [
+    "--tokenizer=train:512", "--holdout=0.05", "--seq-len=32", "--max-pred=5",
+    "--masked-lm-prob=0.15", "--dupe-factor=5", "--seed=12345", "--test-shards=1", "--shards=4",
+]  # fmt: skip
+
+
+def test_shards_for_bert_of_the_recipes_text(data, here: Path) -> None:
+    text = ROOT / "jobs/bert_pretrain/text.txt"
+    assert data("prepare", "bert_pretrain", "--preset", "tiny") == [
+        "bert", f"--output={here}/bert-tiny-seqlen32", "--text", str(text), "--wrapped", *TINY
+    ]  # fmt: skip
+
+
+def test_shards_for_bert_of_own_text_with_every_option(data, weird_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(weird_path)
+    Path("it's a.txt").touch()
+    Path("texts").mkdir()
+    words = "--seq-len 128 --max-pred 20 --masked-lm-prob 0.15 --dupe-factor 5 --shards 2"
+    given = data(
+        "prepare", "bert_pretrain", "--input", "it's a.txt", "--input", "texts",
+        "--output", "../shards", *words.split(),
+    )  # fmt: skip
+    assert given == [
+        "bert", f"--output={weird_path.parent}/shards",
+        "--text", f"{weird_path}/it's a.txt", f"{weird_path}/texts", "--tokenizer=train:30522",
+        "--seq-len=128", "--max-pred=20", "--masked-lm-prob=0.15", "--dupe-factor=5",
+        "--seed=12345", "--test-shards=1", "--shards=2",
+    ]  # fmt: skip
+    words = "--seq-len 16 --max-pred 2 --masked-lm-prob 0.2 --dupe-factor 1 --shards 7 --seed 0"
+    more = "--test-shards 3 --holdout 0.1 --whole-words --wrapped --tokenizer train:100 --force"
+    given = data("prepare", "bert_pretrain", "--wikiextractor", "texts", "--output", "shards",
+                 *words.split(), *more.split(), "--processes", "2", "--json")  # fmt: skip
+    assert given == [
+        "bert", f"--output={weird_path}/shards", "--wikiextractor", f"{weird_path}/texts",
+        "--tokenizer=train:100", "--holdout=0.1", "--seq-len=16", "--max-pred=2",
+        "--masked-lm-prob=0.2", "--dupe-factor=1", "--seed=0", "--test-shards=3", "--whole-words",
+        "--shards=7", "--wrapped", "--force", "--processes=2", "--json",
+    ]  # fmt: skip
+
+
+def test_published_shards_and_checkpoints(data, here: Path) -> None:
+    s3 = "https://neuron-s3.s3.amazonaws.com"
+    name = "bert_pretrain_wikicorpus_tokenized_hdf5"
+    assert data("fetch", "bert_pretrain", "--preset", "phase2", "--force") == [
+        "download", f"--url={s3}/training_datasets/{name}/{name}_seqlen512.tar",
+        f"--output={here}/{name}_seqlen512", "--shards", "--seq-len=512", "--max-pred=80",
+        "--force",
+    ]  # fmt: skip
+    checkpoints = f"{s3}/training_checkpoints/pytorch/dp_bert_large_hf_pretrain"
+    for preset, number in (("phase1", 28125), ("phase2", 29688)):
+        assert data("fetch", "bert_pretrain", "--preset", preset, "--checkpoint") == [
+            "download", f"--url={checkpoints}/ckpt_{number}.pt",
+            f"--output={here}/published/ckpt_{number}",
+        ]  # fmt: skip
+
+
 def test_verify_takes_a_recipe_or_a_directory(data, here: Path, monkeypatch) -> None:
     assert data("verify", "gpt2_zero1") == ["verify", f"{here}/wikitext-103"]
     (here / "mine").mkdir(parents=True)
@@ -182,6 +238,20 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ("prepare gpt2_zero1 --set data_root=data", "data_root is 'data': it must be absolute"),
         ("prepare gpt2_zero1 -p small --submit", "--submit: here has no Slurm: leave it out"),
         ("prepare gpt2_zero -p small", "unknown recipe 'gpt2_zero'"),
+        (
+            "prepare bert_pretrain",
+            "pass --input TEXT, or fetch what is published: trnslurm data fe",
+        ),
+        ("prepare bert_pretrain --input no.txt", "--text no.txt: no such file"),
+        (
+            "prepare bert_pretrain -p tiny --shards 0",
+            "data.bert.shards is 0; it must be at least 1",
+        ),
+        ("prepare bert_pretrain -p tiny --masked-lm-prob 1", "masked_lm_prob is 1.0; it must be"),
+        ("prepare bert_pretrain --set data.dataset=x", "data.dataset: shards for BERT are made of"),
+        ("fetch bert_pretrain -p tiny", "(tiny) has no data.published: there is nothing to fetch"),
+        ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint: there is"),
+        ("fetch bert_pretrain --set data.published=x.tar", "'x.tar': it must be the URL of a file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(here: Path, cli, words: str, error: str) -> None:
@@ -196,6 +266,12 @@ def test_what_cannot_be_done_is_one_line(here: Path, cli, words: str, error: str
         "prepare gpt2_zero1 --follow",
         "prepare gpt2_zero1 --document-per line --document-start x",
         "prepare gpt2_zero1 --processes 0",
+        "prepare bert_pretrain --text README.md --wikiextractor tests",
+        "prepare bert_pretrain --preset tiny --end-of-text x",
+        "prepare gpt2_zero1 --preset small --seq-len 32",
+        "prepare gpt2_zero1 --preset small --whole-words",
+        "fetch bert_pretrain --revision x",
+        "fetch gpt2_zero1 --checkpoint",
         "verify ./x --preset small",
         "verify ./x --set steps=3",
     ],

@@ -55,6 +55,17 @@ def test_node_script_reads_from_the_bundle(site, fake_slurm, cli) -> None:
     ]  # fmt: skip
 
 
+def test_shards_for_bert_are_made_in_a_job_too(site, fake_slurm, cli) -> None:
+    tiny = ("bert_pretrain", "--preset", "tiny", "--cluster", "pc")
+    assert cli("data", "prepare", *tiny, "--submit", "--seed", "7").code == 0
+    words = prepare_words(site.run().path / "node.sh")[1:]
+    assert words[:3] == ["-m", "trnslurm.prepare", "bert"]
+    text = words.index("--text")
+    assert words[text + 1] == "code/jobs/bert_pretrain/text.txt"
+    assert (site.run().code / "jobs/bert_pretrain/text.txt").is_file()
+    assert {"--seed=7", "--seq-len=32", "--processes=8"} <= set(words)
+
+
 def test_training_takes_no_preparation_along(site, fake_slurm, cli) -> None:
     site.recipe()
     assert cli("submit", "toy", "--cluster", "pc").code == 0

@@ -26,10 +26,12 @@ SURFACE = {
     "submit": (
         f"RECIPE -n/--nodes {SPEC} --rendered --dry-run -y/--yes -f/--follow --detach --json"
     ),
-    "data fetch": f"RECIPE {CONFIG} --revision --column --force",
+    "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
-        f"RECIPE {CONFIG} --text --tokenizer --end-of-text --document-per --document-start "
-        "--column --holdout --processes --force --submit -f/--follow --dry-run --json"
+        f"RECIPE {CONFIG} --text/--input --output --tokenizer --document-per --document-start "
+        "--column --holdout --processes --force --submit -f/--follow --dry-run --json "
+        "--end-of-text --wikiextractor --wrapped --seq-len --max-pred --masked-lm-prob "
+        "--whole-words --dupe-factor --seed --shards --test-shards"
     ),
     "data verify": f"TARGET {CONFIG}",
     "runs": "-a/--all --path --json",
