@@ -2,12 +2,12 @@
 
 from trnslurm.config.load import (
     describe,
-    presets_of,
     read_cluster,
     refuse_locked,
     resolve,
     resolve_cluster,
 )
+from trnslurm.config.recipes import chain_of, presets_of
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe, Reference, Slurm
 from trnslurm.config.search import Workspace, packaged_root, user_root
 from trnslurm.config.tree import flatten
@@ -21,6 +21,7 @@ __all__ = [
     "Reference",
     "Slurm",
     "Workspace",
+    "chain_of",
     "describe",
     "flatten",
     "packaged_root",

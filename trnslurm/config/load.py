@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trnslurm.config.recipes import JOB_SECTIONS, preset_layer, recipe_layers
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.tree import (
+    Layer,
     build,
     check,
     convert,
@@ -34,19 +36,7 @@ NEURON_DEVICES = Path("/dev")
 
 _CLUSTER = fields_of(Cluster)
 _RECIPE = fields_of(Recipe)
-# What a recipe may say about the cluster: the shape of its job, never the site's facts.
-_RECIPE_LAYER = _RECIPE | {k: _CLUSTER[k] for k in ("env", "slurm", "workers_per_node")}
 _ALL = _CLUSTER | _RECIPE
-_JOB_SECTIONS = ("model", "train")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layer:
-    """One partial tree and where it stands."""
-
-    name: str
-    source: str
-    tree: Mapping[str, Any]
 
 
 def resolve(
@@ -65,11 +55,11 @@ def resolve(
     recipe_dir, profile = workspace.recipe_dir(recipe), workspace.cluster_file(cluster)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
     layers.append(_profile_layer(profile))
-    base, presets = _recipe_layers(recipe_dir / "recipe.yaml")
+    base, presets = recipe_layers(recipe_dir / "recipe.yaml")
     chosen = preset or base.tree.get("default_preset")
     layers.append(base)
     if chosen is not None:
-        layers.append(_preset_layer(presets, str(chosen), recipe, base))
+        layers.append(preset_layer(presets, str(chosen), recipe, base))
     layers += _machine_layer(_merged(layers))
     layers += [_set_layer(word, _merged(layers)) for word in settings]
     for dotted, (option, value) in (options or {}).items():
@@ -110,12 +100,6 @@ def describe(file: Path) -> str:
     return str(read_yaml(file).get("description", ""))
 
 
-def presets_of(recipe_dir: Path) -> list[str]:
-    """Return the names of a recipe's presets."""
-    _, presets = _recipe_layers(recipe_dir / "recipe.yaml")
-    return list(presets)
-
-
 def _merged(layers: Sequence[Layer]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers:
@@ -127,50 +111,6 @@ def _profile_layer(file: Path) -> Layer:
     tree = read_yaml(file)
     tree.pop("description", None)
     return Layer(name="cluster profile", source=str(file), tree=check(tree, _CLUSTER, str(file)))
-
-
-def _recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
-    tree = read_yaml(file)
-    tree.pop("description", None)
-    presets = tree.pop("presets", None) or {}
-    if not isinstance(presets, dict):
-        raise ConfigError(f"{file}: presets must be a mapping of names, found {presets!r}")
-    for name, preset in presets.items():
-        if not isinstance(name, str) or not isinstance(preset, Mapping | None):
-            raise ConfigError(f"{file}: preset {name!r} must be a quoted name with a mapping")
-    checked = check(tree, _RECIPE_LAYER, str(file))
-    return Layer(name="recipe", source=str(file), tree=checked), presets
-
-
-def _preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer) -> Layer:
-    if name not in presets:
-        hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
-        raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
-    source = f"{base.source}: presets.{name}"
-    tree = dict(presets[name] or {})
-    tree.pop("description", None)
-    checked = check(tree, _RECIPE_LAYER, source)
-    for section in _JOB_SECTIONS:
-        if section in checked:
-            declared = base.tree.get(section, {})
-            checked[section] = _declared(checked[section], declared, source, section)
-    return Layer(name="preset", source=source, tree=checked)
-
-
-def _declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
-    """Check a job section against the recipe's own declaration: same keys, same types."""
-    checked = {}
-    for key, value in tree.items():
-        dotted = f"{prefix}.{key}"
-        if key not in base:
-            raise ConfigError(f"{where}: unknown key {dotted}{did_you_mean(str(key), base)}")
-        if isinstance(base[key], Mapping) and isinstance(value, Mapping):
-            checked[key] = _declared(value, base[key], where, dotted)
-        elif base[key] is None or isinstance(base[key], list | Mapping):
-            checked[key] = value
-        else:
-            checked[key] = convert(value, type(base[key]), where, dotted)
-    return checked
 
 
 def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
@@ -231,7 +171,7 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     known: Mapping[str, Any] = _ALL
     passed: list[str] = []
     for key in dotted.split("."):
-        if passed and passed[0] in _JOB_SECTIONS:
+        if passed and passed[0] in JOB_SECTIONS:
             return _declared_hint(dotted, source, tree)
         if hint == Mapping[str, str]:
             return str

@@ -12,6 +12,15 @@ from trnslurm.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One partial tree and where it stands."""
+
+    name: str
+    source: str
+    tree: Mapping[str, Any]
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
     for key, value in tree.items():

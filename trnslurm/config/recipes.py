@@ -1,0 +1,112 @@
+"""A recipe's file: its values, its presets, and which preset follows which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.search import read_yaml
+from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
+from trnslurm.errors import ConfigError, did_you_mean
+
+JOB_SECTIONS = ("model", "train")
+
+_CLUSTER = fields_of(Cluster)
+# What a recipe may say about the cluster: the shape of its job, never the site's facts.
+_RECIPE_LAYER = fields_of(Recipe) | {k: _CLUSTER[k] for k in ("env", "slurm", "workers_per_node")}
+
+
+def presets_of(recipe_dir: Path) -> list[str]:
+    """Return the names of a recipe's presets."""
+    _, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    return list(presets)
+
+
+def chain_of(recipe_dir: Path, preset: str | None) -> dict[str, dict[str, Any]]:
+    """Return a preset and those that follow it, in order, each with the values it sets by key.
+
+    None is the recipe's default preset; without one there is no chain.
+    """
+    base, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    chosen = preset or base.tree.get("default_preset")
+    names = [] if chosen is None else _followed(presets, str(chosen))
+    layers = [preset_layer(presets, name, recipe_dir.name, base) for name in names]
+    return {name: dict(flatten(layer.tree)) for name, layer in zip(names, layers, strict=True)}
+
+
+def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
+    """Return what a recipe's file says for all presets, and the presets as they stand there."""
+    tree = read_yaml(file)
+    tree.pop("description", None)
+    presets = tree.pop("presets", None) or {}
+    if not isinstance(presets, dict):
+        raise ConfigError(f"{file}: presets must be a mapping of names, found {presets!r}")
+    for name, preset in presets.items():
+        if not isinstance(name, str) or not isinstance(preset, Mapping | None):
+            raise ConfigError(f"{file}: preset {name!r} must be a quoted name with a mapping")
+    for name in presets:
+        _check_then(presets, name, f"{file}: presets.{name}.then")
+    checked = check(tree, _RECIPE_LAYER, str(file))
+    return Layer(name="recipe", source=str(file), tree=checked), presets
+
+
+def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuse a preset that is followed by none of the recipe's, or in the end by itself."""
+    then = _then(presets, name)
+    if then is None:
+        return
+    if not isinstance(then, str) or then not in presets:
+        hint = did_you_mean(str(then), presets)
+        raise ConfigError(f"{where} is {then!r}, which is no preset of the recipe{hint}")
+    passed = _followed(presets, name)
+    if _then(presets, passed[-1]) is not None:
+        raise ConfigError(f"{where} leads round in a circle: {' -> '.join(passed)} -> …")
+
+
+def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
+    """Return a preset and those that follow it, each once."""
+    passed: list[str] = []
+    following: Any = name
+    while following in presets and following not in passed:
+        passed.append(following)
+        following = _then(presets, following)
+    return passed or [name]
+
+
+def _then(presets: Mapping[str, Any], name: str) -> Any:
+    return (presets[name] or {}).get("then")
+
+
+def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer) -> Layer:
+    """Return what a preset changes."""
+    if name not in presets:
+        hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
+        raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
+    source = f"{base.source}: presets.{name}"
+    tree = dict(presets[name] or {})
+    for key in ("description", "then"):  # of the preset itself, not of the training
+        tree.pop(key, None)
+    checked = check(tree, _RECIPE_LAYER, source)
+    for section in JOB_SECTIONS:
+        if section in checked:
+            declared = base.tree.get(section, {})
+            checked[section] = _declared(checked[section], declared, source, section)
+    return Layer(name="preset", source=source, tree=checked)
+
+
+def _declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
+    """Check a job section against the recipe's own declaration: same keys, same types."""
+    checked = {}
+    for key, value in tree.items():
+        dotted = f"{prefix}.{key}"
+        if key not in base:
+            raise ConfigError(f"{where}: unknown key {dotted}{did_you_mean(str(key), base)}")
+        if isinstance(base[key], Mapping) and isinstance(value, Mapping):
+            checked[key] = _declared(value, base[key], where, dotted)
+        elif base[key] is None or isinstance(base[key], list | Mapping):
+            checked[key] = value
+        else:
+            checked[key] = convert(value, type(base[key]), where, dotted)
+    return checked
