@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from trnslurm.local_job import local_job_alive
 from trnslurm.run import RunDir
-from trnslurm.status import RunStatus, local_job_alive, run_status
+from trnslurm.status import RunStatus, run_status
 
 _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02
@@ -21,7 +22,9 @@ def follow(run: RunDir) -> Iterator[RunStatus]:
         status = run_status(run)
         yield status
         if status.final:
-            _await_local_end(run)
+            # A run that waited for this one goes on in the same local job.
+            if not (status.then and status.state == "COMPLETED"):
+                _await_local_end(run)
             return
         time.sleep(poll_s)
 

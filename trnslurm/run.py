@@ -46,6 +46,10 @@ class Record:
     """Phase -> Slurm job id; on the local cluster, pid and start time of the local job."""
     refused: str = ""
     """Why nothing of this was submitted, in sbatch's own words."""
+    after: str = ""
+    """The run beside this one whose end its first phase waits for."""
+    then: str = ""
+    """The run beside this one that waits for its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,10 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
     def code(self) -> Path:
         return self.path / "code"
 
@@ -124,6 +132,10 @@ class RunDir:
     def local_folder(self) -> Path:
         """What submitit's local controller writes of its own."""
         return self.state / "local"
+
+    def beside(self, name: str) -> RunDir:
+        """Return the run of another name in the same run root."""
+        return RunDir(self.path.with_name(name))
 
     def script(self, phase: str) -> Path:
         """Return the phase's batch script, whichever scheduler it was rendered for."""

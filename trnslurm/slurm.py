@@ -20,14 +20,12 @@ _KEPT = {"SLURM_CONF"}
 
 # Slurm's words for why a job is not running, said in ours.
 _REASONS = {
-    "Dependency": "waiting for the precompile job",
     "Resources": "waiting for free nodes",
     "Priority": "waiting for jobs of higher priority",
     "BeginTime": "its start time has not come",
     "JobHeldUser": "held by its owner: `scontrol release` lets it go",
     "JobHeldAdmin": "held by an administrator",
     "JobLaunchFailure": "Slurm could not launch it",
-    "DependencyNeverSatisfied": "the precompile job failed, so it will never start",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows",

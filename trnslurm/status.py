@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trnslurm.errors import RunError, SlurmError
-from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import QueueEntry, Slurm
-
-FINAL = {
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
-}  # fmt: skip
-_STALE_S = 120  # four missed heartbeats
-_WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
-_QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
-_ALIVE = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
-_SLURM_ENDED = {
-    "BOOT_FAIL": ("FAILED", "its nodes failed to boot"),
-    "CANCELLED": ("CANCELLED", ""),
-    "COMPLETED": ("COMPLETED", ""),
-    "DEADLINE": ("TIMEOUT", "its deadline passed"),
-    "FAILED": ("FAILED", ""),
-    "NODE_FAIL": ("NODE_FAIL", "a node failed"),
-    "OUT_OF_MEMORY": ("FAILED", "out of host memory"),
-    "PREEMPTED": ("PREEMPTED", ""),
-    "TIMEOUT": ("TIMEOUT", "time limit"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseStatus:
-    """Where one phase of a run stands."""
-
-    phase: str
-    state: str
-    reason: str = ""
-    job_id: str = ""
-    attempt: int = 0
-    hosts: str = ""
-    started: str = ""
-    ended: str = ""
-
-    @property
-    def final(self) -> bool:
-        return self.state in FINAL
+from trnslurm.phase_status import FINAL, PhaseStatus, Seen, Wait, phase_status
+from trnslurm.run import Record, RunDir
+from trnslurm.slurm import Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +26,16 @@ class RunStatus:
     nodes: int
     created: str
     phases: tuple[PhaseStatus, ...]
+    after: str
+    """The run whose end this one waits for, or waited for; empty: none."""
+    then: str
+    """The run that waits for the end of this one."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last line of metrics.jsonl."""
 
     @property
     def final(self) -> bool:
         return self.state in FINAL
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What the controller, asked once for all runs, had to say."""
-
-    queue: Mapping[str, QueueEntry]
-    accounting: Mapping[str, QueueEntry]
-    silent: str = ""
-    """Why the controller said nothing."""
 
 
 def run_status(run: RunDir) -> RunStatus:
@@ -99,11 +55,32 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
             records.append((run, run.record()))
         except RunError as error:
             broken.append(error)
-    seen = _ask_controllers(records)
+    seen = _ask_controllers(_with_those_ahead(records))
     return [_status(run, record, seen.get(record.bin_dir)) for run, record in records], broken
 
 
-def _ask_controllers(records: Sequence[tuple[RunDir, Record]]) -> dict[str | None, _Seen]:
+def _with_those_ahead(records: Sequence[tuple[RunDir, Record]]) -> list[tuple[RunDir, Record]]:
+    """Return the runs, and those that they wait for."""
+    found = list(records)
+    for run, record in found:  # what is added is looked at too
+        ahead = _run_ahead(run, record)
+        if ahead and ahead not in found:
+            found.append(ahead)
+    return found
+
+
+def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
+    """Return the run that a run waits for: None once it has begun, or if that run is deleted."""
+    if not record.after or any(run.attempts(phase) for phase in record.phases):
+        return None
+    ahead = run.beside(record.after)
+    try:
+        return ahead, ahead.record()
+    except RunError:
+        return None
+
+
+def _ask_controllers(records: Sequence[tuple[RunDir, Record]]) -> dict[str | None, Seen]:
     on_slurm = [(run, r) for run, r in records if r.scheduler == "slurm" and r.jobs]
     seen = {}
     for bin_dir in {record.bin_dir for _, record in on_slurm}:
@@ -112,16 +89,16 @@ def _ask_controllers(records: Sequence[tuple[RunDir, Record]]) -> dict[str | Non
     return seen
 
 
-def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> _Seen:
+def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> Seen:
     unsettled = [(run, record) for run, record in records if not _settled(run, record)]
     if not unsettled:
-        return _Seen({}, {})
+        return Seen({}, {})
     try:
         queue = slurm.queue(sorted({record.user for _, record in unsettled}))
     except SlurmError as error:
-        return _Seen({}, {}, silent=str(error))
+        return Seen({}, {}, silent=str(error))
     forgotten = [j for _, r in unsettled for j in r.jobs.values() if j not in queue]
-    return _Seen(queue, slurm.accounting(forgotten))
+    return Seen(queue, slurm.accounting(forgotten))
 
 
 def _settled(run: RunDir, record: Record) -> bool:
@@ -130,15 +107,19 @@ def _settled(run: RunDir, record: Record) -> bool:
     return bool(last) and last[-1].state == "COMPLETED"
 
 
-def _status(run: RunDir, record: Record, seen: _Seen | None) -> RunStatus:
+def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
+    found = _run_ahead(run, record)
+    ahead = _status(*found, seen) if found else None
     phases: list[PhaseStatus] = []
     for phase in record.phases:
-        phases.append(_phase_status(run, record, phase, seen, before=phases))
+        wait = Wait(_waits_for(record, phases), _never_started(record, phases, ahead))
+        phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     return RunStatus(
         run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
-        created=record.created, phases=tuple(phases), metrics=run.last_metrics(),
+        created=record.created, phases=tuple(phases), after=record.after, then=record.then,
+        metrics=run.last_metrics(),
     )  # fmt: skip
 
 
@@ -157,151 +138,18 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
     return phases[-1].state, phases[-1].reason
 
 
-def _phase_status(
-    run: RunDir, record: Record, phase: str, seen: _Seen | None, *, before: Sequence[PhaseStatus]
-) -> PhaseStatus:
-    attempts = run.attempts(phase)
-    last = attempts[-1] if attempts else None
-    job_id = record.jobs.get(phase, "")
-    never = _never_started(record, before) if last is None else ""
-    if record.scheduler == "local":
-        state, reason = _local_state(run, record, phase, last, never)
-    else:
-        state, reason = _slurm_state(run, job_id, last, never, seen or _Seen({}, {}))
-    return PhaseStatus(
-        phase=phase,
-        state=state,
-        reason=reason,
-        job_id=job_id,
-        attempt=last.attempt if last else 0,
-        hosts=last.hosts if last else "",
-        started=last.started if last else "",
-        ended=(last.ended or "") if last else "",
-    )
+def _waits_for(record: Record, before: Sequence[PhaseStatus]) -> str:
+    if before:
+        return "the precompile phase" if record.scheduler == "local" else "the precompile job"
+    return record.after
 
 
-def _never_started(record: Record, before: Sequence[PhaseStatus]) -> str:
+def _never_started(record: Record, before: Sequence[PhaseStatus], ahead: RunStatus | None) -> str:
     """Why a phase without any attempt will not have one; empty if it still may."""
     if record.refused:
         return "never submitted"
+    if ahead and ahead.final and ahead.state != "COMPLETED":
+        return f"never started: {ahead.run} is {ahead.state}"
     if any(p.final and p.state != "COMPLETED" for p in before):
         return "never started: the phase before it did not complete"
     return ""
-
-
-def _slurm_state(
-    run: RunDir, job_id: str, last: Attempt | None, never: str, seen: _Seen
-) -> tuple[str, str]:
-    entry = seen.queue.get(job_id) if job_id else None
-    if entry is None:
-        return ("CANCELLED", never) if never else _forgotten(run, job_id, last, seen)
-    if never and entry.state in ("CANCELLED", "FAILED"):
-        return "CANCELLED", never
-    if entry.state == "CONFIGURING":
-        return "CONFIGURING", "its nodes are booting"
-    if entry.state in _QUEUED:
-        return _queued(entry, last)
-    if entry.state in _ALIVE:
-        if last and last.state == "REQUEUED":
-            return "REQUEUED", last.reason
-        # On TERM the script writes CANCELLED first and then asks the controller what it was: only a
-        # job that has ended in the queue too, or a cancel of ours, makes that word final.
-        said = last.state if last else ""
-        ended = said in _WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
-        if last and ended and entry.state == "COMPLETING":
-            return said, last.reason
-        return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
-    return _ended(entry, last)
-
-
-def _queued(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
-    if entry.reason.startswith("DependencyNeverSatisfied"):
-        return "FAILED", entry.why
-    held = "Held" in entry.reason or "held" in entry.reason or entry.state.endswith("HOLD")
-    if held:
-        return "HELD", entry.why
-    if last is not None:
-        return "REQUEUED", entry.why
-    return "PENDING", entry.why
-
-
-def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
-    state, reason = _SLURM_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
-    if last and entry.reason == "JobLaunchFailure":
-        reason = "its batch script was killed"  # it had been launched: it wrote its state file
-    # The script's own word is more exact than Slurm's, where the two agree that it ended.
-    if last and last.state in _WRITTEN and (last.state == state or state == "FAILED"):
-        return last.state, last.reason
-    # squeue keeps the reason for which a job once waited.
-    return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
-
-
-def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: _Seen) -> tuple[str, str]:
-    if last and last.state in _WRITTEN:
-        return last.state, last.reason
-    if run.cancelled_file.exists():
-        return "CANCELLED", ""
-    if job_id in seen.accounting:
-        return _ended(seen.accounting[job_id], last)
-    age = run.heartbeat_age_s()
-    # A silent controller proves nothing; only a script that should show life and does not, does.
-    stale = last is not None and last.state == "RUNNING" and (age or 0) >= _STALE_S
-    if seen.silent and not stale:
-        word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
-        return word, f"as last seen; {seen.silent}"
-    if last is None:
-        return (
-            "LOST",
-            "it never started, and Slurm has no record of it" if job_id else "not submitted",
-        )
-    return "LOST", _since(age)
-
-
-def _local_state(
-    run: RunDir, record: Record, phase: str, last: Attempt | None, never: str
-) -> tuple[str, str]:
-    if last and last.state in _WRITTEN:
-        return last.state, last.reason
-    if never:
-        return "CANCELLED", never
-    if record.host != socket.gethostname():
-        age = run.heartbeat_age_s()
-        fresh = age is not None and age < _STALE_S
-        return ("RUNNING", f"on {record.host}") if fresh else ("LOST", _since(age))
-    if local_job_alive(record):
-        if last:
-            return "RUNNING", ""
-        first = phase == record.phases[0]
-        return "PENDING", "starting" if first else "waiting for the precompile phase"
-    if run.cancelled_file.exists():
-        return "CANCELLED", ""
-    return "LOST", _since(run.heartbeat_age_s())
-
-
-def local_job_alive(record: Record) -> bool:
-    """Whether the local job's controller still runs; pids are used again, start times are not."""
-    pid, start = local_job(record)
-    return pid > 0 and process_start(pid) == start
-
-
-def local_job(record: Record) -> tuple[int, str]:
-    """Return pid and start time of the local job's controller."""
-    pid, _, start = record.jobs.get("local", "").partition("@")
-    return (int(pid), start) if pid.isdigit() and start else (0, "")
-
-
-def process_start(pid: int) -> str:
-    """Return a process's start time in clock ticks since boot, or an empty string."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def _since(age: float | None) -> str:
-    if age is None:
-        return "it ended without a word, before its first heartbeat"
-    then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
-    return f"no sign of life since {then}"

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from trnslurm.status import process_start, run_status
+from trnslurm.local_job import process_start
+from trnslurm.status import run_status
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

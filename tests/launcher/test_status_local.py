@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from trnslurm.local_job import process_start
 from trnslurm.run import RunDir
-from trnslurm.status import process_start, run_status
+from trnslurm.status import run_status
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.status import local_job_alive, run_status
+from trnslurm.local_job import local_job_alive
+from trnslurm.status import run_status
 
 RECIPE = "steps: 3\nbatch: {global_batch: 8}\nprecompile: %s\n"
 SUBMIT = ("submit", "toy", "--cluster", "here", "--nodes", "2")

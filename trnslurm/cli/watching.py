@@ -83,6 +83,10 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     ]  # fmt: skip
     echo_table(header, rows)
     click.echo()
+    if status.after:
+        click.echo(f"goes on from the result of {status.after}")
+    if status.then:
+        click.echo(f"{status.then} goes on from its result")
     if "step" in status.metrics:
         step, loss = _progress(status)
         click.echo(f"step {step}, loss {loss}")
@@ -137,7 +141,7 @@ def logs_command(
 @run_argument
 @path_option
 def cancel_command(run: str, path: tuple[str, ...]) -> None:
-    """Cancel a run: every phase of it, pending or running.
+    """Cancel a run: every phase of it, and the runs of a chain that wait for it.
 
     \b
     Example:
@@ -150,8 +154,8 @@ def cancel_command(run: str, path: tuple[str, ...]) -> None:
     if before.final and settled:
         click.echo(f"{directory.name} has ended already: {before.state}")
         return
-    cancel(directory)
-    click.echo(f"Cancelled {directory.name}")
+    for cancelled in cancel(directory):
+        click.echo(f"Cancelled {cancelled.name}")
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})

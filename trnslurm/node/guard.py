@@ -116,7 +116,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--grace", type=float, default=10.0, help="seconds that a script has to end after TERM"
     )
-    parser.add_argument("--output", help="log file to append to; %%s is the script's stem")
+    parser.add_argument(
+        "--output", help="log file to append to, from the script's directory; %%s is its stem"
+    )
     parser.add_argument("scripts", nargs="+", help="bash scripts; the first to fail is the last")
     return parser.parse_args(argv)
 
@@ -165,7 +167,8 @@ def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
             return ENDED
         log_fd = None
         if options.output:
-            log_fd = processes.open_log(options.output.replace("%s", Path(script).stem))
+            name = options.output.replace("%s", Path(script).stem)
+            log_fd = processes.open_log(str(Path(script).parent / name))
         code = run_script(script, log_fd, options.grace, lifeline)
         processes.end_descendants()
         if log_fd is not None:

@@ -14,7 +14,8 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trnslurm import __version__
@@ -23,34 +24,71 @@ from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
 from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
-from trnslurm.submit.job import Job, job_of, job_of_bundle, job_of_data, refuse_unprepared
+from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
 
-__all__ = ["Job", "cancel", "job_of", "job_of_bundle", "job_of_data", "submit"]
+__all__ = [
+    "Job",
+    "Link",
+    "cancel",
+    "job_of",
+    "job_of_bundle",
+    "job_of_data",
+    "submit",
+    "submit_chain",
+]
 
 
 def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
     """Make the run directory and start the job; what was refused is said in one line."""
-    refuse_unprepared(job)
-    root = check_run_root(Path(job.run_root))
-    start = _starter(job, detach)  # what is missing on this host is found before anything is made
-    # The run is as private as its profile says, whatever this shell's umask.
-    umask = os.umask(0o027 if job.group_readable else 0o077)
-    try:
-        run = _make_run(job, root, command)
-        start(run)
-    finally:
-        os.umask(umask)
+    (run,) = submit_chain([Link(job, lambda _: job)], command, detach=detach)
     return run
 
 
-def _make_run(job: Job, root: Path, command: Sequence[str]) -> RunDir:
-    """Make the run directory, whole or not at all."""
+def submit_chain(
+    links: Sequence[Link], command: Sequence[str], *, detach: bool = False
+) -> list[RunDir]:
+    """Make a run of each link, and start all or none; each run waits for the one before it."""
+    for link in links:
+        refuse_unprepared(link.job)
+    job = links[0].job  # all are of one cluster
+    root = check_run_root(Path(job.run_root))
+    start = _starter(job, detach)  # what is missing on this host is found before anything is made
+    # The runs are as private as their profile says, whatever this shell's umask.
+    umask = os.umask(0o027 if job.group_readable else 0o077)
+    try:
+        runs = _make_runs(links, root, command)
+        start(runs)
+    finally:
+        os.umask(umask)
+    return runs
+
+
+def _make_runs(links: Sequence[Link], root: Path, command: Sequence[str]) -> list[RunDir]:
+    """Make the run directories, all of them or none."""
+    runs: list[RunDir] = []
+    try:
+        for link in links:
+            if not runs:
+                runs.append(_make_run(link.job, root, command))
+                continue
+            ahead = runs[-1]
+            runs.append(_make_run(link.after(ahead), root, command, after=ahead.name))
+            ahead.write_record(replace(ahead.record(), then=runs[-1].name))
+    except BaseException:
+        for run in runs:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    return runs
+
+
+def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str = "") -> RunDir:
+    """Make a run directory, whole or not at all."""
     run = create_run(root, job.name, group_readable=job.group_readable)
     try:
         job.bundle.write(run.path)
         if job.source_dir and (patch := git_patch(Path(job.source_dir))):
             run.patch_file.write_bytes(patch)
-        run.write_record(_record(job, run, command))
+        run.write_record(_record(job, run, command, after))
         remember_root(root)
     except BaseException as error:
         shutil.rmtree(run.path, ignore_errors=True)
@@ -60,30 +98,32 @@ def _make_run(job: Job, root: Path, command: Sequence[str]) -> RunDir:
     return run
 
 
-def _starter(job: Job, detach: bool) -> Callable[[RunDir], None]:
+def _starter(job: Job, detach: bool) -> Callable[[Sequence[RunDir]], None]:
     # submitit takes 80 ms to import; only a submission needs it.
     if job.scheduler == "local":
         from trnslurm.submit import on_this_machine
 
         python = on_this_machine.find_python(job.python)
-        return lambda run: on_this_machine.start(run, python, detach=detach)
+        return lambda runs: on_this_machine.start(runs, python, detach=detach)
     from trnslurm.submit import on_slurm
 
     slurm = Slurm(job.bin_dir)
     slurm.path("sbatch")
-    return lambda run: on_slurm.start(run, slurm)
+    return lambda runs: on_slurm.start(runs, slurm)
 
 
-def cancel(run: RunDir) -> None:
-    """Cancel the whole chain of a run."""
+def cancel(run: RunDir) -> list[RunDir]:
+    """Cancel every phase of a run, and the runs that wait for it; return all of them."""
     record = run.record()
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
+    runs = [run, *_waiting_for(record, run)]
     # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
-    try:
-        write_json(run.cancelled_file, {"by": getpass.getuser(), "time": _now()})
-    except OSError:
-        pass  # a full disk is no reason to let the job run on
+    for each in runs:
+        try:
+            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": _now()})
+        except OSError:
+            pass  # a full disk is no reason to let the job run on
     try:
         if record.scheduler == "local":
             from trnslurm.submit import on_this_machine
@@ -92,17 +132,32 @@ def cancel(run: RunDir) -> None:
         else:
             # The last phase first: else the end of the first could still release it.
             slurm = Slurm(record.bin_dir)
-            jobs = list(record.jobs.values()) or list(
-                slurm.jobs_in(str(run.path), record.user).values()
-            )
+            jobs = [job for each in runs for job in _jobs_of(each, slurm)]
             if jobs:
                 slurm.cancel(jobs[::-1])
     except SlurmError:
-        run.cancelled_file.unlink(missing_ok=True)
+        for each in runs:
+            each.cancelled_file.unlink(missing_ok=True)
         raise
+    return runs
 
 
-def _record(job: Job, run: RunDir, command: Sequence[str]) -> Record:
+def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
+    """Give the run that waits for a run, the one that waits for that, and so on."""
+    while record.then:
+        run = run.beside(record.then)
+        if not run.record_file.is_file():  # deleted by a person
+            return
+        yield run
+        record = run.record()
+
+
+def _jobs_of(run: RunDir, slurm: Slurm) -> list[str]:
+    record = run.record()
+    return list(record.jobs.values()) or list(slurm.jobs_in(str(run.path), record.user).values())
+
+
+def _record(job: Job, run: RunDir, command: Sequence[str], after: str) -> Record:
     return Record(
         run=run.name,
         name=job.name,
@@ -124,6 +179,7 @@ def _record(job: Job, run: RunDir, command: Sequence[str]) -> Record:
         },
         git=git_state(Path(job.source_dir)) if job.source_dir else {},
         sha256=job.bundle.sha256(),
+        after=after,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trnslurm.data import INDEX, PREPARE, DataJob, command, data_path, none_ther
 from trnslurm.errors import SubmitError
 from trnslurm.plan import Estimate
 from trnslurm.render import render, render_data_job, script_name
+from trnslurm.run import RunDir
 from trnslurm.spec import JobSpec, check_job_name
 
 
@@ -51,6 +52,16 @@ class Job:
     def limit_node_hours(self) -> float:
         """Node-hours if every phase ran into its time limit."""
         return sum(self.time_min.values()) / 60 * self.nodes
+
+
+@dataclass(frozen=True)
+class Link:
+    """One job of a chain."""
+
+    job: Job
+    """As it is checked and shown beforehand."""
+    after: Callable[[RunDir], Job]
+    """The same, once the run that it goes on from has a directory."""
 
 
 def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:

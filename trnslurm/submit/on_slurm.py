@@ -52,19 +52,20 @@ class RenderedSlurm(SlurmExecutor):
         return job_id
 
 
-def start(run: RunDir, slurm: Slurm) -> None:
-    """Submit every phase, each to start when the one before it has succeeded."""
+def start(runs: Sequence[RunDir], slurm: Slurm) -> None:
+    """Submit every phase of every run, each to start when the one before it has succeeded."""
     previous = ""
+    phases = [(each, phase) for each in runs for phase in each.record().phases]
     with _interrupts_deferred() as interrupts:
-        for phase in run.record().phases:
+        for run, phase in phases:
             try:
                 previous = _submit(run, phase, slurm, after=previous)
             except TrnslurmError as error:
-                _take_back(run, slurm, error)
+                _take_back(runs, slurm, error)
                 raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
             run.add_job(phase, previous)
             if interrupts:
-                _take_back(run, slurm, SubmitError("interrupted"))
+                _take_back(runs, slurm, SubmitError("interrupted"))
                 return
 
 
@@ -106,31 +107,32 @@ def _failure(error: Exception) -> SubmitError:
     return NoAnswerError(words) if "timed out" in words.lower() else SubmitError(words)
 
 
-def _take_back(run: RunDir, slurm: Slurm, error: TrnslurmError) -> None:
-    """Leave nothing running of a run that was refused, in whole or in part.
+def _take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
+    """Leave nothing running of a chain that was refused, in whole or in part.
 
     A controller that did not answer may have taken the job, or may take it later: what it has is
     cancelled, and what comes later sees the mark and ends at once.
     """
-    record = run.record()
-    run.write_record(replace(record, refused=str(error)))
-    write_json(run.cancelled_file, {"by": "trnslurm submit", "why": str(error)})
-    silent = _cancel_all(run, slurm, looking=isinstance(error, NoAnswerError))
+    for run in runs:
+        run.write_record(replace(run.record(), refused=str(error)))
+        write_json(run.cancelled_file, {"by": "trnslurm submit", "why": str(error)})
+    silent = _cancel_all(runs, slurm, looking=isinstance(error, NoAnswerError))
     if silent:
         raise SubmitError(
-            f"{error}; and then {silent}: once it answers, trnslurm cancel {run.name}"
+            f"{error}; and then {silent}: once it answers, trnslurm cancel {runs[0].name}"
         ) from None
 
 
-def _cancel_all(run: RunDir, slurm: Slurm, *, looking: bool) -> SlurmError | None:
+def _cancel_all(runs: Sequence[RunDir], slurm: Slurm, *, looking: bool) -> SlurmError | None:
     """Cancel what is known and, `looking`, what else was taken; return why it could not be done."""
-    record = run.record()
-    known = set(record.jobs.values())
+    records = [(run, run.record()) for run in runs]
+    known = {job for _, record in records for job in record.jobs.values()}
     silent: SlurmError | None = None
     for wait_s in _LOOKS_S if looking else (0,):
         time.sleep(wait_s)
         try:
-            found = slurm.jobs_in(str(run.path), record.user).values() if looking else ()
+            places = [(str(run.path), record.user) for run, record in records if looking]
+            found = [job for place in places for job in slurm.jobs_in(*place).values()]
             jobs = known | set(found)
             if jobs:
                 slurm.cancel(sorted(jobs, reverse=True))

@@ -15,8 +15,8 @@ from pathlib import Path
 from submitit.local.local import LocalExecutor
 
 from trnslurm.errors import SubmitError
+from trnslurm.local_job import local_job, local_job_alive, process_start
 from trnslurm.run import RunDir
-from trnslurm.status import local_job, local_job_alive, process_start
 
 # What the local run gets of this shell's environment; everything else stands in its script.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
@@ -47,20 +47,22 @@ def find_python(configured: str) -> str:
     return sys.executable
 
 
-def start(run: RunDir, python: str, *, detach: bool) -> None:
-    """Start the phases one after another; unless detached, they end with this process."""
+def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
+    """Start the phases of the runs one after another; unless detached, they end with us."""
+    run = runs[0]  # its guard runs the others as well
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     kept |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
     kept["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
     argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
-    argv += ["--output", str(run.logs / "%s-local.log"), "--"]
-    argv += [str(run.script(phase)) for phase in run.record().phases]
+    argv += ["--output", "logs/%s-local.log", "--"]
+    argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir()
     with _apart_from_terminal(run.local_folder / "controller.log"):
         pid = GuardedLocal(run.local_folder).start(argv)
-    run.add_job("local", f"{pid}@{process_start(pid)}")
+    for each in runs:
+        each.add_job("local", f"{pid}@{process_start(pid)}")
 
 
 @contextlib.contextmanager
@@ -89,6 +91,8 @@ def _apart_from_terminal(log: Path) -> Iterator[None]:
 def stop(run: RunDir) -> None:
     """End a local run: TERM, so that its script writes CANCELLED down, then KILL."""
     record = run.record()
+    if record.after and not any(run.attempts(phase) for phase in record.phases):
+        return  # it is the run before it that would be ended: this one sees its mark and ends
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 10)):
         if not local_job_alive(record):
             return

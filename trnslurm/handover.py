@@ -1,0 +1,126 @@
+"""Hands the result of a run to the next: its newest good checkpoint, as first parameters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.config import Config
+from trnslurm.errors import ConfigError, RunError
+from trnslurm.run import RunDir
+from trnslurm.runs import find_run
+from trnslurm.status import run_status
+
+INIT_FROM = "train.init_from"
+"""The key of a recipe that takes first parameters."""
+
+# What trnslurm.train.checkpoint writes, and proves byte by byte when it reads it.
+_NAME = re.compile(r"step-(\d{8,})")
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose files are all there, in full length."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    """What decided the samples and the model of its training."""
+    passed_over: tuple[str, ...] = ()
+    """Newer ones that are not whole, and why."""
+
+
+def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
+    """Return the checkpoint that `word` names: itself, or the newest good one of a run."""
+    path = Path(word).absolute()
+    if _NAME.fullmatch(path.name):
+        found, run = _read(path), RunDir(path.parents[1])
+    else:
+        run = find_run(word, roots)
+        found = _newest_good(run)
+    _refuse_vanishing(found.path, run)
+    return found
+
+
+def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of another recipe, or of a model of other sizes."""
+    recipe = checkpoint.facts.get("recipe")
+    if recipe != config.recipe_name:
+        raise ConfigError(f"{checkpoint.path} is of the recipe {recipe}, not {config.recipe_name}")
+    begin = "model."
+    model = {k.removeprefix(begin): v for k, v in checkpoint.facts.items() if k.startswith(begin)}
+    if wrong := other_sizes(model, config.recipe.model):
+        raise ConfigError(f"{checkpoint.path} is of another model: {wrong[0]}")
+
+
+def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say which whole numbers of a model are others now; a rate of dropout may change."""
+    return [
+        f"model.{key} was {before.get(key)}, is {now.get(key)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+        if isinstance(before.get(key), int) or isinstance(now.get(key), int)
+    ]
+
+
+def _newest_good(run: RunDir) -> Checkpoint:
+    try:
+        names = [d.name for d in run.checkpoints.iterdir() if _NAME.fullmatch(d.name)]
+    except OSError:
+        names = []
+    passed_over: list[str] = []
+    for name in sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True):
+        try:
+            found = _read(run.checkpoints / name)
+        except RunError as error:
+            passed_over.append(str(error))
+            continue
+        return Checkpoint(path=found.path, facts=found.facts, passed_over=tuple(passed_over))
+    if passed_over:
+        raise RunError(f"{run.name} has no good checkpoint: {passed_over[0]}")
+    raise RunError(f"{run.name} has no checkpoint: it has saved none, or they were deleted")
+
+
+def _read(path: Path) -> Checkpoint:
+    if not path.is_dir():
+        raise RunError(f"{path}: no such checkpoint")
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        sizes = {str(name): int(file["bytes"]) for name, file in manifest["files"].items()}
+        facts = dict(manifest["facts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{path} is not whole: {_MANIFEST} is missing or damaged") from None
+    for name, size in sizes.items():
+        try:
+            there = (path / name).stat().st_size
+        except OSError as error:
+            raise RunError(f"{path} is not whole: {name}: {error.strerror}") from None
+        if there != size:
+            raise RunError(f"{path} is not whole: {name} has {there:,} bytes of {size:,}")
+    return Checkpoint(path=path, facts=facts)
+
+
+def _refuse_vanishing(path: Path, run: RunDir) -> None:
+    """Refuse what a run that goes on will delete when it has newer ones."""
+    if not run.record_file.is_file():  # a copy, or of a bundle that was run by hand
+        return
+    status = run_status(run)
+    if status.final or _is_kept(path, run):
+        return
+    raise RunError(
+        f"{run.name} is {status.state}, and deletes {path.name} when it has newer ones: wait for "
+        "its end, or name a checkpoint that it keeps by train.keep_every"
+    )
+
+
+def _is_kept(path: Path, run: RunDir) -> bool:
+    step = int(path.name.removeprefix("step-"))
+    try:
+        every = json.loads(run.plan_file.read_text(encoding="utf-8"))["train"]["keep_every"]
+        return bool(every > 0 and step % every == 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

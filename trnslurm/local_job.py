@@ -1,0 +1,27 @@
+"""The process behind a run on this machine, known by pid and start time."""
+
+from __future__ import annotations
+
+from trnslurm.run import Record
+
+
+def local_job_alive(record: Record) -> bool:
+    """Whether the local job's controller still runs; pids are used again, start times are not."""
+    pid, start = local_job(record)
+    return pid > 0 and process_start(pid) == start
+
+
+def local_job(record: Record) -> tuple[int, str]:
+    """Return pid and start time of the local job's controller."""
+    pid, _, start = record.jobs.get("local", "").partition("@")
+    return (int(pid), start) if pid.isdigit() and start else (0, "")
+
+
+def process_start(pid: int) -> str:
+    """Return a process's start time in clock ticks since boot, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,190 @@
+"""Where one phase of a run stands: state files, the queue and accounting, in one definite word."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trnslurm.local_job import local_job_alive
+from trnslurm.run import Attempt, Record, RunDir
+from trnslurm.slurm import QueueEntry
+
+FINAL = {
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
+}  # fmt: skip
+_STALE_S = 120  # four missed heartbeats
+_WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
+_QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
+_ALIVE = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
+_SLURM_ENDED = {
+    "BOOT_FAIL": ("FAILED", "its nodes failed to boot"),
+    "CANCELLED": ("CANCELLED", ""),
+    "COMPLETED": ("COMPLETED", ""),
+    "DEADLINE": ("TIMEOUT", "its deadline passed"),
+    "FAILED": ("FAILED", ""),
+    "NODE_FAIL": ("NODE_FAIL", "a node failed"),
+    "OUT_OF_MEMORY": ("FAILED", "out of host memory"),
+    "PREEMPTED": ("PREEMPTED", ""),
+    "TIMEOUT": ("TIMEOUT", "time limit"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStatus:
+    """Where one phase of a run stands."""
+
+    phase: str
+    state: str
+    reason: str = ""
+    job_id: str = ""
+    attempt: int = 0
+    hosts: str = ""
+    started: str = ""
+    ended: str = ""
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a phase waits for before its first attempt."""
+
+    what: str
+    """The precompile job, or another run; empty: nothing."""
+    never: str
+    """Why it waits in vain; empty if it may still start."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the controller, asked once for all runs, had to say."""
+
+    queue: Mapping[str, QueueEntry]
+    accounting: Mapping[str, QueueEntry]
+    silent: str = ""
+    """Why the controller said nothing."""
+
+
+def phase_status(
+    run: RunDir, record: Record, phase: str, seen: Seen | None, wait: Wait
+) -> PhaseStatus:
+    """Return the status of a phase, given what the controller said."""
+    attempts = run.attempts(phase)
+    last = attempts[-1] if attempts else None
+    job_id = record.jobs.get(phase, "")
+    if record.scheduler == "local":
+        state, reason = _local_state(run, record, last, wait)
+    else:
+        state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
+    return PhaseStatus(
+        phase=phase,
+        state=state,
+        reason=reason,
+        job_id=job_id,
+        attempt=last.attempt if last else 0,
+        hosts=last.hosts if last else "",
+        started=last.started if last else "",
+        ended=(last.ended or "") if last else "",
+    )
+
+
+def _slurm_state(
+    run: RunDir, job_id: str, last: Attempt | None, wait: Wait, seen: Seen
+) -> tuple[str, str]:
+    entry = seen.queue.get(job_id) if job_id else None
+    never = wait.never if last is None else ""
+    if entry is None:
+        return ("CANCELLED", never) if never else _forgotten(run, job_id, last, seen)
+    if never and entry.state in ("CANCELLED", "FAILED"):
+        return "CANCELLED", never
+    if entry.state == "CONFIGURING":
+        return "CONFIGURING", "its nodes are booting"
+    if entry.state in _QUEUED:
+        return _queued(entry, last, wait)
+    if entry.state in _ALIVE:
+        if last and last.state == "REQUEUED":
+            return "REQUEUED", last.reason
+        # On TERM the script writes CANCELLED first and then asks the controller what it was: only a
+        # job that has ended in the queue too, or a cancel of ours, makes that word final.
+        said = last.state if last else ""
+        ended = said in _WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
+        if last and ended and entry.state == "COMPLETING":
+            return said, last.reason
+        return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
+    return _ended(entry, last)
+
+
+def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, str]:
+    if entry.reason.startswith("DependencyNeverSatisfied"):
+        return "FAILED", f"{wait.what} failed, so it will never start"
+    if entry.reason.startswith("Dependency"):
+        return "PENDING", f"waiting for {wait.what}"
+    held = "Held" in entry.reason or "held" in entry.reason or entry.state.endswith("HOLD")
+    if held:
+        return "HELD", entry.why
+    if last is not None:
+        return "REQUEUED", entry.why
+    return "PENDING", entry.why
+
+
+def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
+    state, reason = _SLURM_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
+    if last and entry.reason == "JobLaunchFailure":
+        reason = "its batch script was killed"  # it had been launched: it wrote its state file
+    # The script's own word is more exact than Slurm's, where the two agree that it ended.
+    if last and last.state in _WRITTEN and (last.state == state or state == "FAILED"):
+        return last.state, last.reason
+    # squeue keeps the reason for which a job once waited.
+    return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
+
+
+def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: Seen) -> tuple[str, str]:
+    if last and last.state in _WRITTEN:
+        return last.state, last.reason
+    if run.cancelled_file.exists():
+        return "CANCELLED", ""
+    if job_id in seen.accounting:
+        return _ended(seen.accounting[job_id], last)
+    age = run.heartbeat_age_s()
+    # A silent controller proves nothing; only a script that should show life and does not, does.
+    stale = last is not None and last.state == "RUNNING" and (age or 0) >= _STALE_S
+    if seen.silent and not stale:
+        word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
+        return word, f"as last seen; {seen.silent}"
+    if last is None:
+        return (
+            "LOST",
+            "it never started, and Slurm has no record of it" if job_id else "not submitted",
+        )
+    return "LOST", _since(age)
+
+
+def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) -> tuple[str, str]:
+    if last and last.state in _WRITTEN:
+        return last.state, last.reason
+    if last is None and wait.never:
+        return "CANCELLED", wait.never
+    if last is None and run.cancelled_file.exists():
+        return "CANCELLED", ""
+    if record.host != socket.gethostname():
+        age = run.heartbeat_age_s()
+        fresh = age is not None and age < _STALE_S
+        return ("RUNNING", f"on {record.host}") if fresh else ("LOST", _since(age))
+    if local_job_alive(record):
+        if last:
+            return "RUNNING", ""
+        return "PENDING", f"waiting for {wait.what}" if wait.what else "starting"
+    if run.cancelled_file.exists():
+        return "CANCELLED", ""
+    return "LOST", _since(run.heartbeat_age_s())
+
+
+def _since(age: float | None) -> str:
+    if age is None:
+        return "it ended without a word, before its first heartbeat"
+    then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
+    return f"no sign of life since {then}"
