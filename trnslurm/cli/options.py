@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.handover import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.runs import known_roots, list_runs
 from trnslurm.sandbox.layout import search_roots
 from trnslurm.slurm import slurm_hint
@@ -92,6 +93,10 @@ _SPEC_OPTIONS = [
     click.option(
         "--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."
     ),
+    click.option(
+        "--from", "from_run", metavar="RUN", shell_complete=_complete(_run_names),
+        help="Begin with the parameters of a run's newest checkpoint, or of a checkpoint.",
+    ),
     click.option("--time", "time", metavar="TIME", help="Time limit, as Slurm writes it."),
     click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
     click.option(
@@ -169,13 +174,41 @@ def _this_machine() -> str:
 
 
 def config_of(
-    workspace: Workspace, recipe: str, options: dict[str, Any], cluster: str, preset: str | None
-) -> Config:
-    """Resolve the configuration that the options of a training ask for."""
-    return resolve(
+    workspace: Workspace, recipe: str, options: dict[str, Any], cluster: str, preset: str | None,
+    *, checkpoints: str = "",
+) -> Config:  # fmt: skip
+    """Resolve the configuration that the options of a training ask for.
+
+    A run of a chain goes on from the `checkpoints` of the one before.
+    """
+    layers, checkpoint = _option_layers(options), None
+    if word := options["from_run"]:
+        checkpoint = find_checkpoint(word, run_roots(workspace))
+        layers[INIT_FROM] = (f"--from {word}", str(checkpoint.path))
+    elif checkpoints:
+        layers[INIT_FROM] = ("--chain", checkpoints)
+    _refuse_second_word(options["settings"], layers)
+    config = resolve(
         workspace, recipe, cluster=cluster, preset=preset,
-        settings=options["settings"], options=_option_layers(options),
+        settings=options["settings"], options=layers,
     )  # fmt: skip
+    if checkpoint:
+        refuse_other_model(config, checkpoint)
+        _say_from(checkpoint)
+    return config
+
+
+def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
+    """Refuse --set of what --from or --chain sets: neither may silently lose."""
+    if INIT_FROM in layers and any(word.partition("=")[0] == INIT_FROM for word in settings):
+        option = layers[INIT_FROM][0]
+        raise ConfigError(f"{option} and --set {INIT_FROM}=… say two things: leave one out")
+
+
+def _say_from(checkpoint: Checkpoint) -> None:
+    for why in checkpoint.passed_over:
+        click.echo(f"warning: {why}", err=True)
+    click.echo(f"From {checkpoint.path}", err=True)
 
 
 def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:

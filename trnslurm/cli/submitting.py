@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from trnslurm.cli.chaining import links_of
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
@@ -20,13 +22,18 @@ from trnslurm.cli.output import count, dollars, echo_json, hours
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
 from trnslurm.spec import make_spec
-from trnslurm.submit import Job, cancel, job_of, job_of_bundle, submit
+from trnslurm.submit import Job, Link, cancel, job_of, job_of_bundle, submit_chain
+
+_INTERRUPTED = 130
+# What may be said of a reviewed bundle's submission; all else is settled in its files.
+_OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
 
 
 @click.command("submit")
 @recipe_argument(required=False)
 @click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @spec_options
+@click.option("--chain", is_flag=True, help="Submit the presets that follow as well.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option("--dry-run", is_flag=True, help="Say what it would take, and stop there.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask about the size of the job.")
@@ -34,53 +41,90 @@ from trnslurm.submit import Job, cancel, job_of, job_of_bundle, submit
 @click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 def submit_command(
-    recipe: str | None, nodes: int, rendered: str | None, dry_run: bool, yes: bool, follow: bool,
-    detach: bool, as_json: bool, **options: Any,
+    recipe: str | None, nodes: int, chain: bool, rendered: str | None, dry_run: bool, yes: bool,
+    follow: bool, detach: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a job: precompile if needed, then train.
 
     On the local cluster it is followed until it ends, and Ctrl-C stops it.
 
+    --from begins with the result of another run. --chain submits a run for each preset that
+    follows this one in the recipe, which waits for the run before and goes on from its result;
+    there --set PRESET:KEY=VALUE is for the run of one preset only.
+
     \b
     Example:
       trnslurm submit gpt2_zero1 --nodes 2
       trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
+      trnslurm submit bert_pretrain --preset phase2 --from last
+      trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
         raise click.UsageError("give either a RECIPE or --rendered DIR")
     if rendered is not None:
-        _refuse_options(options, nodes)
-        job = job_of_bundle(Path(rendered))
+        _refuse_options()
+        links = [_alone(job_of_bundle(Path(rendered)))]
     else:
         assert recipe is not None
-        workspace = workspace_of(options)
-        cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
-        config = config_of(workspace, recipe, options, cluster, preset)
-        spec = make_spec(config, nodes, name=options["name"])
-        job = job_of(spec, workspace.template_dirs())
-    click.echo(_size_line(job), err=not dry_run)
+        links = _links(recipe, options, nodes, chain=chain)
+    for link in links:
+        click.echo(_size_line(link.job), err=not dry_run)
     if dry_run:
         return
     if not yes:
-        _confirm(job)
-    submit_job(job, follow=follow, detach=detach, as_json=as_json)
+        _confirm([link.job for link in links])
+    _submit_links(links, follow=follow, detach=detach, as_json=as_json)
+
+
+def _links(recipe: str, options: dict[str, Any], nodes: int, *, chain: bool) -> list[Link]:
+    workspace = workspace_of(options)
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
+    if chain:
+        return links_of(workspace, recipe, options, nodes, cluster, preset)
+    config = config_of(workspace, recipe, options, cluster, preset)
+    spec = make_spec(config, nodes, name=options["name"])
+    return [_alone(job_of(spec, workspace.template_dirs()))]
+
+
+def _alone(job: Job) -> Link:
+    return Link(job, lambda _: job)
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     """Submit, say so, and stay with the run if that is wanted; its end is then our exit code."""
-    run = submit(job, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
-    local = job.scheduler == "local"
-    jobs = {} if local else dict(run.record().jobs)
+    _submit_links([_alone(job)], follow=follow, detach=detach, as_json=as_json)
+
+
+def _submit_links(links: Sequence[Link], *, follow: bool, detach: bool, as_json: bool) -> None:
+    runs = submit_chain(links, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
+    local = links[0].job.scheduler == "local"
+    jobs = [{} if local else dict(run.record().jobs) for run in runs]
     if as_json:
-        echo_json({"run": run.name, "directory": str(run.path), "jobs": jobs})
+        said = [
+            {"run": run.name, "directory": str(run.path), "jobs": ids}
+            for run, ids in zip(runs, jobs, strict=True)
+        ]
+        echo_json(said if len(said) > 1 else said[0])
     else:
-        ids = "".join(f"  {phase} {job_id}" for phase, job_id in jobs.items())
-        click.echo(f"Submitted {run.name}{ids}")
+        for run, ids in zip(runs, jobs, strict=True):
+            words = "".join(f"  {phase} {job_id}" for phase, job_id in ids.items())
+            click.echo(f"Submitted {run.name}{words}")
     if follow or (local and not detach):
-        sys.exit(_follow(run, local=local, quiet=as_json))
+        sys.exit(_follow_all(runs, local=local, quiet=as_json))
     if not as_json:
-        click.echo(f"See: trnslurm status {run.name}")
+        click.echo(f"See: trnslurm status {runs[0].name}")
+
+
+def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
+    """Follow one run after the other; those after one that failed end with it."""
+    worst = 0
+    for run in runs:
+        code = _follow(run, local=local, quiet=quiet)
+        worst = max(worst, code)
+        if code == _INTERRUPTED:
+            break
+    return worst
 
 
 def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
@@ -91,11 +135,11 @@ def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
     except KeyboardInterrupt:
         if not local:
             click.echo(f"\n{run.name} goes on: trnslurm status {run.name}", err=True)
-            return 130
+            return _INTERRUPTED
         click.echo("\nStopping …", err=True)
         cancel(run)
         click.echo(f"{run.name}: CANCELLED", err=True)
-        return 130
+        return _INTERRUPTED
     return 0 if status.state == "COMPLETED" else 1
 
 
@@ -112,25 +156,28 @@ def _size_line(job: Job) -> str:
     return line + f"at most {hours(job.limit_node_hours)} node-hours by its time limits"
 
 
-def _confirm(job: Job) -> None:
-    limit = job.ask_above_node_hours
-    expected = job.estimate.node_hours if job.estimate else job.limit_node_hours
-    if job.scheduler == "local" or limit is None or expected <= limit:
+def _confirm(jobs: Sequence[Job]) -> None:
+    limit = jobs[0].ask_above_node_hours
+    expected = sum(j.estimate.node_hours if j.estimate else j.limit_node_hours for j in jobs)
+    if jobs[0].scheduler == "local" or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():
         raise SubmitError(
-            f"{hours(expected)} node-hours is over the {limit:g} above which {job.cluster} asks: "
-            "pass --yes"
+            f"{hours(expected)} node-hours is over the {limit:g} above which {jobs[0].cluster} "
+            "asks: pass --yes"
         )
     click.confirm(f"That is over {limit:g} node-hours. Submit?", abort=True, err=True)
 
 
-def _refuse_options(options: dict[str, Any], nodes: int) -> None:
-    given = [name for name, value in options.items() if value and name != "path"]
+def _refuse_options() -> None:
     context = click.get_current_context()
-    source = context.get_parameter_source("nodes")
-    if source is not None and source.name == "COMMANDLINE":
-        given.append("nodes")
+    given = [
+        option.opts[-1]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+        if option.name not in _OF_A_BUNDLE
+    ]
     if given:
-        words = shlex.join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"--rendered submits the files as they are: leave out {words}")
+        raise click.UsageError(
+            f"--rendered submits the files as they are: leave out {' '.join(given)}"
+        )

@@ -1,0 +1,100 @@
+"""submit --chain: a preset and those that follow it, each run from the result of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trnslurm.cli.options import config_of
+from trnslurm.config import Config, Workspace, chain_of
+from trnslurm.errors import ConfigError
+from trnslurm.handover import other_sizes
+from trnslurm.spec import make_spec
+from trnslurm.submit import Job, Link, job_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """One preset of the chain, with the options that are meant for it."""
+
+    workspace: Workspace
+    recipe: str
+    options: dict[str, Any]
+    nodes: int
+    cluster: str
+    preset: str
+
+    def config(self, checkpoints: str = "") -> Config:
+        """Resolve it; after the first of a chain `checkpoints` says what it goes on from."""
+        return config_of(
+            self.workspace, self.recipe, self.options, self.cluster, self.preset,
+            checkpoints=checkpoints,
+        )  # fmt: skip
+
+    def job(self, config: Config) -> Job:
+        """Render it."""
+        spec = make_spec(config, self.nodes, name=self.options["name"])
+        return job_of(spec, self.workspace.template_dirs())
+
+
+def links_of(
+    workspace: Workspace, recipe: str, options: dict[str, Any], nodes: int, cluster: str,
+    preset: str | None,
+) -> list[Link]:  # fmt: skip
+    """Return the jobs of a preset and of those that its recipe lets follow it."""
+    chain = chain_of(workspace.recipe_dir(recipe), preset)
+    if len(chain) < 2:
+        name = next(iter(chain), None)
+        raise ConfigError(
+            f"--chain: no preset follows {f'{recipe} ({name})' if name else recipe}; leave it out, "
+            "or write `then: PRESET` into its preset"
+        )
+    settings = divide_settings(options["settings"], chain)
+    links: list[Link] = []
+    before: Config | None = None
+    for name in chain:
+        own = options | {"settings": settings[name], "name": f"{options['name'] or recipe}-{name}"}
+        own |= {"from_run": None} if before else {}
+        stage = _Stage(
+            workspace=workspace, recipe=recipe, options=own, nodes=nodes, cluster=cluster,
+            preset=name,
+        )  # fmt: skip
+        config = stage.config("its directory is not made yet" if before else "")
+        if before:
+            _refuse_unfit(before, config)
+        links.append(Link(stage.job(config), _after(stage)))
+        before = config
+    return links
+
+
+def divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the --set words of each preset: all of them, less those of others (PRESET:KEY=VALUE).
+
+    A key in which the presets differ must say whose it is.
+    """
+    divided: dict[str, list[str]] = {name: [] for name in chain}
+    for word in words:
+        dotted, equals, value = word.partition("=")
+        name, colon, key = dotted.partition(":")
+        if colon and name not in chain:
+            raise ConfigError(f"--set {word}: {name!r} is not of the chain {', '.join(chain)}")
+        if not colon and len({repr(values.get(dotted)) for values in chain.values()}) > 1:
+            choice = " or ".join(f"--set {name}:{dotted}=…" for name in chain)
+            raise ConfigError(f"--set {word}: the chain's presets differ in {dotted}; say {choice}")
+        for each in [name] if colon else chain:
+            divided[each].append(f"{key}{equals}{value}" if colon else word)
+    return divided
+
+
+def _after(stage: _Stage) -> Any:
+    return lambda ahead: stage.job(stage.config(str(ahead.checkpoints)))
+
+
+def _refuse_unfit(before: Config, config: Config) -> None:
+    if wrong := other_sizes(before.recipe.model, config.recipe.model):
+        raise ConfigError(f"{config.title} cannot go on from {before.title}: {wrong[0]}")
+    if before.recipe.train.get("save_every") == 0:
+        raise ConfigError(
+            f"{before.title}: train.save_every is 0, so {config.preset} would find no checkpoint"
+        )
