@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import yaml
 from tokenizers import Tokenizer, models
 
+from ..prepare.bucket import Bucket
+
 STAND_INS = Path(__file__).parents[1] / "prepare" / "stand_ins"
 SMALL = ("gpt2_zero1", "--preset", "small", "--cluster", "local")
+TINY = ("bert_pretrain", "--preset", "tiny", "--cluster", "local")
 
 
 def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
@@ -40,6 +45,44 @@ def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
     # 512 tokens, all about as likely at first.
     assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
     assert list(data.parent.iterdir()) == [data]
+
+
+def test_berts_shards_are_prepared_published_fetched_and_trained_on(
+    run_cli, home: Path, monkeypatch
+) -> None:
+    """What is prepared from a directory of text is unlike what is published in this only: a tar."""
+    runs = f"run_root={home}/runs"
+    refused = run_cli("submit", *TINY, "--set", runs)
+    assert refused.err.splitlines()[-1] == (
+        "error: no prepared data at ~/trnslurm-data/bert-tiny-seqlen32: trnslurm data prepare "
+        "bert_pretrain --preset tiny --cluster local"
+    )
+    prepared = run_cli("data", "prepare", *TINY, timeout_s=120)
+    data = home / "trnslurm-data/bert-tiny-seqlen32"
+    assert prepared.code == 0, prepared
+    assert "of 131 documents in 4 shards, eval 97 samples" in prepared.out
+    assert run_cli("data", "verify", *TINY).out == f"{data}: as its index says\n"
+
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        archive.add(data, "somebody's shards")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Bucket(files={"/shards.tar": tar.getvalue()}) as bucket:
+        url = f"data.published={bucket.url('/shards.tar')}"
+        fetched = run_cli("data", "fetch", *TINY, "--set", url, "--set", "data.path=theirs")
+    assert fetched.out.startswith(f"Fetched {data.with_name('theirs')}: 5 shards of 1,"), fetched
+    theirs = ("--set", "data.path=theirs")
+    assert "of 32 tokens and 5 masked at" in run_cli("data", "verify", *TINY, *theirs).out
+
+    steps = ("--set", "steps=3", "--set", "device=cpu", "--set", "train.save_every=0")
+    trained = run_cli("submit", *TINY, *theirs, *steps, "--set", runs, timeout_s=240)
+    assert trained.code == 0, trained
+    (run,) = (home / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["mlm_loss"] for line in lines if "mlm_loss" in line]
+    # 512 tokens, all about as likely at first.
+    assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
+    assert any("eval_mlm_loss" in line for line in lines)
 
 
 def test_what_is_fetched_is_what_is_prepared(run_cli, home: Path, tmp_path: Path) -> None:
