@@ -62,6 +62,33 @@ def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_pa
     # Only the text was read when the tokenizer was trained: it has no number and no title.
     characters = {name for name in vocabulary if len(name) == 1}
     assert characters == set("The alphas grow. They glow. betas gammas deltas".lower()) - {" "}
+    # Named as text it is known for what it is, and is not mixed with other text.
+    asked = ("bert", "--output", output, "--seq-len", 32, "--tokenizer", "train:200", "--text")
+    assert "nothing to do" in prepare(*asked, directory).out
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
+    assert prepare(*asked, directory, tmp_path / "a.txt").error == (
+        f"--text {tmp_path}/a.txt: is other text than WikiExtractor's in {directory}: prepare "
+        "them apart"
+    )
+
+
+def test_a_directory_of_text(prepare, tmp_path):
+    directory = tmp_path / "texts"
+    for name in ("b.txt", "a/1.jsonl", "a/notes.md", ".hidden/c.txt"):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "Of rows."}\n' * 2 if path.suffix == ".jsonl" else "One.\n\n" * 4)
+    output = tmp_path / "data"
+    done = prepare(
+        "bert", "--output", output, "--text", directory, "--tokenizer", "train:200", "--seq-len", 8,
+        "--max-pred", 2, "--shards", 1, "--test-shards", 1,
+    )  # fmt: skip
+    assert done.code == 0, done
+    index = json.loads((output / "index.json").read_text())
+    assert [source["name"] for source in index["sources"]] == ["texts/a/1.jsonl", "texts/b.txt"]
+    # Two documents for the test shard, though five have none to spare.
+    documents = {name: split["documents"] for name, split in index["splits"].items()}
+    assert documents == {"train": 3, "eval": 2}
 
 
 def test_words_met_before_make_the_same_tokens(prepare, text, tmp_path):
