@@ -88,7 +88,7 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
     Or, in its place, the checkpoint that was published with it.
     """
     data = config.recipe.data
-    if checkpoint or data.format == "bert":
+    if checkpoint or (data.format == "bert" and not data.dataset):
         return _download_arguments(config, checkpoint=checkpoint)
     arguments = ["fetch", f"--output={fetched_path(config)}", f"--dataset={data.dataset}"]
     arguments += [f"--config={data.dataset_config}"] if data.dataset_config else []

@@ -160,6 +160,23 @@ def test_shards_for_bert_of_own_text_with_every_option(data, weird_path: Path, m
     ]  # fmt: skip
 
 
+def test_shards_for_bert_of_a_dataset_of_the_hub(data, here: Path) -> None:
+    hub = here / "hub/some--articles--bert"
+    wanted = ("--set", "data.dataset=some/articles", "--set", "data.tokenizer=bert")
+    assert data("fetch", "bert_pretrain", *wanted, "--column", "body") == [
+        "fetch", f"--output={hub}", "--dataset=some/articles", "--tokenizer=bert", "--column=body"
+    ]  # fmt: skip
+    hub.mkdir(parents=True)
+    (hub / "dataset.json").write_text("{}")
+    words = data("prepare", "bert_pretrain", *wanted, "--output", "/data/articles")
+    assert words[:4] == [
+        "bert",
+        "--output=/data/articles",
+        f"--dataset={hub}",
+        f"--tokenizer={hub}",
+    ]
+
+
 def test_published_shards_and_checkpoints(data, here: Path) -> None:
     s3 = "https://neuron-s3.s3.amazonaws.com"
     name = "bert_pretrain_wikicorpus_tokenized_hdf5"
@@ -248,7 +265,6 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
             "data.bert.shards is 0; it must be at least 1",
         ),
         ("prepare bert_pretrain -p tiny --masked-lm-prob 1", "masked_lm_prob is 1.0; it must be"),
-        ("prepare bert_pretrain --set data.dataset=x", "data.dataset: shards for BERT are made of"),
         ("fetch bert_pretrain -p tiny", "(tiny) has no data.published: there is nothing to fetch"),
         ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint: there is"),
         ("fetch bert_pretrain --set data.published=x.tar", "'x.tar': it must be the URL of a file"),

@@ -91,6 +91,21 @@ def test_a_directory_of_text(prepare, tmp_path):
     assert documents == {"train": 3, "eval": 2}
 
 
+def test_the_training_split_of_a_dataset(prepare, tmp_path):
+    directory = tmp_path / "set"
+    directory.mkdir()
+    (directory / "dataset.json").write_text('{"column": "body"}')
+    row = '{"body": "It is one.\\n\\nAnd it is short."}\n'
+    (directory / "train.jsonl").write_text(row * 3)
+    (directory / "validation.jsonl").write_text(row)
+    output = tmp_path / "data"
+    done = prepare("bert", "--output", output, "--dataset", directory, "--tokenizer", "train:200")
+    assert done.code == 0, done
+    index = json.loads((output / "index.json").read_text())
+    assert [source["name"] for source in index["sources"]] == ["train.jsonl"]
+    assert index["splits"]["train"]["documents"] == 3
+
+
 def test_words_met_before_make_the_same_tokens(prepare, text, tmp_path):
     output = tmp_path / "data"
     assert prepare("bert", "--output", output, "--text", text, "--tokenizer", "train:600").code == 0

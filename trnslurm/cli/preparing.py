@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trnslurm.cli.formats import FormatCommand, format_option, refuse_others
+from trnslurm.cli.kinds import KindCommand, kind_option, refuse_others
 from trnslurm.cli.options import (
     choose_data_cluster,
     config_options,
@@ -66,15 +66,15 @@ def data_command() -> None:
     """
 
 
-@data_command.command("fetch", cls=FormatCommand)
+@data_command.command("fetch", cls=KindCommand)
 @recipe_argument()
 @config_options
 @click.option("--force", is_flag=True, help="Replace what was fetched before.")
-@format_option(
-    "tokens", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset."
+@kind_option("hub", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
+@kind_option("hub", "--column", metavar="NAME", help="The column of the text; default: text.")
+@kind_option(
+    "published", "--checkpoint", is_flag=True, help="The published checkpoint, not the data."
 )
-@format_option("tokens", "--column", metavar="NAME", help="The column of the text; default: text.")
-@format_option("bert", "--checkpoint", is_flag=True, help="The published checkpoint, not the data.")
 def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
     """Fetch a recipe's dataset and tokenizer from the Hugging Face Hub, or published shards.
 
@@ -93,7 +93,7 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
     sys.exit(prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE))
 
 
-@data_command.command("prepare", cls=FormatCommand)
+@data_command.command("prepare", cls=KindCommand)
 @recipe_argument()
 @config_options
 @click.option(
@@ -122,33 +122,31 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="With --submit: stay until the job has ended.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
-@format_option(
-    "tokens", "--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one."
-)
-@format_option(
+@kind_option("tokens", "--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one.")
+@kind_option(
     "bert",
     "--wikiextractor",
     multiple=True,
     metavar="DIR",
     help="What WikiExtractor made, in the place of --text; --text finds out by itself.",
 )
-@format_option("bert", "--wrapped", is_flag=True, help="Lines are wrapped: no sentence ends there.")
-@format_option("bert", "--seq-len", type=int, metavar="N", help="Tokens of a sample.")
-@format_option("bert", "--max-pred", type=int, metavar="N", help="Most masked tokens of a sample.")
-@format_option(
+@kind_option("bert", "--wrapped", is_flag=True, help="Lines are wrapped: no sentence ends there.")
+@kind_option("bert", "--seq-len", type=int, metavar="N", help="Tokens of a sample.")
+@kind_option("bert", "--max-pred", type=int, metavar="N", help="Most masked tokens of a sample.")
+@kind_option(
     "bert", "--masked-lm-prob", type=float, metavar="SHARE", help="Of its tokens, masked: 0.15."
 )
-@format_option(
+@kind_option(
     "bert", "--whole-words", is_flag=True, default=None, help="Mask all tokens of a word or none."
 )
-@format_option(
+@kind_option(
     "bert", "--dupe-factor", type=int, metavar="N", help="Passes over the text, masked anew: 5."
 )
-@format_option("bert", "--seed", type=int, metavar="N", help="Of everything random: 12345.")
-@format_option(
+@kind_option("bert", "--seed", type=int, metavar="N", help="Of everything random: 12345.")
+@kind_option(
     "bert", "--shards", type=int, metavar="N", help="Training shards; default: by the text's size."
 )
-@format_option("bert", "--test-shards", type=int, metavar="N", help="Of held-out documents: 1.")
+@kind_option("bert", "--test-shards", type=int, metavar="N", help="Of held-out documents: 1.")
 def prepare_command(
     recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:

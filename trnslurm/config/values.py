@@ -67,8 +67,6 @@ def _check_data(tree: Mapping[str, Any]) -> None:
         raise ConfigError(f"data.holdout is {holdout}; it must be 0 or more, and less than 1")
     if not 0 < masked < 1:
         raise ConfigError(f"data.bert.masked_lm_prob is {masked}; it must be between 0 and 1")
-    if data["format"] == "bert" and data["dataset"]:
-        raise ConfigError("data.dataset: shards for BERT are made of text: set it to null")
     for key in ("published", "checkpoint"):
         url = data[key]
         if url is not None and not re.fullmatch(r"https?://[^/\s]+/[^\s]*[^/\s]", url):

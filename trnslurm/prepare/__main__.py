@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 from trnslurm.prepare import fetching, options, published, tokenizer
 from trnslurm.prepare.bert import command as bert
-from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import INDEX, find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
-from trnslurm.prepare.sources import dataset_files, dataset_notes, text_files
+from trnslurm.prepare.sources import dataset_files, text_files
 
 _KEPT = "what is finished is kept, run again to go on"
 
@@ -91,26 +90,13 @@ def _request(given: argparse.Namespace) -> Request:
     return Request(
         output=given.output,
         files=files,
-        rule=_rule(given),
+        rule=options.rule(given),
         tokenizer=_tokenizer(given),
         end_of_text=given.end_of_text,
         holdout=holdout,
         processes=given.processes,
         chunk_bytes=given.chunk_bytes,
         force=given.force,
-    )
-
-
-def _rule(given: argparse.Namespace) -> Rule:
-    notes = dataset_notes(given.dataset) if given.dataset else {}
-    start = given.document_start
-    if not given.document_per and start is None:
-        start = notes.get("document_start")
-    return options.rule(
-        given.document_per,
-        start,
-        column=given.column or notes.get("column", "text"),
-        default="line" if given.dataset else "blank-line",
     )
 
 

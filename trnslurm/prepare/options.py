@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trnslurm.prepare.documents import PER, Rule
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.sources import dataset_notes
 
 HOLDOUT = 0.005
 
@@ -52,10 +53,16 @@ def check_work(options: argparse.Namespace) -> None:
         raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
 
 
-def rule(per: str | None, start: str | None, *, column: str, default: str) -> Rule:
-    """Give the rule that --document-per and --document-start say."""
+def rule(given: argparse.Namespace) -> Rule:
+    """Give the rule that says where documents begin and end: as asked, or a dataset's own."""
+    notes = dataset_notes(given.dataset) if given.dataset else {}
+    start = given.document_start
+    if not given.document_per and start is None:
+        start = notes.get("document_start")
+    column = given.column or notes.get("column", "text")
     if not start:
-        return Rule(per=per or default, column=column)
+        default = "line" if given.dataset else "blank-line"
+        return Rule(per=given.document_per or default, column=column)
     try:
         re.compile(start)
     except re.error as error:

@@ -13,7 +13,7 @@ from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import text_files
+from trnslurm.prepare.sources import dataset_files, text_files
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -33,12 +33,14 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     text = "or JSON lines; or a directory of them, or of WikiExtractor's"
     source.add_argument("--text", type=as_path, nargs="+", metavar="FILE|DIR", help=text)
+    split = "the training split of what fetch has fetched"
+    source.add_argument("--dataset", type=as_path, metavar="DIR", help=split)
     source.add_argument(
         "--wikiextractor", type=as_path, nargs="+", metavar="DIR", help="its output"
     )
     tokenizer = "of BERT's, or trained on the text"
     add("--tokenizer", required=True, metavar="FILE|DIR|train:V", help=tokenizer)
-    options.add_document(parser, "blank-line")
+    options.add_document(parser, "blank-line; a dataset's row")
     wrapped = "lines are wrapped, their ends end no sentence"
     add("--wrapped", action="store_true", help=wrapped)
     add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
@@ -109,13 +111,11 @@ def _sort_out(given: argparse.Namespace) -> None:
 
 def _source(given: argparse.Namespace) -> dict[str, Any]:
     if given.text:
-        rule = options.rule(
-            given.document_per,
-            given.document_start,
-            column=given.column or "text",
-            default="blank-line",
-        )
-        return {"files": text_files(given.text), "rule": rule}
+        return {"files": text_files(given.text), "rule": options.rule(given)}
+    if given.dataset:
+        # Test shards are held out of the same, whatever other splits there are.
+        files = [file for file in dataset_files(given.dataset) if file.split == "train"]
+        return {"files": files, "rule": options.rule(given)}
     for name in ("document_per", "document_start", "column", "wrapped"):
         if getattr(given, name):
             option = f"--{name.replace('_', '-')}"
