@@ -205,6 +205,8 @@ def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
         name = PurePosixPath(url).stem
         output = str(PurePosixPath(config.cluster.data_root) / "published" / name)
         return ["download", f"--url={url}", f"--output={output}"]
+    if not data.path:
+        raise ConfigError(f"{config.title}: data.path is empty: name where shards shall go")
     shape = [f"--seq-len={config.recipe.seq_len}", f"--max-pred={_max_pred(config)}"]
     return ["download", f"--url={url}", f"--output={data_path(config)}", "--shards", *shape]
 
