@@ -50,6 +50,19 @@ CASES: dict[str, tuple[int, str, str, list[str]]] = {
     ),
 }
 
+# The same of bert_pretrain.
+BERT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "bert-phase1-1-node": (1, "trn1", "phase1", []),
+    "bert-phase1-2-nodes": (2, "trn1", "phase1", []),
+    "bert-phase1-16-nodes": (16, "trn1", "phase1", []),
+    "bert-phase2-2-nodes": (
+        2,
+        "trn1",
+        "phase2",
+        ["train.init_from=/shared/runs/phase1/checkpoints/step-00028125"],
+    ),
+}
+
 # The preparation of data as a job: cluster, preset, what the command line says beside the recipe.
 DATA_CASES = {
     "trn1-data": ("trn1", "xl", Own(options=(r"--document-start=^ = [^=].* = $",))),
@@ -65,8 +78,9 @@ def rendered(name: str) -> Bundle:
         cluster, preset, own = DATA_CASES[name]
         config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset)
         return render_data_job(make_data_job(config, own), workspace.template_dirs())
-    nodes, cluster, preset, settings = CASES[name]
-    config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset, settings=settings)
+    recipe = "bert_pretrain" if name in BERT_CASES else "gpt2_zero1"
+    nodes, cluster, preset, settings = (CASES | BERT_CASES)[name]
+    config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=settings)
     return render(make_spec(config, nodes), workspace.template_dirs())
 
 
@@ -76,7 +90,7 @@ def reviewed_part(bundle: Bundle) -> Bundle:
     return Bundle(files={n: d for n, d in bundle.files.items() if not n.startswith(parts)})
 
 
-@pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
+@pytest.mark.parametrize("name", [*CASES, *BERT_CASES, *DATA_CASES])
 def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
     new = reviewed_part(rendered(name))
     directory = GOLDENS / name
@@ -90,7 +104,7 @@ def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.Fixture
     assert files == dict(new.files), "\n".join(["run `make goldens` and review:", *changes])
 
 
-@pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
+@pytest.mark.parametrize("name", [*CASES, *BERT_CASES, *DATA_CASES])
 def test_scripts_are_clean_shell(name: str) -> None:
     scripts = sorted(f for f in (GOLDENS / name).iterdir() if f.suffix in (".sh", ".sbatch"))
     assert len(scripts) >= 2

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trnslurm.catalog import catalog, find
+from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Throughput, estimate, even_nodes, plan_batch
+from trnslurm.spec import make_spec
 
 # BERT-large pretraining as AWS's tutorial has it: 32 workers on one trn1.32xlarge.
 PHASE1 = {"global_batch": 16384, "micro_batch": 16, "workers_per_node": 32}
@@ -145,6 +147,14 @@ def test_estimates_between_and_beyond_what_is_known() -> None:
     assert speed(4) == 45
     assert speed(8) == 90
     assert estimate(lay_out(), steps=100, known=[], price_per_hour=1.0) is None
+
+
+@pytest.mark.parametrize(("preset", "hours"), [("phase1", 44.5), ("phase2", 28.7)])
+def test_berts_hours_on_one_node(preset: str, hours: float) -> None:
+    """The tutorial speaks of about 45 hours for phase 1."""
+    workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    spec = make_spec(resolve(workspace, "bert_pretrain", cluster="trn1", preset=preset), 1)
+    assert spec.estimate is not None and round(spec.estimate.hours, 1) == hours
 
 
 def test_padding_costs_time() -> None:

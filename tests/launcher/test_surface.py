@@ -17,14 +17,15 @@ from trnslurm.cli import cli as group
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "--path -c/--cluster -p/--preset --set"
-SPEC = f"{CONFIG} --workers --time --name --sbatch --allow-idle"
+SPEC = f"{CONFIG} --workers --from --time --name --sbatch --allow-idle"
 SURFACE = {
     "recipes": "--path --json",
     "show": f"RECIPE {SPEC} --json",
     "plan": f"RECIPE -n/--nodes {SPEC} --json",
     "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
-        f"RECIPE -n/--nodes {SPEC} --rendered --dry-run -y/--yes -f/--follow --detach --json"
+        f"RECIPE -n/--nodes {SPEC} --chain --rendered --dry-run -y/--yes -f/--follow --detach "
+        "--json"
     ),
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
@@ -39,7 +40,7 @@ SURFACE = {
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "cancel": "RUN --path",
     "exec": "RUN --node COMMAND --path",
-    "export": "RUN --step -o/--output --dtype --force --path --json",
+    "export": "RUN --step -o/--output --format --dtype --force --path --json",
     "clusters": "--path --json",
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",
@@ -62,6 +63,7 @@ DEFAULTS = {
     ("logs", "node"): 0,
     ("logs", "lines"): 100,
     ("exec", "node"): 0,
+    ("export", "form"): "hf",
     ("export", "dtype"): "float32",
     ("env check", "timeout"): 600.0,
     ("sandbox up", "nodes"): 4,
@@ -171,6 +173,7 @@ def test_completion_script(cli, shell: str) -> None:
         ("trnslurm submit gpt2_zero1 --preset ti", {"tiny"}),
         ("trnslurm status 2026", {"20260101-000000-gpt"}),
         ("trnslurm status la", {"last"}),
+        ("trnslurm submit bert_pretrain --from 2026", {"20260101-000000-gpt"}),
         ("trnslurm submit no_such_recipe --preset ", set()),
     ],
 )

@@ -175,6 +175,13 @@ def test_each_script_appends_to_a_log_of_its_own(bench):
     assert "/no" in log
 
 
+def test_a_log_lies_beside_its_script(bench):
+    (bench.directory / "other").mkdir()
+    scripts = bench.script("a.sh", "echo a\n"), bench.script("other/b.sh", "echo b\n")
+    assert bench.run("guard", "--output", "%s.log", "--", *scripts).returncode == 0
+    assert (bench.read("a.log"), bench.read("other/b.log")) == ("a\n", "b\n")
+
+
 def test_a_log_that_cannot_be_written_is_one_line_of_error(bench):
     script = bench.script("run.sh", "touch started\n")
     result = bench.run("guard", "--output", "missing/%s.log", "--", script)

@@ -17,6 +17,14 @@ from trnslurm.runs import find_run
 @click.option("--step", type=click.IntRange(min=1), metavar="N", help="Default: the newest whole.")
 @click.option("-o", "--output", metavar="DIR", help="Default: exported/step-N of the run.")
 @click.option(
+    "--format",
+    "form",
+    type=click.Choice(["hf"]),
+    default="hf",
+    show_default=True,
+    help="A Hugging Face folder: there is no other.",
+)
+@click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
     help="Of the weights.",
 )  # fmt: skip
@@ -24,7 +32,7 @@ from trnslurm.runs import find_run
 @path_option
 @json_option
 def export_command(
-    run: str, step: int | None, output: str | None, dtype: str, force: bool,
+    run: str, step: int | None, output: str | None, form: str, dtype: str, force: bool,
     path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Write a checkpoint as a Hugging Face folder, which from_pretrained loads.
@@ -34,6 +42,7 @@ def export_command(
     \b
     Example:
       trnslurm export last
+      trnslurm export last --format hf
       trnslurm export last --step 20 --dtype bfloat16 -o my-gpt2
     """
     directory = find_run(run, run_roots(workspace_of({"path": path})))

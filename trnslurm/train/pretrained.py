@@ -1,5 +1,6 @@
 """A model's first parameters from elsewhere: a folder of Hugging Face, or a checkpoint of ours."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint import is_checkpoint, read_parameters
+from trnslurm.train.checkpoint import is_checkpoint, newest_whole, read_parameters
+from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
+from trnslurm.train.reports import say
 
 
 def load_parameters(model: nn.Module, source: str) -> None:
     """Set every parameter of a transformers model; one that is missing or does not fit is an error.
 
-    The source is a directory, or the name of a model in the local cache of Hugging Face: jobs run
-    without a network.
+    The source is a directory, also one of checkpoints, of which the newest whole one is taken; or
+    the name of a model in the local cache of Hugging Face: jobs run without a network.
     """
     directory = Path(source).expanduser()
     if is_checkpoint(directory):
         found: Mapping[str, Tensor] = read_parameters(directory)
+    elif directory.name == "checkpoints" and directory.is_dir():
+        found = _read_newest(directory)
     else:
         found = _read_folder(model, str(directory) if directory.is_dir() else source)
     wanted = dict(model.named_parameters())
@@ -35,6 +40,17 @@ def load_parameters(model: nn.Module, source: str) -> None:
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(found[name])
+
+
+def _read_newest(root: Path) -> dict[str, Tensor]:
+    manifest, damaged = newest_whole(root)
+    if manifest is None:
+        why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
+        raise TrainError(f"train.init_from: {root} has no whole checkpoint{why}")
+    checkpoint = step_directory(root, manifest.step)
+    if os.environ.get("RANK", "0") == "0":
+        say(f"first parameters: {checkpoint}")
+    return read_parameters(checkpoint, manifest)
 
 
 def _read_folder(model: Any, source: str) -> dict[str, Tensor]:
