@@ -175,6 +175,12 @@ class User:
         """Submit a recipe."""
         return self._submit(recipe, *self.options(nodes, *sets), *more)
 
+    def submit_chain(self, recipe: str, *sets: str, nodes: int = 1) -> list[Run]:
+        """Submit a recipe's preset tiny, and what follows it."""
+        options = [*self.options(nodes, *sets), "--preset", "tiny", "--chain"]
+        said = json.loads(self.trnslurm("submit", recipe, *options, "--json"))
+        return [Run(self, Path(run["directory"]), run["jobs"]) for run in said]
+
     def submit_rendered(self, bundle: Path) -> Run:
         """Submit a reviewed bundle."""
         return self._submit("--rendered", str(bundle))
