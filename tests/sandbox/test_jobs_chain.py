@@ -14,7 +14,7 @@ BERT = "bert_pretrain"
 
 
 def make_data(root: Path) -> None:
-    for name, seq_len, max_pred in (("bert-tiny", 32, 5), ("bert-tiny-phase2", 64, 10)):
+    for name, seq_len, max_pred in (("bert-tiny-seqlen32", 32, 5), ("bert-tiny-seqlen64", 64, 10)):
         for split, sizes in (("training", [9, 7]), ("test", [8])):
             shape = {"split": split, "seq_len": seq_len, "max_pred": max_pred}
             make_shards(root / name, sizes, **shape)
