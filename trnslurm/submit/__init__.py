@@ -146,10 +146,11 @@ def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
     """Give the run that waits for a run, the one that waits for that, and so on."""
     while record.then:
         run = run.beside(record.then)
-        if not run.record_file.is_file():  # deleted by a person
+        try:
+            record = run.record()
+        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
             return
         yield run
-        record = run.record()
 
 
 def _jobs_of(run: RunDir, slurm: Slurm) -> list[str]:
