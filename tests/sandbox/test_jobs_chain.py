@@ -23,8 +23,8 @@ def make_data(root: Path) -> None:
 def test_phase_1_phase_2_export(user) -> None:
     data = user.home / "data"
     make_data(data)
-    # Without XLA there is nothing to compile, which saves most of the time.
-    small = ("device=cpu", "tiny:steps=2", "tiny_phase2:steps=2", f"data_root={data}")
+    # Without XLA there is nothing to compile, which saves most of the time. Phase 1 ends early.
+    small = ("device=cpu", "tiny:train.stop_at=2", "tiny_phase2:steps=2", f"data_root={data}")
     one, two = user.submit_chain(BERT, *small, nodes=2)
     assert [run.path.name.split("-", 2)[2] for run in (one, two)] == [
         "bert_pretrain-tiny", "bert_pretrain-tiny_phase2",
