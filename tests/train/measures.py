@@ -1,6 +1,16 @@
-"""What workers of the tests measure of themselves; the scripts that torchrun starts import it."""
+"""What scripts that torchrun starts share with the tests: jobs as modules, measures of a worker."""
 
+import importlib.util
 import os
+import sys
+
+
+def import_job(path):
+    spec = importlib.util.spec_from_file_location("job", path)
+    job = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = job
+    spec.loader.exec_module(job)
+    return job
 
 
 def use_cache(options, rank):

@@ -11,7 +11,6 @@ Each scenario leaves in its run directory what the job leaves there, and a resul
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from measures import cache_misses, state_bytes, use_cache
+from measures import cache_misses, import_job, state_bytes, use_cache
 
 from trnslurm.train.device import open_device
 from trnslurm.train.environment import read_environment
@@ -88,14 +87,6 @@ def ledger_of(job, run):
     yield ledger
     job.worker_units = deal
     ledger[:] = [[place, read[place]] for place, _ in ledger]
-
-
-def import_job(path):
-    spec = importlib.util.spec_from_file_location("job", path)
-    job = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = job
-    spec.loader.exec_module(job)
-    return job
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from trnslurm.train.shards.reader import IGNORED
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario
 from .make_shards import make_shards
-from .scenarios import import_job
+from .measures import import_job
 
 JOB = JOBS / "bert_pretrain"
 SIZES = [37, 5, 22]
