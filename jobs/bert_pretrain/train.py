@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from trnslurm.train.agreement import conclude
 from trnslurm.train.batch import Unit, eval_units, worker_units
-from trnslurm.train.checkpoint import Checkpoints
+from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
@@ -26,12 +26,15 @@ from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
 from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.reports import say
-from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
 from trnslurm.train.shards import Samples, ShardedSamples, open_shards
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
 """The loss, and what it consists of: of masked tokens (MLM) and next sentences (NSP)."""
+
+RATES = {"seq/s": "samples_per_s", "tokens/s": "tokens_per_s"}
+"""What the console shows of the speed; seq/s is the tutorial's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class Settings(CommonSettings):
 
     max_pred: int
     zero1: bool
+    optimizer_precision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,7 @@ def run_training(run: Training, environment: Environment) -> None:
     device = run.device
     done = run.checkpoints.resume(run.optimizer)
     steps = steps_to_run(environment, done=done, stop_at=run.settings.stop_at, steps=run.steps)
+    saves = SaveTimes(run.settings, last=steps.stop)
     progress = Progress(
         run.plan,
         environment,
@@ -89,10 +94,12 @@ def run_training(run: Training, environment: Environment) -> None:
         log_every=run.settings.log_every,
         flops_per_sample=sample_flops(run),
         parts=PARTS,
+        rates=RATES,
+        ask=saves.overdue,
     )
 
     # Go!
-    train(run, progress, steps)
+    train(run, progress, saves, steps)
 
     run.checkpoints.close()
     run.checkpoints.require_last()
@@ -100,7 +107,7 @@ def run_training(run: Training, environment: Environment) -> None:
     conclude(device, run.model, environment)
 
 
-def train(run: Training, progress: Progress, steps: range) -> None:
+def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
     plan, settings, device = run.plan, run.settings, run.device
     samples = plan.batch.global_batch
@@ -114,13 +121,7 @@ def train(run: Training, progress: Progress, steps: range) -> None:
             sums += numbers.detach()
             device.sync()
 
-        lr = learning_rate(
-            settings.schedule,
-            peak=settings.lr,
-            warmup_steps=settings.warmup_steps,
-            step=step,
-            steps=run.steps,
-        )
+        lr = learning_rate(settings, step=step, steps=run.steps)
         grad_norm = run.optimizer.step(lr)
         step_sums = sums.clone()
         sums.zero_()
@@ -132,8 +133,8 @@ def train(run: Training, progress: Progress, steps: range) -> None:
         # After the first step as well, so that its graph does not come as a surprise later.
         if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
             evaluated = evaluate(run)
-        progress.note(done, loss=step_sums, grad_norm=grad_norm, lr=lr, **evaluated)
-        if due(settings.save_every, done, also=(steps.stop,)):
+        overdue = progress.note(done, loss=step_sums, grad_norm=grad_norm, lr=lr, **evaluated)
+        if saves.due(done, overdue=overdue):
             run.checkpoints.save(step=done, samples=done * samples, optimizer=run.optimizer)
         run.checkpoints.poll()
 
@@ -219,19 +220,13 @@ def make_training(
         weight_decay=settings.weight_decay,
         max_norm=settings.max_norm,
         zero1=settings.zero1,
+        precision=settings.optimizer_precision,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
     )
     device.sync()
-    checkpoints = Checkpoints(
-        environment.run_dir / "checkpoints",
-        device,
-        plan,
-        environment,
-        keep_last=settings.keep_last,
-        keep_every=settings.keep_every,
-        facts={"data": text.fingerprint},
-    )
+    facts = {"data": text.fingerprint}
+    checkpoints = open_checkpoints(plan, settings, device, environment, facts=facts)
     return Training(
         plan=plan,
         settings=settings,

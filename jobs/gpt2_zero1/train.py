@@ -17,7 +17,7 @@ from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.agreement import conclude
 from trnslurm.train.batch import Unit, eval_units, worker_units
-from trnslurm.train.checkpoint import Checkpoints
+from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
 from trnslurm.train.data import Text, open_text
 from trnslurm.train.device import Device, open_device
 from trnslurm.train.environment import Environment, read_environment
@@ -27,7 +27,7 @@ from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
 from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.reports import say
-from trnslurm.train.schedule import due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
 
 
@@ -78,6 +78,7 @@ def run_training(run: Training, environment: Environment) -> None:
     done = run.checkpoints.resume(run.optimizer)
     steps = steps_to_run(environment, done=done, stop_at=run.settings.stop_at, steps=run.steps)
     flops = flops_per_sample(run.model, run.model.config, plan.seq_len)
+    saves = SaveTimes(run.settings, last=steps.stop)
     progress = Progress(
         plan,
         environment,
@@ -85,10 +86,11 @@ def run_training(run: Training, environment: Environment) -> None:
         steps=steps,
         log_every=run.settings.log_every,
         flops_per_sample=flops,
+        ask=saves.overdue,
     )
 
     # Go!
-    train(run, progress, steps)
+    train(run, progress, saves, steps)
 
     run.checkpoints.close()
     run.checkpoints.require_last()
@@ -96,7 +98,7 @@ def run_training(run: Training, environment: Environment) -> None:
     conclude(device, run.model, environment)
 
 
-def train(run: Training, progress: Progress, steps: range) -> None:
+def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
     plan, settings, device = run.plan, run.settings, run.device
     valid_tokens = plan.batch.global_batch * predicted_tokens(plan)
@@ -109,13 +111,7 @@ def train(run: Training, progress: Progress, steps: range) -> None:
             loss_sum += loss.detach()
             device.sync()
 
-        lr = learning_rate(
-            settings.schedule,
-            peak=settings.lr,
-            warmup_steps=settings.warmup_steps,
-            step=step,
-            steps=run.steps,
-        )
+        lr = learning_rate(settings, step=step, steps=run.steps)
         grad_norm = run.optimizer.step(lr)
         step_loss = loss_sum.clone()
         loss_sum.zero_()
@@ -127,8 +123,8 @@ def train(run: Training, progress: Progress, steps: range) -> None:
         # After the first step as well, so that its graph does not come as a surprise later.
         if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
             evaluated = evaluate(run)
-        progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
-        if due(settings.save_every, done, also=(steps.stop,)):
+        overdue = progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
+        if saves.due(done, overdue=overdue):
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()
@@ -186,15 +182,8 @@ def make_training(
         eps=settings.eps,
     )
     device.sync()
-    checkpoints = Checkpoints(
-        environment.run_dir / "checkpoints",
-        device,
-        plan,
-        environment,
-        keep_last=settings.keep_last,
-        keep_every=settings.keep_every,
-        facts={"data": text.fingerprint},
-    )
+    facts = {"data": text.fingerprint}
+    checkpoints = open_checkpoints(plan, settings, device, environment, facts=facts)
     return Training(
         plan=plan,
         settings=settings,

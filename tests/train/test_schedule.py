@@ -1,16 +1,17 @@
-"""The learning rate of each step."""
+"""The learning rate of each step, and when checkpoints are due."""
+
+from types import SimpleNamespace
 
 import pytest
 
+from trnslurm.train import schedule
 from trnslurm.train.errors import TrainError
-from trnslurm.train.schedule import learning_rate
+from trnslurm.train.schedule import SaveTimes, learning_rate
 
 
 def rates(name, warmup_steps=2, steps=6):
-    return [
-        learning_rate(name, peak=1.0, warmup_steps=warmup_steps, step=step, steps=steps)
-        for step in range(steps)
-    ]
+    settings = SimpleNamespace(schedule=name, lr=1.0, warmup_steps=warmup_steps)
+    return [learning_rate(settings, step=step, steps=steps) for step in range(steps)]
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,29 @@ def test_no_warmup_starts_at_the_peak():
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(TrainError, match="'cosin' is not one of cosine, linear, constant"):
         rates("cosin")
+
+
+def test_checkpoints_are_due_by_steps_by_worker_0s_minutes_and_at_the_end(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: now)
+
+    def due_at(every, minutes):
+        nonlocal now
+        saves = SaveTimes(SimpleNamespace(save_every=every, save_minutes=minutes), last=10)
+        for step in range(1, 11):
+            now += 30.0
+            if saves.due(step, overdue=saves.overdue()):
+                yield step
+
+    assert list(due_at(4, 0.0)) == [4, 8, 10]
+    assert list(due_at(0, 0.0)) == []
+    assert list(due_at(0, 1.5)) == [3, 6, 9, 10]
+    # One that is due by its step makes the minutes begin again.
+    assert list(due_at(4, 1.5)) == [3, 4, 7, 8, 10]
+
+
+def test_a_worker_follows_what_worker_0_has_said(monkeypatch):
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: 0.0)
+    saves = SaveTimes(SimpleNamespace(save_every=0, save_minutes=5.0), last=10)
+    assert not saves.overdue()
+    assert saves.due(1, overdue=True)

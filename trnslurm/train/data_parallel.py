@@ -15,8 +15,8 @@ from trnslurm.train.state import Read, num_rows
 class DataParallel(GlobalOptimizer):
     """Gradients summed with all-reduce, the whole optimizer on every worker.
 
-    It updates parameters in single precision: those of the model, or copies where it has fewer bits
-    and would lose small updates.
+    The optimizer inside updates masters: the model's parameters themselves, or where these have
+    fewer bits, copies in single precision that it keeps (fp32_copy) or has for a step (fp32_state).
     """
 
     def __init__(
@@ -28,21 +28,30 @@ class DataParallel(GlobalOptimizer):
         cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
         max_norm: float,
+        precision: str,
     ) -> None:
         super().__init__(device, groups, names, kinds)
         self._max_norm = max_norm
+        self._keeps_copies = precision == "fp32_copy"
         masters = {
             parameter: parameter
-            if parameter.dtype == torch.float32
-            else nn.Parameter(parameter.detach().float())
+            if precision == "as_model" or parameter.dtype == torch.float32
+            else nn.Parameter(self._copy(parameter))
             for parameter in self._parameters
         }
         self._masters = list(masters.values())
+        self._copies = [
+            (parameter, master) for parameter, master in masters.items() if parameter is not master
+        ]
         groups = [
             {**group, "params": [masters[parameter] for parameter in group["params"]]}
             for group in groups
         ]
         self._base = self._make_base(cls, groups, options)
+
+    def _copy(self, parameter: Tensor) -> Tensor:
+        """Give what a master is between steps; a copy that is not kept takes no memory then."""
+        return parameter.detach().float() if self._keeps_copies else parameter.detach()
 
     def _make_base(
         self,
@@ -67,13 +76,10 @@ class DataParallel(GlobalOptimizer):
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         self._reduce()
-        copies = [
-            (parameter, master)
-            for parameter, master in zip(self._parameters, self._masters, strict=True)
-            if parameter is not master
-        ]
-        for parameter, master in copies:
+        for parameter, master in self._copies:
             assert parameter.grad is not None
+            if not self._keeps_copies:
+                master.data = parameter.detach().float()
             master.grad = parameter.grad.float()
         norm = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
         rate = self._rate(lr)
@@ -81,9 +87,11 @@ class DataParallel(GlobalOptimizer):
             group["lr"] = rate
         self._base.step()
         with torch.no_grad():
-            for parameter, master in copies:
+            for parameter, master in self._copies:
                 parameter.copy_(master)
                 master.grad = None
+                if not self._keeps_copies:
+                    master.data = self._copy(parameter)
         return norm
 
     def _reduce(self) -> None:
@@ -107,17 +115,21 @@ class DataParallel(GlobalOptimizer):
             whole = read(name, "parameter", rows).view(parameter.shape)
             # From the host, copy_ is a transfer if the types are the same, and no graph.
             parameter.data.copy_(whole.to(parameter.dtype))
-            if master is not parameter:
+            if master is not parameter and self._keeps_copies:
                 master.data.copy_(whole)
             state = self._base.state[master]
             for kind in self._kinds:
                 saved = read(name, kind, rows).view(parameter.shape)
-                state[kind] = saved.to(master.dtype).to(master.device)
+                dtype = parameter.dtype if master is parameter else torch.float32
+                state[kind] = saved.to(dtype).to(master.device)
             if self._kinds:
                 state["step"] = self._count(updates, parameter)
 
     def _holders(self) -> list[Tensor]:
         return list(self._masters)
+
+    def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
+        return (holder if self._keeps_copies else parameter).detach()
 
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         # All workers have the whole state; each saves an equal part of it.

@@ -6,7 +6,7 @@ host wait in the middle of the work.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from trnslurm.train.reports import Events, JsonLines, say
 
 # The first optimizer step makes state and differs from the second; after that nothing is new.
 STEADY_AFTER = 2
+TOKENS = {"tokens/s": "tokens_per_s"}
+"""Printed rates, and which numbers of a step they are."""
 _NO_CURVES = ("attempt", "step", "steps", "time")
 
 
@@ -49,8 +51,14 @@ class Progress:
         log_every: int,
         flops_per_sample: float = 0.0,
         parts: Sequence[str] = ("loss",),
+        rates: Mapping[str, str] = TOKENS,
+        ask: Callable[[], bool] = bool,
     ) -> None:
-        """Report on these steps (counted from 0); parts name what a step's loss consists of."""
+        """Report on these steps (counted from 0); parts name what a step's loss consists of.
+
+        Rates are the printed ones. At every report worker 0 is asked a question, and its answer
+        told to all: it travels with the numbers, so that no other communication is needed.
+        """
         self._plan = plan
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
@@ -60,6 +68,8 @@ class Progress:
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
         self._parts = parts
+        self._rates = rates
+        self._ask = ask
         self._steady_graphs: int | None = None
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
@@ -78,17 +88,17 @@ class Progress:
 
     def note(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
-    ) -> None:
+    ) -> bool:
         """Take a step down, and report all that are pending if a report is due.
 
-        The loss is a vector of the parts, the whole first; each adds up over the workers.
+        The loss is a vector of the parts, the whole first; each adds up over the workers. Give
+        worker 0's answer at a report, and False between them.
         """
         spent = self._device.clock.take()
         self._pending.append(
             StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
         )
-        if self.due(step):
-            self._report()
+        return self._report() if self.due(step) else False
 
     def close(self) -> None:
         """Close the files and say how many graphs came late: there should be none."""
@@ -100,12 +110,14 @@ class Progress:
             late = self._device.graphs() - self._steady_graphs
             say(f"graphs compiled after step {STEADY_AFTER}: {late}")
 
-    def _report(self) -> None:
+    def _report(self) -> bool:
         steps, self._pending = self._pending, []
         # Always as many numbers: their count is part of the graph that sums them.
         mine = [number for done in steps for number in done.loss.tolist()]
         width = len(self._parts)
-        totals = self._device.total(mine + [0.0] * (self._log_every * width - len(mine)))
+        rest = [0.0] * (self._log_every * width - len(mine))
+        answer = float(self._device.rank == 0 and self._ask())
+        *totals, answer = self._device.total([*mine, *rest, answer])
         losses = [totals[first : first + width] for first in range(0, len(mine), width)]
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
@@ -121,11 +133,12 @@ class Progress:
         for line in lines:
             self._write(line)
         if self._device.rank == 0:
-            say(_format(lines[-1], self._parts))
+            say(_format(lines[-1], self._parts, self._rates))
         for line in lines:
             self._refuse_nonsense(line)
         if steps[-1].step - self._steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
+        return answer > 0
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
         """Give a step's line; `seconds` is the mean since the last report."""
@@ -178,13 +191,13 @@ def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
     return seq_len * (6.0 * parameters + attention)
 
 
-def _format(line: dict[str, int | float], names: Sequence[str]) -> str:
+def _format(line: dict[str, int | float], names: Sequence[str], rates: Mapping[str, str]) -> str:
     parts = [
         f"step {line['step']}/{line['steps']}",
         *(f"{name} {line[name]:.4f}" for name in names),
         f"grad_norm {line['grad_norm']:.4f}",
         f"lr {line['lr']:.3g}",
-        f"tokens/s {line['tokens_per_s']:.0f}",
+        *(f"{name} {line[key]:.{0 if line[key] >= 10 else 1}f}" for name, key in rates.items()),
     ]
     if "mfu" in line:
         parts.append(f"mfu {100 * line['mfu']:.1f}%")

@@ -24,6 +24,10 @@ OPTIMIZERS = {
 }
 """What each keeps of every parameter, by the names that PyTorch gives it."""
 
+PRECISIONS = ("fp32_copy", "fp32_state", "as_model")
+"""Where parameters have fewer bits than fp32: the optimizer updates fp32 copies of them; or has
+copies for a step only and keeps its state in fp32; or does all in the parameters' own type."""
+
 
 class GlobalOptimizer(ABC):
     """A step that all workers take together."""
@@ -67,7 +71,8 @@ class GlobalOptimizer(ABC):
         for name, parameter, holder in self._triples():
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)
             state = self._base.state[holder]
-            tensors = {"parameter": holder.detach()} | {kind: state[kind] for kind in self._kinds}
+            tensors = {"parameter": self._saved(parameter, holder)}
+            tensors |= {kind: state[kind] for kind in self._kinds}
             for kind, tensor in tensors.items() if rows else ():
                 own, start = self._own_part(tensor, rows)
                 shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own, start=start))
@@ -91,6 +96,10 @@ class GlobalOptimizer(ABC):
     def _holders(self) -> list[Tensor]:
         """Give the tensors that the optimizer inside updates, one for each parameter."""
 
+    def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
+        """Give the values of a parameter that are saved: of all that there are, the finest."""
+        return holder.detach()
+
     @abstractmethod
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         """Give what has this worker's rows of a holder or its state, and where they begin."""
@@ -107,20 +116,15 @@ def make_optimizer(
     weight_decay: float,
     max_norm: float,
     zero1: bool = True,
+    precision: str = "fp32_copy",
     **adam: Any,
 ) -> GlobalOptimizer:
     """Make the optimizer for a device; betas and eps (adam) are for adamw and lamb.
 
     ZeRO-1 exists on XLA devices; others reduce gradients plainly, whatever is asked for. Matrices
-    decay; biases and layer norms, which are vectors, do not.
+    decay; biases and layer norms, which are vectors, do not. The precision is one of PRECISIONS.
     """
-    if name not in OPTIMIZERS:
-        raise TrainError(f"train.optimizer: {name!r} is not one of {', '.join(OPTIMIZERS)}")
-    if name == "lamb" and zero1:
-        raise TrainError(
-            "train.optimizer: lamb needs the norms of whole parameters, but with ZeRO-1 a worker "
-            "has parts of them: set train.zero1=false, or take adamw"
-        )
+    _check_choice(name, zero1, precision)
     matrices: dict[str, nn.Parameter] = {}
     vectors: dict[str, nn.Parameter] = {}
     for key, parameter in named_parameters:
@@ -137,7 +141,26 @@ def make_optimizer(
     elif name == "lamb":
         cls, options = Lamb, adam
     strategy = _strategy(device, zero1)
-    return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm)
+    return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm, precision)
+
+
+def _check_choice(name: str, zero1: bool, precision: str) -> None:
+    if name not in OPTIMIZERS:
+        raise TrainError(f"train.optimizer: {name!r} is not one of {', '.join(OPTIMIZERS)}")
+    if precision not in PRECISIONS:
+        raise TrainError(
+            f"train.optimizer_precision: {precision!r} is not one of {', '.join(PRECISIONS)}"
+        )
+    if name == "lamb" and zero1:
+        raise TrainError(
+            "train.optimizer: lamb needs the norms of whole parameters, but with ZeRO-1 a worker "
+            "has parts of them: set train.zero1=false, or take adamw"
+        )
+    if precision != "fp32_copy" and zero1:
+        raise TrainError(
+            f"train.optimizer_precision: {precision} is not to be had with ZeRO-1, which divides "
+            "an fp32 copy over the workers: set train.zero1=false, or take fp32_copy"
+        )
 
 
 def _strategy(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:

@@ -1,11 +1,13 @@
 """How many optimizer steps a training has, and what is due at each: also its learning rate."""
 
 import math
+import time
 
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.metrics import STEADY_AFTER
 from trnslurm.train.plan import Plan
+from trnslurm.train.settings import CommonSettings
 
 # One step more than it takes to see every graph, so that a late one shows here and not in training.
 PRECOMPILE_STEPS = STEADY_AFTER + 1
@@ -31,11 +33,37 @@ def due(every: int, step: int, also: tuple[int, ...]) -> bool:
     return every > 0 and (step % every == 0 or step in also)
 
 
-def learning_rate(name: str, *, peak: float, warmup_steps: int, step: int, steps: int) -> float:
-    """Give the rate of a step (counted from 0): linear warm-up, then the named decay to 0.
+class SaveTimes:
+    """When a checkpoint is due: every so many steps, every so many minutes, and at the end.
 
-    The first step has peak / warmup_steps and not 0, which would compute a batch for nothing.
+    The minutes are those of worker 0's clock since the last one; 0: never because of this.
     """
+
+    def __init__(self, settings: CommonSettings, *, last: int) -> None:
+        self._every = settings.save_every
+        self._seconds = 60 * settings.save_minutes
+        self._last = last
+        self._since = time.monotonic()
+
+    def overdue(self) -> bool:
+        """Tell whether the minutes are over by this worker's clock."""
+        return self._seconds > 0 and time.monotonic() - self._since >= self._seconds
+
+    def due(self, step: int, *, overdue: bool) -> bool:
+        """Tell whether one is due now; overdue is what worker 0 has told all workers."""
+        at_end = self._seconds > 0 and step == self._last
+        if not (overdue or at_end or due(self._every, step, also=(self._last,))):
+            return False
+        self._since = time.monotonic()
+        return True
+
+
+def learning_rate(settings: CommonSettings, *, step: int, steps: int) -> float:
+    """Give the rate of a step (counted from 0): linear warm-up, then the schedule's decay to 0.
+
+    The first step has lr / warmup_steps and not 0, which would compute a batch for nothing.
+    """
+    name, peak, warmup_steps = settings.schedule, settings.lr, settings.warmup_steps
     if name not in SCHEDULES:
         raise TrainError(f"train.schedule: {name!r} is not one of {', '.join(SCHEDULES)}")
     if step < warmup_steps:

@@ -23,5 +23,7 @@ class CommonSettings:
     eval_every: int
     eval_samples: int
     save_every: int
+    save_minutes: float
+    save_optimizer: bool
     keep_last: int
     keep_every: int

@@ -27,7 +27,9 @@ class Zero1(GlobalOptimizer):
         cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
         max_norm: float,
+        precision: str,
     ) -> None:
+        assert precision == "fp32_copy"
         from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
         super().__init__(device, groups, names, kinds)

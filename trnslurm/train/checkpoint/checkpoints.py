@@ -33,7 +33,10 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.optimizer import GlobalOptimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.reports import say
+from trnslurm.train.settings import CommonSettings
 
+# What a checkpoint without the optimizer's state has of each parameter.
+MINIMAL = ["parameter"]
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
 # rank 0 has died would wait for ever.
 ELECTION_S = 2 * 3600
@@ -54,14 +57,16 @@ class Checkpoints:
         *,
         keep_last: int = KEEP_AT_LEAST,
         keep_every: int = 0,
+        save_optimizer: bool = True,
         facts: dict[str, Any] | None = None,
         patience_s: float = 1800,
         store: Store | None = None,
     ) -> None:
         """Keep the newest keep_last and those of every keep_every-th step (0: none of them).
 
-        The facts are what else a run must have in common with a checkpoint, such as its data. A
-        worker that does not answer for patience_s fails a save.
+        Without save_optimizer they are minimal, parameters only. The facts are what else a run must
+        have in common with a checkpoint, such as its data. A worker that does not answer for
+        patience_s fails a save.
         """
         if keep_last < KEEP_AT_LEAST:
             raise TrainError(
@@ -73,6 +78,7 @@ class Checkpoints:
         self._environment = environment
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
+        self._save_optimizer = save_optimizer
         self._keep = {"keep_last": keep_last, "keep_every": keep_every}
         self._exchange = Exchange(device, store, patience_s=patience_s)
         self._memory = HostMemory()
@@ -109,9 +115,11 @@ class Checkpoints:
         """Set parameters and optimizer to a checkpoint that suits this run."""
         checkpoint = directory.step_directory(self._root, manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
+        kinds = list(optimizer.kinds)
+        anew = manifest.kinds == MINIMAL != kinds
         wrong = [
             *differences(manifest.facts, self._facts),
-            *differences({"optimizer": manifest.kinds}, {"optimizer": list(optimizer.kinds)}),
+            *differences({"optimizer": kinds if anew else manifest.kinds}, {"optimizer": kinds}),
             *differences(manifest.shapes, shapes),
         ]
         if wrong:
@@ -120,11 +128,14 @@ class Checkpoints:
                 f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
                 "start a new run, or go on with the values of the old one"
             )
-        optimizer.load(Reader(checkpoint, manifest), updates=manifest.step)
+        # With moments of 0 its updates count from 0 too, or the first of them were far too large.
+        optimizer.load(Reader(checkpoint, manifest), updates=0 if anew else manifest.step)
         self._say(
             f"going on from {checkpoint.name}, written by {manifest.workers} workers "
             f"({manifest.device}) in attempt {manifest.attempt}"
         )
+        if anew:
+            self._say("note: it has no optimizer state, which begins anew, as at step 0")
         for change in differences(manifest.settings, self._settings):
             self._say(f"note: {change}")
 
@@ -140,7 +151,9 @@ class Checkpoints:
         start = time.monotonic()
         with self._device.clock("checkpoint"):
             self._settle()
-            rows = self._memory.copy(optimizer.shards())
+            rows = self._memory.copy(
+                [shard for shard in optimizer.shards() if shard.kind in self._kinds(optimizer)]
+            )
         saving = Saving(
             root=self._root,
             state=self._environment.run_dir / "state",
@@ -191,6 +204,9 @@ class Checkpoints:
         self._ended.append(outcome)
         self._last = outcome
 
+    def _kinds(self, optimizer: GlobalOptimizer) -> list[str]:
+        return list(optimizer.kinds) if self._save_optimizer else MINIMAL
+
     def _manifest(self, step: int, samples: int, optimizer: GlobalOptimizer) -> Manifest:
         return Manifest(
             format=FORMAT,
@@ -201,7 +217,7 @@ class Checkpoints:
             device=self._device.name,
             facts=self._facts,
             settings=self._settings,
-            kinds=list(optimizer.kinds),
+            kinds=self._kinds(optimizer),
             shapes={name: list(shape) for name, shape in optimizer.whole_shapes().items()},
             files={},
         )
@@ -242,6 +258,27 @@ class Checkpoints:
     def _say(self, line: str) -> None:
         if self._device.rank == 0:
             say(line)
+
+
+def open_checkpoints(
+    plan: Plan,
+    settings: CommonSettings,
+    device: Device,
+    environment: Environment,
+    *,
+    facts: dict[str, Any],
+) -> Checkpoints:
+    """Give the checkpoints of a run, as its settings want them."""
+    return Checkpoints(
+        environment.run_dir / "checkpoints",
+        device,
+        plan,
+        environment,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        save_optimizer=settings.save_optimizer,
+        facts=facts,
+    )
 
 
 def _in_background(work: Callable[[], Outcome]) -> Future[Outcome]:
