@@ -1,14 +1,20 @@
-"""Exports a run's checkpoint: starts the job's own export script with the cluster's Python."""
+"""Exports checkpoints: starts a job's own export script with the cluster's Python."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
+from trnslurm.bundle import Bundle, snapshot
 from trnslurm.cluster_python import run_python
-from trnslurm.config import read_cluster
+from trnslurm.config import Cluster, Config, read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError
+from trnslurm.render import plan_data
 from trnslurm.run import RunDir
+from trnslurm.spec import make_spec
 
 _MODULES = ("torch", "transformers", "safetensors")
 
@@ -16,18 +22,45 @@ _MODULES = ("torch", "transformers", "safetensors")
 def export(run: RunDir, options: Sequence[str] = ()) -> int:
     """Run the export script of a run's code, with options of its own; return its exit code."""
     record = run.record()
-    script = run.code / "jobs" / record.recipe / "export.py"
-    if not script.is_file():
-        raise RunError(f"{run.name}: {record.recipe} has no export.py, so it exports nothing")
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):
         raise RunError(f"{run.config_file}: damaged, it has no config")
     cluster = read_cluster(saved, str(run.config_file))
+    script = _script(run.code, record.recipe, run.name)
+    return _start(cluster, script, run.plan_file, options, code=run.code)
+
+
+def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
+    """Export a file with parameters, of no run, as one of the configured model."""
+    if not file.is_file():
+        raise RunError(f"{file}: no such file")
+    spec = make_spec(config, 1, need_time=False)
+    recipe = config.recipe_name
+    files = snapshot(recipe, Path(config.recipe_dir), config.recipe.entry, parts=("train",))
+    files["plan.json"] = json.dumps(plan_data(spec)).encode()
+    with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
+        here = Path(directory)
+        Bundle(files=files).write(here)
+        script = _script(here / "code", recipe, recipe)
+        words = [f"--from={file.absolute()}", *options]
+        return _start(config.cluster, script, here / "plan.json", words, code=here / "code")
+
+
+def _script(code: Path, recipe: str, whose: str) -> Path:
+    script = code / "jobs" / recipe / "export.py"
+    if not script.is_file():
+        raise RunError(f"{whose}: {recipe} has no export.py, so it exports nothing")
+    return script
+
+
+def _start(
+    cluster: Cluster, script: Path, plan: Path, options: Sequence[str], *, code: Path
+) -> int:
     return run_python(
         cluster,
-        [str(script), str(run.plan_file), *options],
-        cwd=run.path,
-        pythonpath=run.code,
+        [str(script), str(plan), *options],
+        cwd=plan.parent,
+        pythonpath=code,
         modules=_MODULES,
         umask=0o027 if cluster.group_readable else 0o077,
     )

@@ -2,14 +2,24 @@
 
     PYTHONPATH=code python code/jobs/bert_pretrain/export.py plan.json
 
-`trnslurm export RUN` does this with the Python of the run's cluster.
+`trnslurm export RUN` does this with the Python of the run's cluster. With --from, a checkpoint of
+AWS's sample (ckpt_28125.pt) takes the place of the run's own.
 """
 
-from transformers import BertConfig, BertForPreTraining
+import json
+from pathlib import Path
+from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.processors import BertProcessing
+from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
+
+from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.errors import run_job
-from trnslurm.train.export import export_job
+from trnslurm.train.export import Tokens, export_job, warn
 from trnslurm.train.plan import Plan
+
+SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 
 def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
@@ -17,5 +27,31 @@ def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
     return BertForPreTraining(BertConfig(**plan.model))
 
 
+def find_tokens(plan: Plan, manifest: Manifest) -> Tokens:
+    """Find the tokenizer beside prepared shards; published ones come without."""
+    path = Path(plan.data).expanduser() / "tokenizer.json"
+    try:
+        tokenizer = make_tokenizer(path, plan.model)
+    except Exception as error:  # what tokenizers raises is an Exception, no more
+        warn(f"exported without a tokenizer: {path}: {error}; --tokenizer DIR adds one")
+        return Tokens()
+    return Tokens(tokenizer=tokenizer)
+
+
+def make_tokenizer(path: Path, model: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """Make BERT's tokenizer of a tokenizer.json, with the frame of [CLS] and [SEP] in any case."""
+    if json.loads(path.read_text())["model"]["type"] != "WordPiece":
+        raise ValueError("not of BERT's")
+    tokenizer = Tokenizer.from_file(str(path))
+    if tokenizer.get_vocab_size() > model["vocab_size"]:
+        raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
+    if tokenizer.post_processor is None:
+        frame = [(token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
+        tokenizer.post_processor = BertProcessing(*frame)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=model["max_position_embeddings"], **SPECIAL
+    )
+
+
 if __name__ == "__main__":
-    run_job(lambda: export_job(make_model))
+    run_job(lambda: export_job(make_model, find_tokens))

@@ -40,7 +40,10 @@ SURFACE = {
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "cancel": "RUN --path",
     "exec": "RUN --node COMMAND --path",
-    "export": "RUN --step -o/--output --format --dtype --force --path --json",
+    "export": (
+        "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
+        "-c/--cluster --path --json"
+    ),
     "clusters": "--path --json",
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",

@@ -1,8 +1,17 @@
-"""First parameters from elsewhere: a folder of Hugging Face, one of our checkpoints."""
+"""First parameters from elsewhere: a folder of Hugging Face, a .pt file of AWS's sample."""
+
+import pathlib
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from safetensors.torch import save_file
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.checkpoint.directory import step_directory
@@ -51,7 +60,7 @@ def test_a_folder(weird_path):
     ("changes", "words"),
     [
         ({"n_embd": 16}, "transformer.wte.weight has shape [11, 8] instead of [11, 16]"),
-        ({"n_layer": 3}, "transformer.h.2.ln_1.weight is missing (and 11 more)"),
+        ({"n_layer": 3}, "missing: transformer.h.2.ln_1.weight, "),
     ],
 )
 def test_a_folder_of_another_model_is_refused(tmp_path, changes, words):
@@ -84,4 +93,116 @@ def test_a_name_that_is_not_in_the_local_cache(monkeypatch, tmp_path):
         load_parameters(make_model(), "nobody/nothing")
 
     assert "nobody/nothing is neither a directory with a model nor one in" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+BERT = BertConfig(
+    vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=8,
+)  # fmt: skip
+DECODER = "cls.predictions.decoder"
+
+
+def old_layout(model):
+    """The tensors of a BERT by the names that bert-large-uncased on the Hub has them."""
+    norm = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {"bert.embeddings.position_ids": torch.arange(8).unsqueeze(0)}
+    for name, tensor in model.state_dict().items():
+        for new, old in norm.items():
+            name = name.replace(new, old)
+        renamed[name] = tensor.clone()
+    del renamed[f"{DECODER}.bias"]
+    return renamed
+
+
+def sample_layout(model):
+    """The same by the names of AWS's sample when it began from a checkpoint of NVIDIA's."""
+    renamed = {}
+    for name, tensor in model.state_dict().items():
+        for dense in ("intermediate.dense.", "pooler.dense.", "transform.dense."):
+            name = name.replace(dense, dense.replace("dense", "dense_act"))
+        renamed[f"module.{name}"] = tensor
+    return renamed
+
+
+def test_the_layout_of_bert_on_the_hub(tmp_path):
+    saved, model = BertForPreTraining(BERT), BertForPreTraining(BERT)
+    BERT.save_pretrained(tmp_path)
+    file, metadata = tmp_path / "model.safetensors", {"format": "pt"}
+    save_file(old_layout(saved), file, metadata)
+    load_parameters(model, str(tmp_path))
+    assert_same(model, saved)
+
+    save_file(old_layout(saved) | {"more": torch.ones(1)}, file, metadata)
+    with pytest.raises(TrainError, match=r"is of another model: not in the model: more$"):
+        load_parameters(model, str(tmp_path))
+
+
+def test_a_folder_with_half_of_the_heads(tmp_path):
+    BertForMaskedLM(BERT).save_pretrained(tmp_path)
+    with pytest.raises(TrainError, match=r"missing: bert\.pooler\.dense\.weight, .*seq_relat"):
+        load_parameters(BertForPreTraining(BERT), str(tmp_path))
+
+
+@pytest.mark.parametrize("layout", [sample_layout, old_layout, BertForPreTraining.state_dict])
+def test_a_file_of_the_sample(weird_path, layout):
+    saved, model = BertForPreTraining(BERT), BertForPreTraining(BERT)
+    optimizer = torch.optim.AdamW(saved.parameters())
+    content = {
+        "model": layout(saved),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0).state_dict(),
+        "files": [3, "a_training_0.hdf5"],
+        "epoch": 1,
+    }
+    torch.save(content, weird_path / "ckpt_28125.pt")
+    load_parameters(model, str(weird_path / "ckpt_28125.pt"))
+
+    assert_same(model, saved)
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bert.pooler.dense.bias": None}, "missing: bert.pooler.dense.bias"),
+        ({"bert.more": torch.ones(1)}, "not in the model: bert.more"),
+        ({"bert.pooler.dense.bias": torch.ones(9)}, "bert.pooler.dense.bias has shape [9] inste"),
+        ({f"{DECODER}.bias": torch.ones(11)}, f"{DECODER}.bias is not cls.predictions.bias"),
+        ({"bert.embeddings.position_ids": torch.ones(1, 8)}, "position_ids is not as in the model"),
+        ({"module.bert.pooler.dense_act.bias": torch.ones(8)}, "two of its names are the same"),
+    ],
+)
+def test_a_file_that_differs_is_refused(tmp_path, change, words):
+    model = BertForPreTraining(BERT)
+    state = dict(model.state_dict()) | change
+    state = {name: tensor for name, tensor in state.items() if tensor is not None}
+    torch.save({"model": state}, tmp_path / "a.pt")
+    with pytest.raises(TrainError) as error:
+        load_parameters(model, str(tmp_path / "a.pt"))
+
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"not a file of torch", "cannot be read as tensors by torch.load"),
+        (None, "cannot be read as tensors by torch.load (No such file or directory)"),
+        ({"model": pathlib.PurePosixPath("code")}, "cannot be read as tensors by torch.load"),
+        ({"model": [1, 2]}, "holds no model"),
+        ([1, 2], "holds no model"),
+    ],
+)
+def test_a_file_without_a_model_is_refused(tmp_path, content, words):
+    file = tmp_path / "a.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        torch.save(content, file)
+    with pytest.raises(TrainError) as error:
+        load_parameters(BertForPreTraining(BERT), str(file))
+
+    assert words in str(error.value)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""export: a checkpoint of a run as a folder for others."""
+"""export: a checkpoint as a folder for others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from pathlib import Path
 
 import click
 
-from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.export import export
+from trnslurm.cli.options import (
+    choose_data_cluster,
+    cluster_option,
+    json_option,
+    path_option,
+    run_argument,
+    run_roots,
+    workspace_of,
+)
+from trnslurm.config import resolve
+from trnslurm.export import export, export_file
 from trnslurm.runs import find_run
 
 
@@ -25,30 +34,51 @@ from trnslurm.runs import find_run
     help="A Hugging Face folder: there is no other.",
 )
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
     help="Of the weights.",
-)  # fmt: skip
+)
+@click.option("--tokenizer", metavar="DIR", help="Put the tokenizer of this folder beside it.")
 @click.option("--force", is_flag=True, help="Replace an export that is there already.")
+@click.option("--recipe", metavar="RECIPE", help="RUN is a .pt file of this recipe's model.")
+@click.option("-p", "--preset", metavar="NAME", help="With --recipe: the preset of the model.")
+@cluster_option
 @path_option
 @json_option
 def export_command(
-    run: str, step: int | None, output: str | None, form: str, dtype: str, force: bool,
+    run: str, step: int | None, output: str | None, form: str, dtype: str, tokenizer: str | None,
+    force: bool, recipe: str | None, preset: str | None, cluster: str | None,
     path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Write a checkpoint as a Hugging Face folder, which from_pretrained loads.
 
-    It runs on this host, with the Python of the run's cluster; no device is needed.
+    It runs on this host, with the Python of the run's cluster; no device is needed. With --recipe,
+    RUN is a file that no run has left, such as ckpt_28125.pt of AWS's BERT tutorial.
 
     \b
     Example:
       trnslurm export last
       trnslurm export last --format hf
       trnslurm export last --step 20 --dtype bfloat16 -o my-gpt2
+      trnslurm export ckpt_28125.pt --recipe bert_pretrain -o my-bert
     """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
-    options = [f"--dtype={dtype}"]
+    workspace = workspace_of({"path": path})
+    options = [f"--format={form}", f"--dtype={dtype}"]
     options += [] if step is None else [f"--step={step}"]
     options += [] if output is None else [f"--output={Path(output).absolute()}"]
+    options += [] if tokenizer is None else [f"--tokenizer={Path(tokenizer).absolute()}"]
     options += ["--force"] if force else []
     options += ["--json"] if as_json else []
-    sys.exit(export(directory, options))
+    if recipe is None:
+        if preset or cluster:
+            raise click.UsageError("--preset and --cluster are for a file: give its --recipe too")
+        if run.endswith(".pt"):
+            raise click.UsageError(f"{run} is a file: say of which --recipe its model is")
+        sys.exit(export(find_run(run, run_roots(workspace)), options))
+    if step is not None or output is None:
+        raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
+    chosen = choose_data_cluster(workspace, {"cluster": cluster})
+    config = resolve(workspace, recipe, cluster=chosen, preset=preset, settings=(), options={})
+    sys.exit(export_file(config, Path(run), options))

@@ -18,6 +18,7 @@ from trnslurm.train.checkpoint import Manifest, directory, newest_whole, prove, 
 from trnslurm.train.data import END_OF_TEXT
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan, load_plan
+from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.tokens import read_index
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -25,40 +26,75 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MakeModel = Callable[[Plan, int | None], Any]
 """Makes the transformers model of a plan, given the token that ends a text, if it is known."""
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+"""What a folder of Hugging Face may have of a tokenizer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     """What the model's tokens mean."""
 
-    end_of_text: int | None
-    tokenizer: Path | None
+    end_of_text: int | None = None
+    tokenizer: Any = None
+    """One of transformers', if there is one."""
 
 
-def export_job(make_model: MakeModel) -> None:
+FindTokens = Callable[[Plan, Manifest], Tokens]
+"""Finds the tokens of the data that a checkpoint was trained on."""
+
+
+def export_job(make_model: MakeModel, find_tokens: FindTokens | None = None) -> None:
     """Export as the command line says. No device is needed, and no other worker."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     options = _parse()
     plan = load_plan(options.plan)
     run_dir = options.plan.resolve().parent
-    manifest = _choose(run_dir / "checkpoints", options.step)
-    checkpoint = directory.step_directory(run_dir / "checkpoints", manifest.step)
-    output = options.output or run_dir / "exported" / f"step-{manifest.step}"
-    output = output.resolve()
+    manifest = None if options.source else _choose(run_dir / "checkpoints", options.step)
+    name = f"step-{manifest.step}" if manifest else Path(options.source).stem
+    output = (options.output or run_dir / "exported" / name).resolve()
     _check_place(output, force=options.force)
 
-    tokens = _find_tokens(plan, manifest)
-    with torch.device("meta"):  # neither memory nor time for parameters that are replaced
-        model = make_model(plan, tokens.end_of_text)
-    _load(model, checkpoint, manifest, DTYPES[options.dtype])
-    _write(model, tokens, plan.seq_len, output)
+    tokens = Tokens()
+    if manifest and not options.tokenizer:
+        tokens = (find_tokens or text_tokens)(plan, manifest)
+    if manifest:
+        with torch.device("meta"):  # neither memory nor time for parameters that are replaced
+            model = make_model(plan, tokens.end_of_text)
+        checkpoint = directory.step_directory(run_dir / "checkpoints", manifest.step)
+        _load(model, checkpoint, manifest, DTYPES[options.dtype])
+    else:
+        model = make_model(plan, None)
+        load_parameters(model, options.source, asked_by="--from")
+        model.to(DTYPES[options.dtype])
+    _write(model, tokens, options.tokenizer, output)
+    _report(options, model, manifest, output, tokenizer=bool(tokens.tokenizer or options.tokenizer))
 
+
+def _report(
+    options: argparse.Namespace,
+    model: Any,
+    manifest: Manifest | None,
+    output: Path,
+    *,
+    tokenizer: bool,
+) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if options.json:
-        values = {"directory": str(output), "step": manifest.step, "parameters": parameters}
-        print(json.dumps(values | {"dtype": options.dtype, "tokenizer": bool(tokens.tokenizer)}))
+        origin = {"step": manifest.step} if manifest else {"from": options.source}
+        values = {"directory": str(output), **origin, "parameters": parameters}
+        print(json.dumps(values | {"dtype": options.dtype, "tokenizer": tokenizer}))
     else:
-        print(f"Wrote {output} (step {manifest.step}, {parameters / 1e6:,.1f} M parameters)")
+        origin_name = f"step {manifest.step}" if manifest else f"from {Path(options.source).name}"
+        print(f"Wrote {output} ({origin_name}, {parameters / 1e6:,.1f} M parameters)")
 
 
 def _stop(number: int, frame: object) -> NoReturn:
@@ -69,8 +105,16 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Write a checkpoint as a Hugging Face folder.")
     add = parser.add_argument
     add("plan", type=Path, help="plan.json of the run")
-    add("--step", type=int, metavar="N", help="this checkpoint; default: the newest whole one")
+    which = parser.add_mutually_exclusive_group()
+    step = "this checkpoint; default: the newest whole one"
+    which.add_argument("--step", type=int, metavar="N", help=step)
+    source = (
+        "not of the run: a .pt file of AWS's BERT sample, a folder, a checkpoint of another run"
+    )
+    which.add_argument("--from", dest="source", metavar="FILE", help=source)
     add("--output", type=Path, metavar="DIR", help="default: exported/step-N in the run directory")
+    add("--tokenizer", type=Path, metavar="DIR", help="put the tokenizer of this folder beside it")
+    add("--format", choices=["hf"], default="hf", help="hf: a folder for from_pretrained")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights")
     add("--force", action="store_true", help="replace an export that is there already")
     add("--json", action="store_true", help="print JSON")
@@ -90,7 +134,7 @@ def _choose(root: Path, step: int | None) -> Manifest:
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
         if path.exists():  # else it was deleted meanwhile, by a run that has newer ones
-            _warn(f"{path} is damaged ({reason})")
+            warn(f"{path} is damaged ({reason})")
     if manifest is None:
         raise TrainError(f"{root}: no checkpoint is whole")
     return manifest
@@ -105,19 +149,27 @@ def _check_place(output: Path, *, force: bool) -> None:
         raise TrainError(f"{output} is there already: pass --force to replace it")
 
 
-def _find_tokens(plan: Plan, manifest: Manifest) -> Tokens:
+def text_tokens(plan: Plan, manifest: Manifest) -> Tokens:
+    """Find the tokens of a text: bytes, or those of prepared data, if it is the same still."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
-        return Tokens(end_of_text=END_OF_TEXT, tokenizer=None)
+        return Tokens(end_of_text=END_OF_TEXT)
     try:
         index = read_index(path)
         split = index.split("train")
         if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
             raise TrainError(f"{path} is not what this run was trained on any more")
     except TrainError as error:
-        _warn(f"exported without a tokenizer: {error}")
-        return Tokens(end_of_text=None, tokenizer=None)
-    return Tokens(end_of_text=index.end_of_text, tokenizer=path / index.tokenizer.file)
+        warn(f"exported without a tokenizer: {error}")
+        return Tokens()
+    from transformers import PreTrainedTokenizerFast
+
+    fast: Any = PreTrainedTokenizerFast  # it has no annotations
+    file = path / index.tokenizer.file
+    tokenizer = fast(tokenizer_file=str(file), model_max_length=plan.seq_len)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(index.end_of_text)
+    tokenizer.bos_token = tokenizer.eos_token
+    return Tokens(end_of_text=index.end_of_text, tokenizer=tokenizer)
 
 
 def _load(model: Any, checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> None:
@@ -131,14 +183,16 @@ def _load(model: Any, checkpoint: Path, manifest: Manifest, dtype: torch.dtype) 
     model.tie_weights()
 
 
-def _write(model: Any, tokens: Tokens, seq_len: int, output: Path) -> None:
+def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> None:
     """Write the folder, whole or not at all."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
         model.save_pretrained(partial)
-        if tokens.tokenizer:
-            _write_tokenizer(tokens, seq_len, partial)
+        if tokenizer:
+            _copy_tokenizer(tokenizer, partial, model.config.vocab_size)
+        elif tokens.tokenizer:
+            tokens.tokenizer.save_pretrained(partial)
         for path in partial.iterdir():
             with path.open("rb") as file:
                 directory.fsync_file(file)
@@ -151,14 +205,25 @@ def _write(model: Any, tokens: Tokens, seq_len: int, output: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tokenizer(tokens: Tokens, seq_len: int, folder: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
+def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
+    """Copy a tokenizer's files beside the model, and see that it loads there and suits it."""
+    from transformers import AutoTokenizer
 
-    fast: Any = PreTrainedTokenizerFast  # it has no annotations
-    tokenizer = fast(tokenizer_file=str(tokens.tokenizer), model_max_length=seq_len)
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(tokens.end_of_text)
-    tokenizer.bos_token = tokenizer.eos_token
-    tokenizer.save_pretrained(folder)
+    files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
+        raise TrainError(f"--tokenizer: {source} has none of {', '.join(TOKENIZER_FILES)}")
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    auto: Any = AutoTokenizer  # it has no annotations
+    try:
+        tokenizer = auto.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise TrainError(f"--tokenizer: {source} has no tokenizer that loads ({reason})") from None
+    if len(tokenizer) > vocab_size:
+        raise TrainError(
+            f"--tokenizer: {source} has {len(tokenizer)} tokens, but the model only {vocab_size}"
+        )
 
 
 def _put_in_place(partial: Path, output: Path) -> None:
@@ -169,5 +234,6 @@ def _put_in_place(partial: Path, output: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _warn(line: str) -> None:
+def warn(line: str) -> None:
+    """Print a warning."""
     print(f"warning: {line}", file=sys.stderr)

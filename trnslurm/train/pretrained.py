@@ -1,6 +1,12 @@
-"""A model's first parameters from elsewhere: a folder of Hugging Face, or a checkpoint of ours."""
+"""A model's parameters from elsewhere: a folder of Hugging Face, a checkpoint of ours, a .pt file.
+
+The file is one of AWS's sample for BERT (torch.save of {"model": state dict, ...}), or a state dict
+by itself. Whatever the source, names are held strictly against the model's: nothing may be missing,
+and nothing left over.
+"""
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,47 +19,110 @@ from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
 from trnslurm.train.reports import say
 
+# Of each kind of mistake an error names so many.
+NAMED = 4
 
-def load_parameters(model: nn.Module, source: str) -> None:
-    """Set every parameter of a transformers model; one that is missing or does not fit is an error.
 
-    The source is a directory, also one of checkpoints, of which the newest whole one is taken; or
-    the name of a model in the local cache of Hugging Face: jobs run without a network.
+def load_parameters(model: nn.Module, source: str, *, asked_by: str = "train.init_from") -> None:
+    """Set every parameter of a transformers model; what is missing or left over is an error.
+
+    The source is a directory, also one of checkpoints, of which the newest whole one is taken; a .pt
+    file; or the name of a model in the local cache of Hugging Face: jobs run without a network.
     """
-    directory = Path(source).expanduser()
-    if is_checkpoint(directory):
-        found: Mapping[str, Tensor] = read_parameters(directory)
-    elif directory.name == "checkpoints" and directory.is_dir():
-        found = _read_newest(directory)
+    path = Path(source).expanduser()
+    if is_checkpoint(path):
+        found: Mapping[str, Tensor] = read_parameters(path)
+    elif path.name == "checkpoints" and path.is_dir():
+        found = _read_newest(path, asked_by)
+    elif path.suffix == ".pt":
+        found = read_state_dict(path)
     else:
-        found = _read_folder(model, str(directory) if directory.is_dir() else source)
+        found = _read_folder(model, str(path) if path.is_dir() else source, asked_by)
+    wrong = mismatches(model, found)
+    if wrong:
+        raise TrainError(f"{asked_by}: {source} is of another model: {'; '.join(wrong)}")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(found[name])
+
+
+def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
+    """Say how named tensors differ from a model's; what is tied in it may be there or not."""
     wanted = dict(model.named_parameters())
-    wrong = [f"{name} is missing" for name in wanted if name not in found]
-    wrong += [
+    aliases = {
+        name: first
+        for first, parameter in wanted.items()
+        for name, other in model.named_parameters(remove_duplicate=False)
+        if other is parameter and name != first
+    }
+    buffers = dict(model.named_buffers())
+    known = wanted.keys() | aliases.keys() | buffers.keys()
+    shapes = [
         f"{name} has shape {list(found[name].shape)} instead of {list(parameter.shape)}"
         for name, parameter in wanted.items()
         if name in found and found[name].shape != parameter.shape
     ]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise TrainError(f"train.init_from: {source} is of another model: {wrong[0]}{more}")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(found[name])
+    others = {name: found[first] for name, first in aliases.items() if first in found} | buffers
+    values = [
+        f"{name} is not {aliases.get(name, 'as in the model')}"
+        for name, other in others.items()
+        if name in found and not torch.equal(found[name].cpu(), other.cpu())
+    ]
+    return [
+        *_list("missing", [name for name in wanted if name not in found]),
+        *_list("not in the model", [name for name in found if name not in known]),
+        *_shorten(shapes),
+        *_shorten(values),
+    ]
 
 
-def _read_newest(root: Path) -> dict[str, Tensor]:
+def _read_newest(root: Path, asked_by: str) -> dict[str, Tensor]:
     manifest, damaged = newest_whole(root)
     if manifest is None:
         why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
-        raise TrainError(f"train.init_from: {root} has no whole checkpoint{why}")
+        raise TrainError(f"{asked_by}: {root} has no whole checkpoint{why}")
     checkpoint = step_directory(root, manifest.step)
     if os.environ.get("RANK", "0") == "0":
         say(f"first parameters: {checkpoint}")
     return read_parameters(checkpoint, manifest)
 
 
-def _read_folder(model: Any, source: str) -> dict[str, Tensor]:
+def _list(what: str, names: list[str]) -> list[str]:
+    return [f"{what}: {', '.join(_shorten(names))}"] if names else []
+
+
+def _shorten(words: list[str]) -> list[str]:
+    more = len(words) - NAMED
+    return [*words[:NAMED], f"and {more} more"] if more > 0 else words
+
+
+def read_state_dict(file: Path) -> dict[str, Tensor]:
+    """Read a model's tensors from a .pt file, by the names that Hugging Face gives them."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = getattr(error, "strerror", None) or str(error).split(". ")[0].splitlines()[0]
+        raise TrainError(f"{file}: cannot be read as tensors by torch.load ({reason})") from None
+    state = content.get("model", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
+        raise TrainError(f'{file}: holds no model: expected names and tensors, as under "model"')
+    renamed = {_todays_name(name): tensor for name, tensor in state.items()}
+    if len(renamed) < len(state):
+        raise TrainError(f"{file}: two of its names are the same without module. and dense_act")
+    return renamed
+
+
+def _todays_name(name: str) -> str:
+    # DistributedDataParallel puts module. before all; NVIDIA's BERT has dense_act where Hugging
+    # Face has dense; TensorFlow's BERT had gamma and beta, and so have old files of Hugging Face.
+    name = name.removeprefix("module.").replace("dense_act", "dense")
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
     try:
         loaded, report = type(model).from_pretrained(
             source,
@@ -63,8 +132,11 @@ def _read_folder(model: Any, source: str) -> dict[str, Tensor]:
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0]
         raise TrainError(
-            f"train.init_from: {source} is neither a directory with a model nor one in the local "
+            f"{asked_by}: {source} is neither a directory with a model nor one in the local "
             f"cache of Hugging Face ({first_line})"
         ) from None
     missing = set(report["missing_keys"])
-    return {name: value for name, value in loaded.named_parameters() if name not in missing}
+    found = {name: value for name, value in loaded.named_parameters() if name not in missing}
+    # Of what is left over there is only the name; buffers, which older versions saved, are none.
+    left_over = set(report["unexpected_keys"]) - dict(model.named_buffers()).keys()
+    return found | {name: torch.empty(0) for name in sorted(left_over)}
