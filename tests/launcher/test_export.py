@@ -14,6 +14,8 @@ import yaml
 
 from trnslurm.run import RunDir
 
+from .conftest import TOY
+
 # In the place of a job's export script: it says with what it was started.
 SCRIPT = """
 import json, os, sys
@@ -48,7 +50,7 @@ def test_the_script_of_the_run_with_the_python_that_runs_us(exportable, run_cli)
     done = run_cli("export", run.path)
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out) == {
-        "options": ["--dtype=float32"],
+        "options": ["--format=hf", "--dtype=float32"],
         "plan": str(run.plan_file),
         "cwd": str(run.path),
         "python": sys.executable,
@@ -73,10 +75,52 @@ def test_options_reach_the_script(exportable, run_cli, weird_path: Path, monkeyp
     run = exportable()
     monkeypatch.chdir(weird_path)
     words = ("--step", "20", "-o", "to $x", "--dtype", "bfloat16", "--force", "--json")
-    done = run_cli("export", run.path, *words)
+    done = run_cli("export", run.path, *words, "--tokenizer", "a b", "--format", "hf")
     assert json.loads(done.out)["options"] == [
-        "--dtype=bfloat16", "--step=20", f"--output={weird_path / 'to $x'}", "--force", "--json",
+        "--format=hf", "--dtype=bfloat16", "--step=20", f"--output={weird_path / 'to $x'}",
+        f"--tokenizer={weird_path / 'a b'}", "--force", "--json",
     ]  # fmt: skip
+
+
+def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
+    """The script of the recipe, with a plan of its model, and no place of its own that stays."""
+    site.recipe("model: {width: 3}\n" + TOY)
+    site.write(
+        "jobs/toy/export.py",
+        SCRIPT.replace('"plan": sys', '"model": PLAN, "plan": sys').replace(
+            "\nprint", '\nPLAN = json.load(open(sys.argv[1]))["model"]\nprint'
+        ),
+    )
+    site.profile("here", **CLUSTER, python=sys.executable, slurm={})
+    monkeypatch.chdir(weird_path)
+    Path("ckpt_1.pt").touch()
+    words = ("--recipe", "toy", "--cluster", "here", "-o", "out")
+    done = run_cli("export", "ckpt_1.pt", *words)
+    assert (done.code, done.err) == (0, "")
+    said = json.loads(done.out)
+    assert said["model"] == {"width": 3}
+    assert said["options"] == [
+        f"--from={weird_path / 'ckpt_1.pt'}", "--format=hf", "--dtype=float32",
+        f"--output={weird_path / 'out'}",
+    ]  # fmt: skip
+    assert not Path(said["cwd"]).exists()
+    assert run_cli("export", "ckpt_2.pt", *words).error == "ckpt_2.pt: no such file"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("a.pt",), "a.pt is a file: say of which --recipe its model is"),
+        (("last", "--preset", "tiny"), "--preset and --cluster are for a file: give its --recipe"),
+        (("a.pt", "--recipe", "toy"), "leave out --step, and give --output"),
+        (("a.pt", "--recipe", "toy", "-o", "a", "--step", "3"), "leave out --step, and give"),
+    ],
+)
+def test_a_file_and_a_run_have_options_of_their_own(exportable, cli, words, error: str) -> None:
+    exportable()
+    done = cli("export", *words)
+    assert done.code == 2
+    assert error in done.error
 
 
 @pytest.mark.parametrize(("group_readable", "mode"), [(False, 0o600), (True, 0o640)])

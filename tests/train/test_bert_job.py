@@ -1,14 +1,17 @@
 """The BERT job: the same training on any number of workers, its graphs, what its loss is."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import h5py
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, BertForPreTraining
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForPreTraining
 
 from trnslurm.train.batch import Unit
 from trnslurm.train.checkpoint import prove
@@ -47,6 +50,13 @@ NO_DROPOUT = (
 MINIMAL = SAVED | {"train__save_optimizer": False}
 # Over in every step; but worker 0 is asked at reports only.
 MINUTES = {"train__save_minutes": 1e-9, "train__log_every": 3, "train__keep_every": 1}
+VOCAB_SIZE = 200
+LEARNT = NO_DROPOUT | {
+    "steps": 300, "batch__global_batch": 64, "batch__micro_batch": 32, "train__stop_at": 0,
+    "train__eval_every": 0, "train__save_every": 300, "train__log_every": 20, "train__beta2": 0.98,
+    "model__initializer_range": 0.05, "model__num_hidden_layers": 2, "model__hidden_size": 64,
+    "model__intermediate_size": 128, "model__vocab_size": VOCAB_SIZE,
+}  # fmt: skip
 NUMBERS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm")
 
 
@@ -79,9 +89,20 @@ def trainings(tmp_path_factory):
         Scenario("minutes", NO_DROPOUT | MINUTES),
         Scenario("minimal", MINIMAL | {"train__stop_at": 3}),
         Scenario("minimal", MINIMAL),
+        Scenario("learnt", LEARNT | {"data": str(prepare(directory / "prepared"))}),
         device="cpu",
     )
     return launches
+
+
+def prepare(output):
+    """Make shards of the text that comes with the other job."""
+    command = [sys.executable, "-m", "trnslurm.prepare", "bert", "--output", str(output)]
+    command += ["--text", str(JOBS / "gpt2_zero1" / "text.txt"), "--wrapped", "--shards", "3"]
+    command += ["--tokenizer", f"train:{VOCAB_SIZE}", "--seq-len", "32", "--max-pred", "5"]
+    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+    return output
 
 
 def assert_same(outcome, other, tolerance=1e-5):
@@ -172,6 +193,21 @@ def test_the_console_has_the_tutorials_unit(trainings):
     assert "  seq/s " in trainings.outputs[-1]
 
 
+def test_a_text_is_learnt_beyond_how_often_its_words_come(trainings):
+    """Below the unigram entropy, which is the loss of whoever knows no more than frequencies."""
+    masked = []
+    for path in (trainings.directory / "prepared").glob("*_training_*.hdf5"):
+        with h5py.File(path) as shard:
+            masked.append(shard["masked_lm_ids"][:][shard["masked_lm_positions"][:] > 0])
+    counts = np.bincount(np.concatenate(masked))
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -(shares * np.log(shares)).sum()
+
+    losses = trainings.outcome("learnt").column("mlm_loss")
+    assert losses[0] > math.log(VOCAB_SIZE) - 0.5
+    assert sum(losses[-20:]) / 20 < 0.95 * entropy
+
+
 @pytest.fixture(scope="module")
 def job():
     return import_job(JOB / "train.py")
@@ -227,17 +263,19 @@ def test_the_output_layer_and_its_bias_are_tied(run):
 
 
 def test_a_checkpoint_becomes_a_folder_of_hugging_face(trainings):
-    run_dir = trainings.directory / "elastic"
-    plans = sorted(run_dir.glob("plan-*.json"))
-    (run_dir / "plan.json").write_text(plans[-1].read_text())
+    run_dir = trainings.directory / "learnt"
+    (run_dir / "plan-1.json").rename(run_dir / "plan.json")
     done = subprocess.run(
         [sys.executable, str(JOB / "export.py"), "plan.json", "--json"],
         cwd=run_dir, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     folder = json.loads(done.stdout)["directory"]
     whole = BertForPreTraining.from_pretrained(folder)
     masked = AutoModelForMaskedLM.from_pretrained(folder)
     assert torch.equal(masked.cls.predictions.bias, whole.cls.predictions.bias)
     assert whole.cls.predictions.bias.abs().sum() > 0
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == VOCAB_SIZE
+    assert tokenizer.decode(tokenizer("the mill").input_ids) == "[CLS] the mill [SEP]"

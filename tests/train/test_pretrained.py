@@ -157,7 +157,11 @@ def test_a_file_of_the_sample(weird_path, layout):
     }
     torch.save(content, weird_path / "ckpt_28125.pt")
     load_parameters(model, str(weird_path / "ckpt_28125.pt"))
+    assert_same(model, saved)
 
+    old_format, model = weird_path / "old.pt", BertForPreTraining(BERT)
+    torch.save(content, old_format, _use_new_zipfile_serialization=False)
+    load_parameters(model, str(old_format))
     assert_same(model, saved)
     assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
 
@@ -188,9 +192,10 @@ def test_a_file_that_differs_is_refused(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"not a file of torch", "cannot be read as tensors by torch.load"),
-        (None, "cannot be read as tensors by torch.load (No such file or directory)"),
-        ({"model": pathlib.PurePosixPath("code")}, "cannot be read as tensors by torch.load"),
+        (b"", "cannot be read (it is empty)"),
+        (b"not a file of torch", "torch.load refuses it: not of torch.save, or more than tensors"),
+        (None, "cannot be read (No such file or directory)"),
+        ({"model": pathlib.PurePosixPath("code")}, "torch.load refuses it"),
         ({"model": [1, 2]}, "holds no model"),
         ([1, 2], "holds no model"),
     ],

@@ -217,8 +217,8 @@ def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
     auto: Any = AutoTokenizer  # it has no annotations
     try:
         tokenizer = auto.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # a damaged file makes transformers raise whatever comes
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise TrainError(f"--tokenizer: {source} has no tokenizer that loads ({reason})") from None
     if len(tokenizer) > vocab_size:
         raise TrainError(

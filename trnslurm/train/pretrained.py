@@ -7,6 +7,7 @@ and nothing left over.
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,16 @@ def _shorten(words: list[str]) -> list[str]:
 def read_state_dict(file: Path) -> dict[str, Tensor]:
     """Read a model's tensors from a .pt file, by the names that Hugging Face gives them."""
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = getattr(error, "strerror", None) or str(error).split(". ")[0].splitlines()[0]
-        raise TrainError(f"{file}: cannot be read as tensors by torch.load ({reason})") from None
+        # Workers share the pages of a mapped file; the optimizer's part is never read.
+        mapped = zipfile.is_zipfile(file)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError:
+        raise TrainError(
+            f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
+        ) from None
+    except (OSError, RuntimeError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
+        raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
         raise TrainError(f'{file}: holds no model: expected names and tensors, as under "model"')

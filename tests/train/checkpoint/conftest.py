@@ -44,6 +44,7 @@ class Team:
         width: int = 5,
         dtype: torch.dtype = torch.float32,
         optimizer: str = "adamw",
+        precision: str = "fp32_copy",
         **options: Any,
     ) -> None:
         self.root = run_dir / "checkpoints"
@@ -53,6 +54,7 @@ class Team:
         self.checkpoints = []
         environment: Any = SimpleNamespace(run_dir=run_dir, attempt=attempt, phase=phase)
         adam = {"betas": (0.9, 0.99), "eps": 1e-8} if optimizer == "adamw" else {}
+        how = {"weight_decay": 0.1, "max_norm": 1.0, "zero1": False, "precision": precision}
         store = dist.HashStore()
         for rank in range(plan.workers):
             device: Any = SimpleNamespace(
@@ -65,9 +67,7 @@ class Team:
             model = Model(width).to(dtype)
             self.models.append(model)
             named = model.named_parameters()
-            self.optimizers.append(
-                make_optimizer(optimizer, device, named, weight_decay=0.1, max_norm=1.0, **adam)
-            )
+            self.optimizers.append(make_optimizer(optimizer, device, named, **how, **adam))
             self.checkpoints.append(
                 Checkpoints(self.root, device, plan, environment, store=store, **options)
             )

@@ -56,6 +56,38 @@ def test_of_a_bf16_model_the_optimizers_fp32_copy_is_kept(team):
     assert same.models[0].linear.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("precision", ["fp32_state", "as_model"])
+def test_without_a_copy_bf16_parameters_are_kept(team, precision):
+    writers = team(2, dtype=torch.bfloat16, precision=precision)
+    writers.save(1)
+    types = {tensor.dtype for tensor in load_file(writers.file(1)).values()}
+    assert types == {torch.bfloat16} | ({torch.float32} if precision == "fp32_state" else set())
+
+    same = team(3, dtype=torch.bfloat16, precision=precision)
+    assert same.resume() == 1
+    assert same.holds(1)
+    # Another precision takes what there is.
+    copies = team(3, dtype=torch.bfloat16)
+    assert copies.resume() == 1
+    assert {holder.dtype for *_, holder in copies.optimizers[0]._triples()} == {torch.float32}
+    assert torch.equal(copies.models[0].linear.weight, same.models[0].linear.weight)
+
+
+def test_a_minimal_checkpoint_begins_the_moments_anew(team, capsys):
+    writers = team(2, save_optimizer=False)
+    writers.save(7)
+    assert all(key.startswith("parameter/") for key in load_file(writers.file(7)))
+
+    again = team(3)
+    capsys.readouterr()
+    assert again.resume() == 7
+    assert "note: it has no optimizer state, which begins anew" in capsys.readouterr().out
+    [optimizer, *_] = again.optimizers
+    for name, parameter, holder in optimizer._triples():
+        assert torch.equal(parameter, writers.value(name, "parameter", 7))
+        assert all(not value.any() for value in optimizer._base.state[holder].values())
+
+
 def test_a_manifest_says_what_it_is(team):
     writers = team(2, facts={"data": "abc"})
     [saved, _] = writers.save(3)

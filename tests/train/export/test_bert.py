@@ -1,0 +1,123 @@
+"""BERT's export: files of AWS's sample, and tokenizers."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, BertConfig, BertForPreTraining
+
+from trnslurm.train.errors import TrainError
+
+from ..conftest import JOBS, tiny_plan
+from ..measures import import_job
+
+JOB = JOBS / "bert_pretrain"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "lamp", "##s"]
+
+
+@pytest.fixture
+def run_dir(weird_path):
+    """What `trnslurm export` makes for a file of no run: a plan, and no checkpoints."""
+    plan = tiny_plan("cpu", 1, 1, job=JOB, data=str(weird_path / "data"))
+    (weird_path / "plan.json").write_text(json.dumps(plan))
+    return weird_path
+
+
+@pytest.fixture
+def model(run_dir):
+    """A model in a file of the sample's layout."""
+    values = json.loads((run_dir / "plan.json").read_text())["model"]
+    model = BertForPreTraining(BertConfig(**values)).eval()
+    state = {
+        f"module.{name.replace('transform.dense', 'transform.dense_act')}": tensor
+        for name, tensor in model.state_dict().items()
+    }
+    torch.save({"model": state, "epoch": 1}, run_dir / "ckpt_3.pt")
+    return model
+
+
+@pytest.fixture
+def export(run_dir, monkeypatch, capfd):
+    """Call the job's export script in this process; give what it printed."""
+    job = import_job(JOB / "export.py")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(*options):
+        words = ["export.py", run_dir / "plan.json", *options]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        capfd.readouterr()
+        job.export_job(job.make_model, job.find_tokens)
+        return capfd.readouterr()
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def write_tokenizer(directory: Path, words: list[str]) -> Path:
+    """Write a tokenizer.json as data preparation does: without a frame of [CLS] and [SEP]."""
+    directory.mkdir(exist_ok=True)
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(words[:5])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def test_a_file_of_the_sample_with_the_tokenizer_of_a_folder(export, run_dir, model):
+    hub = run_dir / "bert-large-uncased"
+    hub.mkdir()
+    (hub / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (hub / "README.md").touch()
+    out, err = export("--from", run_dir / "ckpt_3.pt", "--tokenizer", hub)
+    folder = run_dir / "exported" / "ckpt_3"
+    assert (out, err) == (f"Wrote {folder} (from ckpt_3.pt, 0.1 M parameters)\n", "")
+
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "model.safetensors", "vocab.txt",
+    ]  # fmt: skip
+    encoded = AutoTokenizer.from_pretrained(folder)("A lamps", return_tensors="pt")
+    assert encoded.input_ids.tolist() == [[2, 5, 6, 7, 3]]
+    loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    for (name, one), other in zip(loaded.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert loaded(**encoded).prediction_logits.shape == (1, 5, 512)
+
+
+def test_the_tokenizer_of_prepared_shards_gets_its_frame(export, run_dir, model):
+    job = import_job(JOB / "export.py")
+    path = write_tokenizer(run_dir / "data", WORDS) / "tokenizer.json"
+    tokenizer = job.make_tokenizer(path, {"vocab_size": 512, "max_position_embeddings": 32})
+    tokenizer.save_pretrained(run_dir / "saved")
+    loaded = AutoTokenizer.from_pretrained(run_dir / "saved")
+    assert loaded("A lamps", "a").input_ids == [2, 5, 6, 7, 3, 5, 3]
+    assert loaded("A lamps", "a").token_type_ids == [0, 0, 0, 0, 0, 1, 1]
+    assert (loaded.mask_token_id, loaded.pad_token_id, loaded.model_max_length) == (4, 0, 32)
+    with pytest.raises(ValueError, match="it has 8 tokens, more than the model"):
+        job.make_tokenizer(path, {"vocab_size": 7, "max_position_embeddings": 32})
+
+
+def test_what_does_not_suit_the_model_leaves_nothing(export, run_dir, model):
+    many = write_tokenizer(run_dir / "many", WORDS + [f"word{n}" for n in range(600)])
+    (run_dir / "none").mkdir()
+    (run_dir / "broken").mkdir()
+    (run_dir / "broken" / "tokenizer.json").write_text("{}")
+    for directory, words in (
+        (many, "has 608 tokens, but the model only 512"),
+        (run_dir / "none", "has none of tokenizer.json, "),
+        (run_dir / "broken", "has no tokenizer that loads"),
+    ):
+        with pytest.raises(TrainError, match=words) as error:
+            export("--from", run_dir / "ckpt_3.pt", "--tokenizer", directory)
+        assert "\n" not in str(error.value).replace(str(directory), "")
+    torch.save({"model": {"more": torch.ones(1)}}, run_dir / "other.pt")
+    with pytest.raises(TrainError, match=r"--from: .*other\.pt is of another model: missing: bert"):
+        export("--from", run_dir / "other.pt")
+    assert not (run_dir / "exported").exists() or not any((run_dir / "exported").iterdir())

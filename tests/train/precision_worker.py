@@ -1,0 +1,60 @@
+"""A parameter in bf16, updated with each precision of the optimizer; torchrun starts it for XLA.
+
+    python -m torch.distributed.run --nproc_per_node 1 precision_worker.py xla-cpu
+
+It prints what test_precision.py looks at as a line of JSON for each case.
+"""
+
+import itertools
+import json
+import sys
+
+import torch
+from torch import nn
+
+from trnslurm.train.device import open_device
+from trnslurm.train.environment import read_environment
+from trnslurm.train.errors import run_job
+from trnslurm.train.optimizer import PRECISIONS, make_optimizer
+
+STEPS = 12
+# Half of what bf16 can add to 1.
+LR = 2.0**-10
+
+
+def train(name, precision, device, dtype=torch.bfloat16):
+    """Take steps with a gradient of 1, all alike."""
+    parameter = nn.Parameter(torch.ones(4, 3, dtype=dtype, device=device.torch_device))
+    optimizer = make_optimizer(
+        name, device, [("weight", parameter)], weight_decay=0.0, max_norm=1e9, zero1=False,
+        precision=precision, betas=(0.9, 0.999), eps=1e-6,
+    )  # fmt: skip
+    device.sync()
+    graphs = []
+    for _ in range(STEPS):
+        parameter.sum().backward()
+        device.sync()
+        optimizer.step(LR)
+        optimizer.zero_grad()
+        device.sync()
+        graphs.append(device.graphs())
+    shards = {shard.kind: shard.tensor.cpu() for shard in optimizer.shards()}
+    return {
+        "name": name,
+        "precision": precision,
+        "parameter": parameter.flatten()[0].item(),
+        "saved": {kind: tensor.flatten()[0].item() for kind, tensor in shards.items()},
+        "types": {kind: str(tensor.dtype) for kind, tensor in shards.items()},
+        "late_graphs": graphs[-1] - graphs[1],
+    }
+
+
+def main():
+    device = open_device(sys.argv[1], read_environment())
+    for name, precision in itertools.product(("adamw", "lamb"), PRECISIONS):
+        print(json.dumps(train(name, precision, device)), flush=True)
+    device.close()
+
+
+if __name__ == "__main__":
+    run_job(main)

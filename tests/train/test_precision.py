@@ -1,0 +1,102 @@
+"""In which precision an optimizer works: what is lost in bf16, what is not, what is refused."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trnslurm.train.clock import Clock
+from trnslurm.train.data_parallel import DataParallel
+from trnslurm.train.errors import TrainError
+from trnslurm.train.optimizer import PRECISIONS, make_optimizer
+
+from .conftest import make_environment
+from .precision_worker import LR, STEPS, train
+
+WORKER = Path(__file__).with_name("precision_worker.py")
+BF16, FP32 = "torch.bfloat16", "torch.float32"
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    """A device without other workers."""
+    device = SimpleNamespace(
+        name="cpu", rank=0, world=1, clock=Clock(), torch_device=torch.device("cpu"),
+        sync=lambda: None, graphs=lambda: 0,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataParallel, "_reduce", lambda self: None)
+        yield device
+
+
+@pytest.fixture(scope="module")
+def on_xla(tmp_path_factory):
+    """Give what the cases left on torch_xla."""
+    directory = tmp_path_factory.mktemp("precision")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1",
+         "--master_addr=127.0.0.1", f"--master_port={port}", str(WORKER), "xla-cpu"],
+        cwd=directory, env=make_environment("xla-cpu", "train", directory), capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(case["name"], case["precision"]): case for case in cases}
+
+
+def check(case):
+    """The steps go in one direction, and each is too small for bf16."""
+    precision, saved = case["precision"], case["saved"]
+    kept = case["types"]["parameter"]
+    if precision == "fp32_copy":
+        assert saved["parameter"] == pytest.approx(1 - STEPS * LR, rel=1e-3)
+        assert case["parameter"] == torch.tensor(saved["parameter"]).bfloat16().item() < 1
+    else:
+        assert case["parameter"] == saved["parameter"] == 1
+    assert kept == (FP32 if precision == "fp32_copy" else BF16)
+    assert case["types"]["exp_avg"] == (BF16 if precision == "as_model" else FP32)
+    exact = pytest.approx(1 - 0.999**STEPS, rel=1e-5)
+    assert (saved["exp_avg_sq"] == exact) == (precision != "as_model")
+    assert case["late_graphs"] == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_small_updates_of_bf16_live_in_a_copy_only(cpu, on_xla, precision):
+    check(train("adamw", precision, cpu))
+    check(on_xla["adamw", precision])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_lamb_takes_each_as_well(on_xla, precision):
+    case = on_xla["lamb", precision]
+    assert case["types"]["exp_avg"] == (BF16 if precision == "as_model" else FP32)
+    assert case["late_graphs"] == 0
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_in_fp32_all_are_the_same(cpu, name):
+    cases = [train(name, precision, cpu, torch.float32) for precision in PRECISIONS]
+    assert {case["parameter"] for case in cases} == {cases[0]["parameter"]} != {1.0}
+    assert all(case["saved"] == cases[0]["saved"] for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "fp16"}, "'fp16' is not one of fp32_copy, fp32_state, as_model"),
+        ({"precision": "as_model", "zero1": True}, "as_model is not to be had with ZeRO-1"),
+    ],
+)
+def test_what_there_is_not_is_refused(changes, words):
+    with pytest.raises(TrainError, match=words):
+        make_optimizer(
+            "adamw", None, [], weight_decay=0.0, max_norm=1.0, **{"zero1": False} | changes
+        )
