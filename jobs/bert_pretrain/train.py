@@ -44,6 +44,7 @@ class Settings(CommonSettings):
     max_pred: int
     zero1: bool
     optimizer_precision: str
+    expected_samples_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ def run_training(run: Training, environment: Environment) -> None:
         parts=PARTS,
         rates=RATES,
         ask=saves.overdue,
+        expected_samples_per_s=run.settings.expected_samples_per_s,
     )
 
     # Go!

@@ -18,6 +18,8 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
 from trnslurm.train.reports import Events, JsonLines, say
 
+# Of what is expected, a training may be this much slower without a word.
+EXPECTED_SHARE = 0.95
 # The first optimizer step makes state and differs from the second; after that nothing is new.
 STEADY_AFTER = 2
 TOKENS = {"tokens/s": "tokens_per_s"}
@@ -53,11 +55,13 @@ class Progress:
         parts: Sequence[str] = ("loss",),
         rates: Mapping[str, str] = TOKENS,
         ask: Callable[[], bool] = bool,
+        expected_samples_per_s: float = 0.0,
     ) -> None:
         """Report on these steps (counted from 0); parts name what a step's loss consists of.
 
         Rates are the printed ones. At every report worker 0 is asked a question, and its answer
-        told to all: it travels with the numbers, so that no other communication is needed.
+        told to all: it travels with the numbers, so that no other communication is needed. A mean
+        rate well below what is expected (0: nothing) is said at the end.
         """
         self._plan = plan
         self._attempt = environment.attempt
@@ -70,7 +74,9 @@ class Progress:
         self._parts = parts
         self._rates = rates
         self._ask = ask
+        self._expected = expected_samples_per_s
         self._steady_graphs: int | None = None
+        self._steady_since = 0.0
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
         writes = device.rank == 0 and self._training
@@ -109,6 +115,19 @@ class Progress:
         if self._device.rank == 0 and self._steady_graphs is not None:
             late = self._device.graphs() - self._steady_graphs
             say(f"graphs compiled after step {STEADY_AFTER}: {late}")
+            self._compare_rate()
+
+    def _compare_rate(self) -> None:
+        """Say so if the mean rate of the steady steps is well below what is expected."""
+        steps = len(self._steps) - STEADY_AFTER
+        if not (self._expected and self._training and steps > 0):
+            return
+        rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
+        if rate < EXPECTED_SHARE * self._expected:
+            say(
+                f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
+                f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
+            )
 
     def _report(self) -> bool:
         steps, self._pending = self._pending, []
@@ -138,6 +157,7 @@ class Progress:
             self._refuse_nonsense(line)
         if steps[-1].step - self._steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
+            self._steady_since = now
         return answer > 0
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
