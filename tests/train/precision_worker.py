@@ -18,7 +18,7 @@ from trnslurm.train.errors import run_job
 from trnslurm.train.optimizer import PRECISIONS, make_optimizer
 
 STEPS = 12
-# Half of what bf16 can add to 1.
+# Half of the least change of 1 that bf16 does not round away.
 LR = 2.0**-10
 
 
