@@ -27,8 +27,8 @@ NAMED = 4
 def load_parameters(model: nn.Module, source: str, *, asked_by: str = "train.init_from") -> None:
     """Set every parameter of a transformers model; what is missing or left over is an error.
 
-    The source is a directory, also one of checkpoints, of which the newest whole one is taken; a .pt
-    file; or the name of a model in the local cache of Hugging Face: jobs run without a network.
+    The source is a directory, also one of checkpoints, of which the newest whole one is taken; a
+    .pt file; or the name of a model in the local cache of Hugging Face: jobs have no network.
     """
     path = Path(source).expanduser()
     if is_checkpoint(path):
