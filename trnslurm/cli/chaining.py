@@ -10,8 +10,12 @@ from trnslurm.cli.options import config_of
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
 from trnslurm.handover import other_sizes
+from trnslurm.run import RunDir
 from trnslurm.spec import make_spec
 from trnslurm.submit import Job, Link, job_of
+
+# In the place of a run's checkpoints while a chain is only checked: no run has a directory yet.
+_NOT_MADE = "RUN/checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,8 @@ class _Stage:
     cluster: str
     preset: str
 
-    def config(self, checkpoints: str = "") -> Config:
-        """Resolve it; after the first of a chain `checkpoints` says what it goes on from."""
+    def config(self, checkpoints: str) -> Config:
+        """Resolve it; `checkpoints` is what it goes on from, empty for the first of a chain."""
         return config_of(
             self.workspace, self.recipe, self.options, self.cluster, self.preset,
             checkpoints=checkpoints,
@@ -36,6 +40,10 @@ class _Stage:
         """Render it."""
         spec = make_spec(config, self.nodes, name=self.options["name"])
         return job_of(spec, self.workspace.template_dirs())
+
+    def job_after(self, ahead: RunDir) -> Job:
+        """Render it to go on from a run."""
+        return self.job(self.config(str(ahead.checkpoints)))
 
 
 def links_of(
@@ -60,10 +68,10 @@ def links_of(
             workspace=workspace, recipe=recipe, options=own, nodes=nodes, cluster=cluster,
             preset=name,
         )  # fmt: skip
-        config = stage.config("its directory is not made yet" if before else "")
+        config = stage.config(_NOT_MADE if before else "")
         if before:
             _refuse_unfit(before, config)
-        links.append(Link(stage.job(config), _after(stage)))
+        links.append(Link(stage.job(config), stage.job_after))
         before = config
     return links
 
@@ -85,10 +93,6 @@ def divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str,
         for each in [name] if colon else chain:
             divided[each].append(f"{key}{equals}{value}" if colon else word)
     return divided
-
-
-def _after(stage: _Stage) -> Any:
-    return lambda ahead: stage.job(stage.config(str(ahead.checkpoints)))
 
 
 def _refuse_unfit(before: Config, config: Config) -> None:
