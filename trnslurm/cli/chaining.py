@@ -98,7 +98,8 @@ def divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str,
 def _refuse_unfit(before: Config, config: Config) -> None:
     if wrong := other_sizes(before.recipe.model, config.recipe.model):
         raise ConfigError(f"{config.title} cannot go on from {before.title}: {wrong[0]}")
-    if before.recipe.train.get("save_every") == 0:
+    train = before.recipe.train
+    if train.get("save_every") == 0 and not train.get("save_minutes"):
         raise ConfigError(
             f"{before.title}: train.save_every is 0, so {config.preset} would find no checkpoint"
         )
