@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from trnslurm.local_job import local_job_alive
 from trnslurm.run import write_json
 from trnslurm.status import run_status
 
@@ -214,19 +215,35 @@ def test_here_the_second_does_not_follow_a_failure(site, here, run_cli) -> None:
     assert not list(two.state.glob("*.json"))
 
 
+def began(run) -> None:
+    """Wait until a run's program runs."""
+    deadline = time.monotonic() + 30
+    while not (run.path / "began").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_here_cancelling_the_first_ends_both(site, here, run_cli, cli) -> None:
+    submit = here("touch began; exec sleep 60")
+    assert run_cli(*submit, "--detach").code == 0
+    one, two = site.runs()
+    began(one)
+    assert cli("cancel", one.name).out == f"Cancelled {one.name}\nCancelled {two.name}\n"
+    assert {run_status(run).state for run in (one, two)} == {"CANCELLED"}
+    assert not local_job_alive(one.record())
+
+
 def test_here_the_second_can_be_cancelled_while_it_waits(site, here, run_cli, cli) -> None:
     submit = here("touch began; until [ -e go ]; do sleep 0.05; done")
     assert run_cli(*submit, "--detach").code == 0
     one, two = site.runs()
-    deadline = time.monotonic() + 30
-    while not (one.path / "began").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    began(one)
     waits = run_status(two)
     assert (waits.state, waits.reason) == ("PENDING", f"waiting for {one.name}")
     assert cli("cancel", two.name).out == f"Cancelled {two.name}\n"
     assert run_status(one).state == "RUNNING"
     (one.path / "go").touch()
+    deadline = time.monotonic() + 30
     while not all(run_status(run).final for run in (one, two)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
