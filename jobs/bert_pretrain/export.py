@@ -15,9 +15,10 @@ from tokenizers.processors import BertProcessing
 from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
 
 from trnslurm.train.checkpoint import Manifest
-from trnslurm.train.errors import run_job
+from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.export import Tokens, export_job, warn
 from trnslurm.train.plan import Plan
+from trnslurm.train.shards.index import read_index
 
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
@@ -27,15 +28,27 @@ def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
     return BertForPreTraining(BertConfig(**plan.model))
 
 
-def find_tokens(plan: Plan, manifest: Manifest) -> Tokens:
-    """Find the tokenizer beside prepared shards; published ones come without."""
-    path = Path(plan.data).expanduser() / "tokenizer.json"
+def find_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
+    """Find the tokenizer beside prepared shards, if they are the same still."""
+    directory = Path(plan.data).expanduser()
+    path = directory / "tokenizer.json"
     try:
-        tokenizer = make_tokenizer(path, plan.model)
-    except Exception as error:  # what tokenizers raises is an Exception, no more
-        warn(f"exported without a tokenizer: {path}: {error}; --tokenizer DIR adds one")
+        if fingerprint(directory, run_dir) != manifest.facts["data"]:
+            raise TrainError(f"{directory} is not what this run was trained on any more")
+        if not path.is_file():
+            raise TrainError(f"{directory} has none")
+        return Tokens(tokenizer=make_tokenizer(path, plan.model))
+    except Exception as error:  # the library tokenizers raises nothing more particular
+        warn(f"exported without a tokenizer: {error}; --tokenizer DIR adds one")
         return Tokens()
-    return Tokens(tokenizer=tokenizer)
+
+
+def fingerprint(directory: Path, run_dir: Path) -> str | None:
+    """Give that of the shards as they are, or None where they have changed or gone."""
+    try:
+        return read_index(directory, "train", beside=run_dir / "data").fingerprint
+    except TrainError:
+        return None
 
 
 def make_tokenizer(path: Path, model: dict[str, Any]) -> PreTrainedTokenizerFast:

@@ -8,7 +8,7 @@
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.errors import run_job
-from trnslurm.train.export import export_job
+from trnslurm.train.export import export_job, text_tokens
 from trnslurm.train.plan import Plan
 
 
@@ -19,4 +19,4 @@ def make_model(plan: Plan, end_of_text: int | None) -> GPT2LMHeadModel:
 
 
 if __name__ == "__main__":
-    run_job(lambda: export_job(make_model))
+    run_job(lambda: export_job(make_model, text_tokens))

@@ -61,6 +61,7 @@ def trainings(tmp_path_factory):
         "train__optimizer": "lamb", "train__lr": 0.02, "train__beta1": 0.1, "train__beta2": 0.1,
         "model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0,
         "train__eval_every": 0, "train__save_every": 0, "steps": 12,
+        "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__intermediate_size": 64,
     }  # fmt: skip
     saved = lamb | {"train__save_every": 6}
     launches.launch(1, Scenario("cpu", lamb), device="cpu")

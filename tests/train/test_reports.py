@@ -3,10 +3,14 @@
 import json
 import resource
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from trnslurm.train.clock import Clock
 from trnslurm.train.errors import TrainError
+from trnslurm.train.metrics import Progress
 from trnslurm.train.plan import read_settings
 from trnslurm.train.reports import JsonLines
 
@@ -70,3 +74,28 @@ def test_a_setting_that_makes_no_sense_is_named(make_plan):
     ):
         with pytest.raises(TrainError, match=words):
             read_settings(Settings, replace(plan, train=train), not_zero=("log_every",))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tmp_path, rank):
+    sent = []
+
+    def total(values):
+        sent.append(values)
+        return [*values[:-1], 1.0]  # worker 0, whichever this is, says yes
+
+    device = SimpleNamespace(
+        rank=rank, clock=Clock(), total=total, memory=dict, graphs=lambda: 0,
+    )  # fmt: skip
+    environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
+    progress = Progress(
+        make_plan(units=4, workers=2), environment, device, steps=range(6), log_every=3,
+        ask=lambda: True,
+    )  # fmt: skip
+    numbers = {"loss": torch.ones(1), "grad_norm": torch.ones(()), "lr": 0.1}
+    answers = [progress.note(step, **numbers) for step in range(1, 7)]
+    progress.close()
+
+    assert answers == [True, True, True, False, False, True]
+    assert [values[-1] for values in sent] == [float(rank == 0)] * 4
+    assert {len(values) for values in sent} == {4}, "the graph of the sum"

@@ -47,11 +47,11 @@ class Tokens:
     """One of transformers', if there is one."""
 
 
-FindTokens = Callable[[Plan, Manifest], Tokens]
-"""Finds the tokens of the data that a checkpoint was trained on."""
+FindTokens = Callable[[Plan, Manifest, Path], Tokens]
+"""Finds the tokens of the data that a checkpoint of a run, in this directory, was trained on."""
 
 
-def export_job(make_model: MakeModel, find_tokens: FindTokens | None = None) -> None:
+def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     """Export as the command line says. No device is needed, and no other worker."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -65,7 +65,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens | None = None) -> 
 
     tokens = Tokens()
     if manifest and not options.tokenizer:
-        tokens = (find_tokens or text_tokens)(plan, manifest)
+        tokens = find_tokens(plan, manifest, run_dir)
     if manifest:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
             model = make_model(plan, tokens.end_of_text)
@@ -149,7 +149,7 @@ def _check_place(output: Path, *, force: bool) -> None:
         raise TrainError(f"{output} is there already: pass --force to replace it")
 
 
-def text_tokens(plan: Plan, manifest: Manifest) -> Tokens:
+def text_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
     """Find the tokens of a text: bytes, or those of prepared data, if it is the same still."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():

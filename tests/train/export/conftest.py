@@ -57,7 +57,7 @@ def export(run_dir, monkeypatch, capfd):
         words = ["export.py", run_dir / "plan.json", *options]
         monkeypatch.setattr(sys, "argv", [str(word) for word in words])
         capfd.readouterr()
-        job.export_job(job.make_model)
+        job.export_job(job.make_model, job.text_tokens)
         return capfd.readouterr()
 
     yield call

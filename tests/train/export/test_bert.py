@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
 from trnslurm.train.errors import TrainError
+from trnslurm.train.shards.index import index_shards, read_index
 
 from ..conftest import JOBS, tiny_plan
+from ..make_shards import make_shards
 from ..measures import import_job
 
 JOB = JOBS / "bert_pretrain"
@@ -102,6 +105,24 @@ def test_the_tokenizer_of_prepared_shards_gets_its_frame(export, run_dir, model)
     assert (loaded.mask_token_id, loaded.pad_token_id, loaded.model_max_length) == (4, 0, 32)
     with pytest.raises(ValueError, match="it has 8 tokens, more than the model"):
         job.make_tokenizer(path, {"vocab_size": 7, "max_position_embeddings": 32})
+
+
+def test_shards_that_are_others_now_cost_the_tokenizer(run_dir, capsys):
+    job = import_job(JOB / "export.py")
+    data = run_dir / "data"
+    plan, manifest = SimpleNamespace(data=str(data), model={}), SimpleNamespace(facts={"data": "a"})
+    said = "warning: exported without a tokenizer: %s; --tokenizer DIR adds one\n"
+    changed = f"{data} is not what this run was trained on any more"
+    assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
+    assert capsys.readouterr().err == said % changed
+
+    make_shards(data, [3])
+    index_shards(data, "train", beside=run_dir)
+    assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
+    assert capsys.readouterr().err == said % changed
+    manifest.facts["data"] = read_index(data, "train", beside=run_dir).fingerprint
+    assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
+    assert capsys.readouterr().err == said % f"{data} has none"
 
 
 def test_what_does_not_suit_the_model_leaves_nothing(export, run_dir, model):
