@@ -112,9 +112,9 @@ class Reader:
     def __call__(self, name: str, kind: str, rows: range) -> Tensor:
         """Read rows of a tensor from the files that have them.
 
-        What a minimal checkpoint has not is 0, as the optimizer begins with it.
+        What a minimal checkpoint has not of the optimizer's state is 0, with which that begins.
         """
-        if kind not in self._manifest.kinds:
+        if kind != "parameter" and kind not in self._manifest.kinds:
             return torch.zeros(len(rows), *self._manifest.shapes[name][1:])
         shape, workers = self._manifest.shapes[name], self._manifest.workers
         each = len(own_rows(shape, 0, workers))
