@@ -50,11 +50,11 @@ def load_parameters(model: nn.Module, source: str, *, asked_by: str = "train.ini
 def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
     """Say how named tensors differ from a model's; what is tied in it may be there or not."""
     wanted = dict(model.named_parameters())
+    first = {id(parameter): name for name, parameter in wanted.items()}
     aliases = {
-        name: first
-        for first, parameter in wanted.items()
-        for name, other in model.named_parameters(remove_duplicate=False)
-        if other is parameter and name != first
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in wanted
     }
     buffers = dict(model.named_buffers())
     known = wanted.keys() | aliases.keys() | buffers.keys()
@@ -63,7 +63,7 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
         for name, parameter in wanted.items()
         if name in found and found[name].shape != parameter.shape
     ]
-    others = {name: found[first] for name, first in aliases.items() if first in found} | buffers
+    others = {name: found[tied] for name, tied in aliases.items() if tied in found} | buffers
     values = [
         f"{name} is not {aliases.get(name, 'as in the model')}"
         for name, other in others.items()
