@@ -35,7 +35,8 @@ def save_checkpoint(root, step, model):
     size, sha256 = write_rows(directory / file_name(0, 1), rows)
     manifest = Manifest(
         format=FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu", facts={},
-        settings={}, kinds=["parameter"], files={file_name(0, 1): {"bytes": size, "sha256": sha256}},
+        settings={}, kinds=["parameter"],
+        files={file_name(0, 1): {"bytes": size, "sha256": sha256}},
         shapes={name: list(p.shape) for name, p in model.named_parameters()},
     )  # fmt: skip
     write_manifest(directory, manifest)
