@@ -168,8 +168,8 @@ def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) 
         return last.state, last.reason
     if last is None and wait.never:
         return "CANCELLED", wait.never
-    if last is None and run.cancelled_file.exists():
-        return "CANCELLED", ""
+    if (last is None or last.state == "STARTING") and run.cancelled_file.exists():
+        return "CANCELLED", ""  # its script ends as soon as it sees the mark
     if record.host != socket.gethostname():
         age = run.heartbeat_age_s()
         fresh = age is not None and age < _STALE_S
