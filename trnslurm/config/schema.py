@@ -153,6 +153,16 @@ class Neuron:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """Which keys of `train` do not shape the compiled graphs; every other does."""
+
+    free: tuple[str, ...] = ()
+    """Their values change no graph."""
+    on_off: tuple[str, ...] = ()
+    """Only whether they are 0 (or empty) does, as that of how often is evaluated."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One training job: what is trained, never where."""
 
@@ -172,6 +182,7 @@ class Recipe:
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys: the recipe declares each one with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Graphs = field(default_factory=Graphs)
     precompile: Literal["auto", "always", "never"] = "auto"
     """auto: where the device compiles graphs (neuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)

@@ -1,0 +1,90 @@
+"""What shapes the graphs that a job compiles, and nothing else: the ingredients of its content key.
+
+Graphs that were compiled for a key serve every run of that key. Steps, learning rate, accumulation,
+seeds, paths and names are not in it: they are inputs of the graphs, or nothing to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trnslurm import source
+from trnslurm.spec import JobSpec
+
+FORMAT = 1
+# Packages that turn a program into graphs, or graphs into machine code.
+PACKAGES = (
+    "torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "transformers", "timm",
+)  # fmt: skip
+# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_) and the
+# place of the cache shape nothing.
+_SHAPING = re.compile(r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$)(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$")
+_COMPILER_FLAGS = "NEURON_CC_FLAGS"
+# Options that neuronx-cc never sees: they are for the wrapper around it.
+_WRAPPER_FLAGS = re.compile(r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(?=\s|$)")
+
+
+def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[str, Any]:
+    """Return what of a rendered job shapes its graphs, but for the versions of packages."""
+    recipe, batch = spec.config.recipe, spec.batch
+    environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
+    flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
+    return {
+        "format": FORMAT,
+        "device": spec.device,
+        "instance_type": spec.instance.name,
+        "nodes": batch.nodes,
+        "workers_per_node": batch.workers_per_node,
+        "micro_batch": batch.micro_batch,
+        "seq_len": recipe.seq_len,
+        "precision": recipe.precision,
+        "model": dict(recipe.model),
+        "train": _shaping_settings(recipe.train, recipe.graphs.free, recipe.graphs.on_off),
+        "compiler_flags": " ".join(flags.split()),
+        "environment": environment,
+        "source": source.checksums(files, f"jobs/{spec.config.recipe_name}/{recipe.entry}"),
+    }
+
+
+def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Return the key: the same for all jobs whose graphs are the same."""
+    whole = json.dumps([ingredients, versions], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every dotted name whose values differ; what is missing is None."""
+    left, right = dict(_leaves(a)), dict(_leaves(b))
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield name, left.get(name), right.get(name)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shaping_settings(
+    train: Mapping[str, Any], free: tuple[str, ...], on_off: tuple[str, ...]
+) -> dict[str, Any]:
+    """Leave out what is free; of what is on or off, keep that."""
+    return {k: bool(v) if k in on_off else v for k, v in train.items() if k not in free}
+
+
+def _exports(script: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a rendered script exports, as bash will read them."""
+    for line in script.splitlines():
+        if line.startswith("export "):
+            for word in shlex.split(line, comments=True)[1:]:
+                name, equals, text = word.partition("=")
+                if equals:
+                    yield name, text

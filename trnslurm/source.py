@@ -1,0 +1,120 @@
+"""The part of a snapshot's code that a job imports, and checksums that comments do not change."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import tokenize
+from collections.abc import Iterator, Mapping
+
+_ROOT = "code/"
+_OURS = {f"{_ROOT}trnslurm/__init__.py"}  # nothing but our version
+
+
+def checksums(files: Mapping[str, bytes], entry: str) -> dict[str, str]:
+    """Return the checksum of every file that the entry script imports, itself included."""
+    return {
+        name.removeprefix(_ROOT): _checksum(files[name])
+        for name in sorted(_closure(files, f"{_ROOT}{entry}") - _OURS)
+    }
+
+
+def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:
+    """Follow imports wherever they stand, in functions too."""
+    found: set[str] = set()
+    left = [entry]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += _imported(files, name)
+    return found
+
+
+def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(files[name])
+    except (SyntaxError, ValueError):
+        return  # it will not run either
+    # A script finds its neighbours by their bare names.
+    bases = [_ROOT, name.rpartition("/")[0] + "/"]
+    package = name.removeprefix(_ROOT).split("/")[:-1]
+    for node in ast.walk(tree):
+        for words in _modules(node, package):
+            for base in bases:
+                # Importing a module runs the __init__.py of every package above it.
+                for count in range(1, len(words) + 1):
+                    path = base + "/".join(words[:count])
+                    yield from (p for p in (f"{path}.py", f"{path}/__init__.py") if p in files)
+
+
+def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
+    """Give what an import statement may name, as words."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else []
+        base = [*above, *(node.module or "").split(".")] if node.module else above
+        # What is imported from a package may be a module of it.
+        yield from ([*base, alias.name] for alias in node.names)
+
+
+def _checksum(data: bytes) -> str:
+    try:
+        data = _without_comments(data.decode()).encode()
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        pass
+    return hashlib.sha256(data).hexdigest()
+
+
+def _without_comments(text: str) -> str:
+    """Leave out comments, docstrings and blank lines.
+
+    Cut out of the text, not written anew from its syntax: that differs between versions of Python.
+    """
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    dropped = {
+        row
+        for docstring in _docstrings(tree)
+        if not lines[docstring.lineno - 1][: docstring.col_offset].strip()
+        for row in _rows(docstring)
+    }
+    inside = {row for node in ast.walk(tree) for row in _inside_text(node)} - dropped
+    kept = []
+    for row, line in enumerate(lines, 1):
+        if row in inside:
+            kept.append(line)
+        elif row not in dropped and line.strip():
+            kept.append(line.rstrip())
+    return "\n".join(kept)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.expr]:
+    """Give the texts that are whole statements; an attribute's stands behind it."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value
+
+
+def _inside_text(node: ast.AST) -> range:
+    """Give the rows that are part of a text of several lines, where nothing may be cut."""
+    if isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ):
+        rows = _rows(node)
+        return rows if len(rows) > 1 else range(0)
+    return range(0)
+
+
+def _rows(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
