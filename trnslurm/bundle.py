@@ -11,9 +11,14 @@ from pathlib import Path, PurePosixPath
 from trnslurm.errors import RenderError
 
 _PACKAGE = Path(__file__).resolve().parent
-_ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
+_ON_NODES = (
+    "compilecache",
+    "node",
+    "train",
+)  # the parts of this package that training needs on its nodes
 _MAX_CODE_MIB = 64
-_PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml")
+_PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",
+             "graphs.json")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

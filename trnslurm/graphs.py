@@ -6,8 +6,6 @@ seeds, paths and names are not in it: they are inputs of the graphs, or nothing 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,13 +14,8 @@ from typing import Any
 from trnslurm import source
 from trnslurm.spec import JobSpec
 
-FORMAT = 1
-# Packages that turn a program into graphs, or graphs into machine code.
-PACKAGES = (
-    "torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "transformers", "timm",
-)  # fmt: skip
-# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_) and the
-# place of the cache shape nothing.
+# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_) and
+# the place of the cache shape nothing.
 _SHAPING = re.compile(r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$)(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$")
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
 # Options that neuronx-cc never sees: they are for the wrapper around it.
@@ -35,7 +28,6 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
     environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
     flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
     return {
-        "format": FORMAT,
         "device": spec.device,
         "instance_type": spec.instance.name,
         "nodes": batch.nodes,
@@ -49,28 +41,6 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         "environment": environment,
         "source": source.checksums(files, f"jobs/{spec.config.recipe_name}/{recipe.entry}"),
     }
-
-
-def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """Return the key: the same for all jobs whose graphs are the same."""
-    whole = json.dumps([ingredients, versions], sort_keys=True)
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every dotted name whose values differ; what is missing is None."""
-    left, right = dict(_leaves(a)), dict(_leaves(b))
-    for name in sorted(left.keys() | right.keys()):
-        if left.get(name) != right.get(name):
-            yield name, left.get(name), right.get(name)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shaping_settings(

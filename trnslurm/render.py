@@ -11,9 +11,11 @@ import yaml
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
+from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Config
 from trnslurm.data import PREPARE, DataJob, data_path
 from trnslurm.directives import data_options, training_options
+from trnslurm.graphs import ingredients
 from trnslurm.spec import JobSpec
 from trnslurm.template import fill, open_templates
 
@@ -32,12 +34,14 @@ def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
         text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
     files["node.sh"] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
-    files["plan.json"] = (json.dumps(plan_data(spec), indent=2) + "\n").encode()
+    files["plan.json"] = _json(plan_data(spec))
     files["config.yaml"] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     recipe = spec.config.recipe
     files |= snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
+    script = files[script_name("train", spec.config.cluster.scheduler)].decode()
+    files[INGREDIENTS] = _json(ingredients(spec, files, script))
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
@@ -103,6 +107,10 @@ def slurm_time(minutes: int) -> str:
     days, rest = divmod(minutes, 24 * 60)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
     return f"{days}-{clock}" if days else clock
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(values, indent=2)}\n".encode()
 
 
 def _values(spec: JobSpec, phase: str) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""The content key: the same for all jobs whose graphs are the same."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+FORMAT = 1
+INGREDIENTS = "graphs.json"
+"""What of a rendered job shapes its graphs, in its bundle."""
+# Packages that turn a program into graphs, or graphs into machine code.
+PACKAGES = (
+    "torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "transformers", "timm",
+)  # fmt: skip
+
+
+def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Return the key of these ingredients, compiled by these versions of packages."""
+    whole = json.dumps([FORMAT, ingredients, versions], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def own_versions() -> dict[str, str]:
+    """Return the versions of PACKAGES that this Python has."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every dotted name whose values differ; what is missing is None."""
+    left, right = dict(leaves(a)), dict(leaves(b))
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield name, left.get(name), right.get(name)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of all that is no mapping."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,152 @@
+"""What lies in a cache for a key. A key without a valid manifest is cold, whatever else is there.
+
+    CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
+    CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
+    CACHE/trnslurm/KEY/output/…         what the compiler said, by node
+    CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache
+
+Names of files in a manifest begin at CACHE.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+class CacheError(Exception):
+    """What is wrong with the cache, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedFile:
+    """A file of the cache as it was when it was verified."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """What one node found and compiled."""
+
+    node: int
+    host: str
+    graphs: int
+    compiled: int
+    failed: int
+    seconds: float
+    files: tuple[CachedFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything compiled for a key."""
+
+    key: str
+    ingredients: Mapping[str, Any]
+    versions: Mapping[str, str]
+    made: Mapping[str, Any]
+    """By whom, in which run and job, when."""
+    nodes: tuple[NodeResult, ...]
+
+    @property
+    def files(self) -> dict[str, CachedFile]:
+        """All files by name; nodes of a shared cache name the same ones."""
+        return {file.name: file for node in self.nodes for file in node.files}
+
+
+def key_dir(cache: Path, key: str) -> Path:
+    """Return the directory of a key."""
+    return cache / "trnslurm" / key
+
+
+def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Manifest | None:
+    """Return the manifest of a key; None if there is none. Others' are not believed unless trusted.
+
+    trusted are user ids, besides our own and root's.
+    """
+    path = key_dir(cache, key) / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror})") from None
+    refuse_untrusted(path, trusted)
+    try:
+        values = json.loads(text)
+        if values.pop("format") != FORMAT:
+            raise CacheError(f"{path}: of another version of trnslurm")
+        nodes = tuple(_node_result(node) for node in values.pop("nodes"))
+        manifest = Manifest(**values, nodes=nodes)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CacheError(f"{path}: damaged") from None
+    if manifest.key != key:
+        raise CacheError(f"{path}: is of key {manifest.key}")
+    return manifest
+
+
+def write_manifest(cache: Path, manifest: Manifest) -> Path:
+    """Write it, whole or not at all."""
+    directory = key_dir(cache, manifest.key)
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump({"format": FORMAT} | asdict(manifest), stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.rename(directory / MANIFEST)
+    finally:
+        partial.unlink(missing_ok=True)
+    return directory / MANIFEST
+
+
+def describe(cache: Path, path: Path) -> CachedFile:
+    """Read a file whole for the manifest."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        size = os.fstat(stream.fileno()).st_size
+    return CachedFile(name=str(path.relative_to(cache)), bytes=size, sha256=digest)
+
+
+def find_damage(cache: Path, manifest: Manifest, *, hashes: bool) -> str | None:
+    """Say what is missing or changed of a manifest's files; with hashes they are read whole."""
+    for file in manifest.files.values():
+        path = cache / file.name
+        try:
+            size = path.stat().st_size
+            if size != file.bytes:
+                return f"{path} has {size} bytes, not {file.bytes}"
+            if hashes and describe(cache, path) != file:
+                return f"{path} has changed"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})"
+    return None
+
+
+def refuse_untrusted(path: Path, trusted: Collection[int]) -> None:
+    """Refuse what others wrote, or could write: compiled graphs are programs that will run."""
+    status = path.stat()
+    if status.st_uid not in {0, os.getuid(), *trusted}:
+        raise CacheError(f"{path}: was written by user {status.st_uid}, who is not trusted")
+    for place in (path, path.parent):
+        mode = place.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise CacheError(f"{place}: can be written by everybody: chmod o-w it")
+
+
+def _node_result(values: dict[str, Any]) -> NodeResult:
+    files = tuple(CachedFile(**file) for file in values.pop("files"))
+    return NodeResult(**values, files=files)
