@@ -12,11 +12,12 @@ import yaml
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
 from trnslurm.compilecache.key import INGREDIENTS
+from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Config
 from trnslurm.data import PREPARE, DataJob, data_path
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients
-from trnslurm.spec import JobSpec
+from trnslurm.spec import COMPILING, JobSpec
 from trnslurm.template import fill, open_templates
 
 _TIME_REASONS = {
@@ -135,11 +136,28 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": training_options(spec) if spec.on_slurm else [],
         "neuron_cc_flags": config.recipe.neuron.cc_flags,
-        "compile_cache": cluster.compile_cache,
+        **_graph_values(spec, phase),
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
+    }
+
+
+def _graph_values(spec: JobSpec, phase: str) -> dict[str, Any]:
+    """Return what the scripts need to know of the compile cache."""
+    cluster = spec.config.cluster
+    cache = cache_root(cluster.compile_cache, cluster.run_root)
+    on_demand = spec.device in COMPILING and "precompile" not in spec.phases
+    return {
+        "compiles": spec.device in COMPILING and not on_demand,
+        "verifies_nothing": on_demand and phase == "train",
+        "compile_cache": cluster.compile_cache,
+        "cache": cache,
+        "cache_below_home": cache[2:] if cache.startswith("~/") else "",
+        "compile_layout": cluster.compile_layout,
+        "compile_trust": " ".join(cluster.compile_trust),
+        "per_host": cluster.compile_layout == "per-host" and spec.device == "neuron",
     }
 
 
@@ -151,6 +169,8 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "job_name": f"{job.name}-{PREPARE}",
         "on_slurm": True,
         "device": "",
+        "compiles": False,
+        "verifies_nothing": False,
         "nodes": 1,
         "by_hand": [f"sbatch {script_name(PREPARE, 'slurm')}"],
         "task_reason": "one program; it starts the others",

@@ -17,7 +17,7 @@ _START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and gra
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
 # Devices whose graphs are compiled ahead of the run when `precompile: auto`.
-_COMPILING = ("neuron", "xla-cpu")
+COMPILING = ("neuron", "xla-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
 
 
 def _phases(precompile: str, device: str) -> tuple[str, ...]:
-    wanted = precompile == "always" or (precompile == "auto" and device in _COMPILING)
+    wanted = precompile == "always" or (precompile == "auto" and device in COMPILING)
     return ("precompile", "train") if wanted else ("train",)
 
 

@@ -3,7 +3,9 @@
     CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
     CACHE/trnslurm/KEY/output/…         what the compiler said, by node
-    CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache
+    CACHE/trnslurm/KEY/left/…           locks that a compile left behind
+    CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache; with compile_layout per-host in
+    CACHE/hosts/HOST/…                  a directory of each host
 
 Names of files in a manifest begin at CACHE.
 """
@@ -11,8 +13,9 @@ Names of files in a manifest begin at CACHE.
 import hashlib
 import json
 import os
+import pwd
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,16 @@ class Manifest:
     def files(self) -> dict[str, CachedFile]:
         """All files by name; nodes of a shared cache name the same ones."""
         return {file.name: file for node in self.nodes for file in node.files}
+
+
+def cache_root(compile_cache: str | None, run_root: str) -> str:
+    """Return CACHE for a profile's values: what cannot be a directory has its manifests elsewhere.
+
+    It may begin with ~.
+    """
+    if compile_cache and "://" not in compile_cache:
+        return compile_cache
+    return f"{run_root.rstrip('/')}/.compiled"
 
 
 def key_dir(cache: Path, key: str) -> Path:
@@ -119,32 +132,65 @@ def describe(cache: Path, path: Path) -> CachedFile:
     return CachedFile(name=str(path.relative_to(cache)), bytes=size, sha256=digest)
 
 
-def find_damage(cache: Path, manifest: Manifest, *, hashes: bool) -> str | None:
+def find_damage(
+    cache: Path, manifest: Manifest, *, hashes: bool, trusted: Collection[int] = ()
+) -> str | None:
     """Say what is missing or changed of a manifest's files; with hashes they are read whole."""
-    for file in manifest.files.values():
+    files = manifest.files.values()
+    return next((said for _, said in damaged(cache, files, hashes=hashes, trusted=trusted)), None)
+
+
+def damaged(
+    cache: Path, files: Iterable[CachedFile], *, hashes: bool, trusted: Collection[int] = ()
+) -> Iterator[tuple[Path, str]]:
+    """Yield files that are not as they were, or that somebody else may have written, and why."""
+    for file in files:
         path = cache / file.name
         try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                return f"{path} has {size} bytes, not {file.bytes}"
-            if hashes and describe(cache, path) != file:
-                return f"{path} has changed"
+            status = path.stat()
+            refuse_untrusted(path, trusted)
+            if status.st_size != file.bytes:
+                yield path, f"{path} has {status.st_size} bytes, not {file.bytes}"
+            elif hashes and describe(cache, path) != file:
+                yield path, f"{path} has changed"
         except FileNotFoundError:
-            return f"{path} is missing"
+            yield path, f"{path} is missing"
         except OSError as error:
-            return f"{path} cannot be read ({error.strerror})"
-    return None
+            yield path, f"{path} cannot be read ({error.strerror})"
+        except CacheError as error:
+            yield path, str(error)
 
 
 def refuse_untrusted(path: Path, trusted: Collection[int]) -> None:
     """Refuse what others wrote, or could write: compiled graphs are programs that will run."""
     status = path.stat()
     if status.st_uid not in {0, os.getuid(), *trusted}:
-        raise CacheError(f"{path}: was written by user {status.st_uid}, who is not trusted")
+        raise CacheError(
+            f"{path}: was written by {user_name(status.st_uid)}, whom compile_trust does not name"
+        )
     for place in (path, path.parent):
         mode = place.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise CacheError(f"{place}: can be written by everybody: chmod o-w it")
+
+
+def user_ids(names: Iterable[str]) -> set[int]:
+    """Return the ids of those of these users that this host knows."""
+    found = set()
+    for name in names:
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            pass  # trusted by nobody here
+    return found
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name where this host knows it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _node_result(values: dict[str, Any]) -> NodeResult:

@@ -65,7 +65,11 @@ class Cluster:
     python: str = "python3"
     """Its interpreter, absolute on a real cluster."""
     compile_cache: str | None = None
-    """Neuron's compile cache: a directory on the shared file system or an s3:// URL."""
+    """Compiled graphs: a directory on the shared file system, or an s3:// URL for Neuron's."""
+    compile_layout: Literal["shared", "per-host"] = "shared"
+    """One cache for all nodes, or a directory of it for each host's name."""
+    compile_trust: tuple[str, ...] = ()
+    """Users whose compiled graphs are run, besides one's own and root's."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every job of this cluster."""
     ask_above_node_hours: float | None = None

@@ -48,6 +48,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
     _check_data(tree)
+    _check_cache(tree["compile_cache"], tree["compile_layout"])
     if ".." in tree["data"]["path"].split("/"):
         raise ConfigError("data.path has '..': name a path below data_root, or an absolute one")
     for section in ("model", "train"):
@@ -73,6 +74,14 @@ def _check_data(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
     if data["published"] and data["format"] != "bert":
         raise ConfigError("data.published: only shards for BERT are: set data.format to bert")
+
+
+def _check_cache(cache: str | None, layout: str) -> None:
+    # Neuron takes it as it is, and expands nothing.
+    if cache is not None and not re.match(r"/|\w+://", cache):
+        raise ConfigError(f"compile_cache is {cache!r}: it must be absolute, or an s3:// URL")
+    if cache is None and layout == "per-host":
+        raise ConfigError("compile_layout is per-host, but compile_cache is not set")
 
 
 def _check_job_values(dotted: str, value: Any) -> None:

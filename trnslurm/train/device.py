@@ -61,6 +61,10 @@ class Device(ABC):
     def graphs(self) -> int:
         """Count the graphs compiled so far in this process."""
 
+    def graphs_missed(self) -> int | None:
+        """Count those that the cache of a precompile did not have; None: it cannot be asked."""
+        return None
+
     def memory(self) -> dict[str, float]:
         """Give the most memory used so far, in MB: of this worker's host process, at least."""
         # Linux counts in KiB.

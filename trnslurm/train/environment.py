@@ -23,6 +23,8 @@ class Environment:
     run_dir: Path
     device: str
     """The device node.sh prepared for; empty when the job is started by hand."""
+    compile_cache: Path | None = None
+    """Graphs of xla-cpu, a directory per worker: a precompile fills it, training reads it."""
 
 
 def read_environment() -> Environment:
@@ -30,6 +32,7 @@ def read_environment() -> Environment:
     phase = os.environ.get("TRNSLURM_PHASE", "train")
     if phase not in PHASES:
         raise TrainError(f"TRNSLURM_PHASE is {phase!r}: it can be {' or '.join(PHASES)}")
+    cache = os.environ.get("TRNSLURM_COMPILE_CACHE")
     return Environment(
         rank=_read_int("RANK"),
         world=_read_int("WORLD_SIZE"),
@@ -39,6 +42,7 @@ def read_environment() -> Environment:
         attempt=_read_int("TRNSLURM_ATTEMPT", default="1"),
         run_dir=Path(os.environ.get("TRNSLURM_RUN_DIR", ".")),
         device=os.environ.get("TRNSLURM_DEVICE", ""),
+        compile_cache=Path(cache).expanduser() if cache else None,
     )
 
 

@@ -77,6 +77,7 @@ class Progress:
         self._expected = expected_samples_per_s
         self._steady_graphs: int | None = None
         self._steady_since = 0.0
+        self._warned = False
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
         writes = device.rank == 0 and self._training
@@ -113,8 +114,7 @@ class Progress:
         if self._events:
             self._events.close()
         if self._device.rank == 0 and self._steady_graphs is not None:
-            late = self._device.graphs() - self._steady_graphs
-            say(f"graphs compiled after step {STEADY_AFTER}: {late}")
+            say(f"graphs compiled after step {STEADY_AFTER}: {self._graphs_since_steady()}")
             self._compare_rate()
 
     def _compare_rate(self) -> None:
@@ -158,7 +158,28 @@ class Progress:
         if steps[-1].step - self._steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
             self._steady_since = now
+        if lines[-1]["late_graphs"] and not self._warned:
+            self._warned = True
+            self._warn_of_graphs(lines[-1])
         return answer > 0
+
+    def _late_graphs(self) -> int:
+        """Count the graphs that a precompile should have made, and did not.
+
+        Where the cache cannot be asked, those are meant that came after the first steps.
+        """
+        missed = self._device.graphs_missed()
+        return self._graphs_since_steady() if missed is None else missed
+
+    def _graphs_since_steady(self) -> int:
+        return 0 if self._steady_graphs is None else self._device.graphs() - self._steady_graphs
+
+    def _warn_of_graphs(self, line: dict[str, int | float]) -> None:
+        if self._device.rank == 0 and self._training:
+            say(
+                f"warning: graphs compiled in the middle of training: {line['late_graphs']} by step "
+                f"{line['step']}; a precompile should have met them"
+            )
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
         """Give a step's line; `seconds` is the mean since the last report."""
@@ -178,6 +199,7 @@ class Progress:
             **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
             "padding": batch.padding_units / (batch.units + batch.padding_units),
             "graphs": self._device.graphs(),
+            "late_graphs": self._late_graphs(),
             "time": round(time.time(), 3),
         }
         if self._plan.peak_tflops and self._flops_per_sample:

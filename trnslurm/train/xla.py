@@ -23,6 +23,7 @@ class XlaDevice(Device):
 
     def __init__(self, name: str, environment: Environment) -> None:
         self.clock = Clock()
+        self._precompiled = name == "xla-cpu" and _open_cache(environment)
         if name == "neuron":
             dist.init_process_group("xla")
         else:
@@ -66,9 +67,30 @@ class XlaDevice(Device):
 
     def graphs(self) -> int:
         """Count the graphs that this process had not seen before."""
-        metrics: Any = torch_xla.debug.metrics  # not annotated
-        return metrics.counter_value("UncachedCompile") or 0
+        return _counter("UncachedCompile")
+
+    def graphs_missed(self) -> int | None:
+        """Count those that the trial run did not meet; only xla-cpu's cache tells."""
+        return _counter("PersistentCacheMiss") if self._precompiled else None
 
     def barrier(self, name: str) -> None:
         """Wait at torch_xla's rendezvous."""
         xm.rendezvous(name)
+
+
+def _counter(name: str) -> int:
+    metrics: Any = torch_xla.debug.metrics  # not annotated
+    return metrics.counter_value(name) or 0
+
+
+def _open_cache(environment: Environment) -> bool:
+    """Open the worker's own cache before anything is computed; tell whether it is to be whole.
+
+    Two workers that write to one directory spoil each other's entries.
+    """
+    if environment.compile_cache is None:
+        return False
+    training = environment.phase == "train"
+    path = environment.compile_cache / str(environment.rank)
+    xr.initialize_cache(str(path), readonly=training)
+    return training

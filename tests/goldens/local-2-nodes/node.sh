@@ -19,6 +19,8 @@ fi
 export OMP_NUM_THREADS=1                    # one worker per core: no threads on top
 export PJRT_DEVICE=CPU
 export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
+export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
+export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
 
 launch=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
@@ -26,4 +28,9 @@ launch=(
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/gpt2_zero1/train.py plan.json
 )
+if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
+  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.precompile -- "${launch[@]}")
+else                                        # cold or damaged: refuse now, not in a collective
+  "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
+fi
 exec "${launch[@]}"

@@ -101,6 +101,22 @@ export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_PHASE="$phase" TRNSLURM_ATTEMPT="$attempt"
 export TRNSLURM_DEVICE=xla-cpu
 
+# Graphs are compiled ahead, for a key of all that shapes them. It is measured here, because this
+# Python's packages are part of it. The key's manifest in the cache says which files there must be.
+doing='reading the key of the graphs'
+export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled
+export TRNSLURM_CACHE_LAYOUT=shared
+export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
+TRNSLURM_GRAPH_KEY=$("$TRNSLURM_PYTHON" -m trnslurm.node.graphs key)
+export TRNSLURM_GRAPH_KEY
+code=0
+"$TRNSLURM_PYTHON" -m trnslurm.node.graphs warm || code=$?
+case $code in
+  0) launched=yes; exit 0 ;;                # warm: there is nothing to do
+  3) ;;                                     # cold
+  *) exit "$code" ;;
+esac
+
 # Rendezvous: where the workers meet.
 doing='choosing the master address and ports'
 hosts=local-0,local-1
@@ -125,5 +141,9 @@ heartbeat=$!
 step=$!
 code=0
 wait "$step" || code=$?
+if [ "$code" -eq 0 ]; then                  # every node has compiled: is no graph missing?
+  doing='verifying the graphs'
+  "$TRNSLURM_PYTHON" -m trnslurm.node.graphs commit || code=$?
+fi
 launched=yes
 exit "$code"

@@ -146,6 +146,7 @@ class Checkpoints:
         still running is waited for too.
         """
         if not self._active:
+            self._memory.copy(optimizer.shards())  # should it ever take a graph, it is met here
             return
         self._saves += 1
         start = time.monotonic()

@@ -1,0 +1,87 @@
+"""Neuron's locks in a cache. One that a killed compiler left makes every later one wait for ever.
+
+They are empty files that do not say whose they are, so a lock is cleared only if a compile of ours
+wrote down that it left it, and has ended since. All others are named, with their age.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.compilecache.manifest import key_dir, user_name
+from trnslurm.compilecache.neuron import GRAPH
+
+LOCK = f"{GRAPH}.lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A lock as it lay there: taken again it is another one."""
+
+    path: Path
+    mtime_ns: int
+    uid: int
+
+    def __str__(self) -> str:
+        hours = (time.time() - self.mtime_ns / 1e9) / 3600
+        return f"{self.path} ({user_name(self.uid)}, {hours:.1f} h old)"
+
+
+def locks_of(graphs: Collection[str]) -> Iterator[Lock]:
+    """Yield the locks that lie beside these graphs, where those are files here."""
+    for graph in sorted(graphs):
+        path = Path(graph) / LOCK
+        if path.is_absolute() and (lock := _look(path)):
+            yield lock
+
+
+def all_locks(cache: Path) -> Iterator[Lock]:
+    """Yield every lock of a cache."""
+    for pattern in ("neuronxcc-*", "hosts/*/neuronxcc-*"):
+        for path in sorted(cache.glob(f"{pattern}/*/{LOCK}")):
+            if lock := _look(path):
+                yield lock
+
+
+def note_left(cache: Path, key: str, taker: dict[str, Any], left: Collection[Lock]) -> None:
+    """Write down, for the next compile of this key, what locks a compile has left."""
+    directory = key_dir(cache, key) / "left"
+    directory.mkdir(parents=True, exist_ok=True)
+    locks = [{"path": str(lock.path), "mtime_ns": lock.mtime_ns} for lock in left]
+    name = f"{taker['job']}-node{taker['node']}.json"
+    (directory / name).write_text(json.dumps(taker | {"locks": locks}), encoding="utf-8")
+
+
+def clear_stale(
+    cache: Path, key: str, has_ended: Callable[[dict[str, Any]], bool]
+) -> Iterator[Lock]:
+    """Remove the locks that compiles which have ended left, and yield them."""
+    for note in sorted((key_dir(cache, key) / "left").glob("*.json")):
+        try:
+            if note.stat().st_uid != os.getuid():
+                continue
+            taker = json.loads(note.read_text(encoding="utf-8"))
+            left = {(Path(lock["path"]), lock["mtime_ns"]) for lock in taker["locks"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if not has_ended(taker):
+            continue
+        for path, mtime_ns in sorted(left):
+            lock = _look(path)
+            # Only ours, and only as it was left: taken since, it has another time.
+            if path.name == LOCK and lock and (lock.mtime_ns, lock.uid) == (mtime_ns, os.getuid()):
+                path.unlink(missing_ok=True)
+                yield lock
+        note.unlink(missing_ok=True)
+
+
+def _look(path: Path) -> Lock | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return Lock(path=path, mtime_ns=status.st_mtime_ns, uid=status.st_uid)

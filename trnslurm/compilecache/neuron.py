@@ -1,0 +1,139 @@
+"""What neuron_parallel_compile says it did. Its exit code alone is not to be believed.
+
+It is 0 when no graph was found, when a process of its own died with graphs in hand, when 256 graphs
+failed, and before Neuron 2.23 whatever failed. A graph that another node has locked, or has
+compiled already, is in no report of this node: so graphs are told apart by what is said of each.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+GRAPH = "model.hlo_module.pb"
+NEFF = "model.neff"
+# ||PARALLEL_COMPILE|| in older versions.
+_OF_THE_TOOL = re.compile(r"\|\|(?:NEURON_)?PARALLEL_COMPILE\|\|: ?(.*)")
+_TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
+_TRACED = re.compile(r"Extracting graphs \((\S+?)\)")
+_REUSED = re.compile(rf"Using a cached neff\b.*?(\S+/){re.escape(NEFF)}")
+_WAITING = re.compile(r"Another process must be compiling (\S+?),?(?:\s|$)")
+_KILLED = re.compile(r"Received error code: -9\b")
+
+
+@dataclass
+class Report:
+    """What was read of the output so far; graphs go by the directories in which they lie."""
+
+    totals: dict[str, int] = field(default_factory=dict)
+    traced: set[str] = field(default_factory=set)
+    """What the trial run met for the first time, and left to be compiled."""
+    reused: set[str] = field(default_factory=set)
+    """What it found compiled."""
+    compiled: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    script_error: bool = False
+    exception: bool = False
+    nothing_to_do: bool = False
+    killed: bool = False
+    waiting_for: str | None = None
+    """The graph of the last lock that it spoke of."""
+    _json: list[str] | None = None
+
+    @property
+    def graphs(self) -> set[str]:
+        """All that this node needs."""
+        return self.traced | self.reused | self.compiled | self.failed
+
+    def read(self, line: str) -> None:
+        """Take in the next line."""
+        if self._json is not None:
+            self._read_report(line)
+            return
+        self.traced |= {_directory(path) for path in _TRACED.findall(line)}
+        self.reused |= {path.rstrip("/") for path in _REUSED.findall(line)}
+        self.killed |= bool(_KILLED.search(line))
+        if waiting := _WAITING.search(line):
+            self.waiting_for = _directory(waiting[1])
+        if said := _OF_THE_TOOL.search(line):
+            self._read_own(said[1].strip())
+
+    def _read_own(self, text: str) -> None:
+        if text == "{":
+            self._json = [text]
+        if total := _TOTAL.match(text):
+            self.totals[total[1]] = int(total[2])
+        self.script_error |= "There was an error in the training script" in text
+        self.exception |= "got exception" in text
+        self.nothing_to_do |= "No todo hlos found" in text
+
+    def _read_report(self, line: str) -> None:
+        assert self._json is not None
+        self._json.append(line)
+        if line.rstrip() != "}":
+            return
+        text, self._json = "\n".join(self._json), None
+        try:
+            graphs = json.loads(text)["compilation_report"].items()
+            ended = {_directory(path): bool(result["status"]) for path, result in graphs}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return  # in the totals it is missed
+        self.compiled |= {graph for graph, well in ended.items() if well}
+        self.failed |= {graph for graph, well in ended.items() if not well}
+
+
+def problem(report: Report, exit_code: int) -> str | None:
+    """Say why this is no success, in one line; the most telling reason first."""
+    return next(_problems(report, exit_code), None)
+
+
+def _problems(report: Report, exit_code: int) -> Iterator[str]:
+    total, well, failed = (
+        report.totals.get(name)
+        for name in ("graphs", "successful compilations", "failed compilations")
+    )
+    if exit_code < 0 and report.waiting_for and total is None:
+        yield (
+            f"it was ended while it waited for whoever compiles {report.waiting_for}: if nobody "
+            f"does, remove {report.waiting_for}/{GRAPH}.lock"
+        )
+    if exit_code < 0:
+        yield f"it was ended by signal {-exit_code}"
+    if report.script_error:
+        yield "the trial run failed, so nothing was compiled: its error stands above"
+    if failed and report.killed:
+        yield (
+            f"the compiler was killed on {_some(failed, total)}, mostly for want of memory: set "
+            'neuron.env.NEURON_PARALLEL_COMPILE_MAX_RETRIES="1"'
+        )
+    if failed:
+        yield f"{_some(failed, total)} could not be compiled{_first(report.failed)}"
+    if report.exception:
+        yield "a process of it died, and its graphs are in no report (got exception): run it again"
+    if exit_code:
+        yield f"exit code {exit_code}, though it reports no failed graph"
+    if total is None and not (report.nothing_to_do and report.reused):
+        yield (
+            "the trial run met no graph (No todo hlos found): does the job train on its device?"
+            if report.nothing_to_do
+            else "it ended without a summary"
+        )
+    if total is not None and well != total:
+        yield f"{well or 0} of {total} graphs were compiled, and nothing is said of the others"
+    if total == 0 and not report.graphs:
+        yield "the trial run met no graph (Total graphs: 0): does the job train on its device?"
+    if total is not None and report.compiled and len(report.compiled) != total:
+        yield f"its report names {len(report.compiled)} graphs, its summary {total}"
+
+
+def _some(failed: int, total: int | None) -> str:
+    return f"{failed} of {total} graphs" if total else f"{failed} graphs"
+
+
+def _first(failed: set[str]) -> str:
+    return f", the first is {min(failed)}" if failed else ""
+
+
+def _directory(path: str) -> str:
+    directory, _, name = path.rpartition("/")
+    return directory if name.startswith("model.") else path

@@ -1,0 +1,267 @@
+"""The compile cache as a job's scripts ask about it. In the run directory, on its nodes:
+
+    python -m trnslurm.node.graphs key        prints the key of this job's graphs
+    python -m trnslurm.node.graphs warm       before a precompile, first node: 0 if warm, 3 if cold
+    python -m trnslurm.node.graphs commit     after it, first node: writes the manifest
+    python -m trnslurm.node.graphs verify     before a training, every node
+
+Errors are one line and exit code 1.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trnslurm.compilecache import locks
+from trnslurm.compilecache.key import INGREDIENTS, content_key, own_versions
+from trnslurm.compilecache.manifest import (
+    CachedFile,
+    CacheError,
+    Manifest,
+    NodeResult,
+    damaged,
+    describe,
+    find_damage,
+    key_dir,
+    read_manifest,
+    user_ids,
+    user_name,
+    write_manifest,
+)
+from trnslurm.compilecache.neuron import NEFF
+
+COLD = 3
+_UNDER_WAY = ("STARTING", "RUNNING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job's graphs lie, as the batch script says it in the environment."""
+
+    run: Path
+    cache: Path
+    key: str
+    device: str
+    per_host: bool
+    trusted: Collection[int]
+    attempt: int
+    node: int
+    host: str
+
+    @property
+    def directory(self) -> Path:
+        return key_dir(self.cache, self.key)
+
+    @property
+    def mend(self) -> str:
+        """The command that compiles what is missing."""
+        script = "precompile.sbatch" if (self.run / "precompile.sbatch").exists() else ""
+        return f"cd {self.run} && {'sbatch' if script else 'bash'} {script or 'precompile.sh'}"
+
+    def results(self) -> list[dict[str, Any]]:
+        """Read what every node of this attempt wrote down."""
+        nodes = json.loads((self.run / "plan.json").read_text(encoding="utf-8"))["nodes"]
+        return [self._result(node) for node in range(nodes)]
+
+    def result_path(self, node: int) -> Path:
+        """Return where a node of this attempt writes down what it compiled."""
+        return self.run / "state" / f"graphs-{self.attempt}-node{node}.json"
+
+    def _result(self, node: int) -> dict[str, Any]:
+        path = self.result_path(node)
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CacheError(f"node {node} did not say what it compiled ({error})") from None
+
+
+def read_place() -> Place:
+    """Read the environment."""
+    environ = os.environ
+    return Place(
+        run=Path(environ["TRNSLURM_RUN_DIR"]),
+        cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
+        key=environ["TRNSLURM_GRAPH_KEY"],
+        device=environ["TRNSLURM_DEVICE"],
+        per_host=environ["TRNSLURM_CACHE_LAYOUT"] == "per-host",
+        trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
+        attempt=int(environ["TRNSLURM_ATTEMPT"]),
+        node=int(environ.get("SLURM_NODEID", "0")),
+        host=os.uname().nodename,
+    )
+
+
+def main() -> int:
+    """Do what the command line names."""
+    parser = argparse.ArgumentParser(prog="graphs", description="A job's compiled graphs.")
+    commands: dict[str, Callable[[], int]] = {
+        "key": print_key,
+        "warm": lambda: warm(read_place()),
+        "commit": lambda: commit(read_place()),
+        "verify": lambda: verify(read_place()),
+    }
+    parser.add_argument("command", choices=commands)
+    try:
+        return commands[parser.parse_args().command]()
+    except CacheError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def print_key() -> int:
+    """Print the key, with the versions that this Python has."""
+    print(content_key(read_ingredients(Path(os.environ["TRNSLURM_RUN_DIR"])), own_versions()))
+    return 0
+
+
+def read_ingredients(run: Path) -> dict[str, Any]:
+    """Return what of this job shapes its graphs."""
+    try:
+        return dict(json.loads((run / INGREDIENTS).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise CacheError(f"{run / INGREDIENTS}: {error}") from None
+
+
+def warm(place: Place) -> int:
+    """Return 0 if there is nothing to compile; else make the cache ready for it, return COLD."""
+    try:
+        manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
+    except CacheError as error:
+        manifest = None
+        print(f"compiling anew: {error}")
+    if manifest is None:
+        print(f"graphs of key {place.key}: cold")
+    elif not _discard_damaged(place, manifest):
+        print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
+        return 0
+    for lock in locks.clear_stale(place.cache, place.key, _has_ended):
+        print(f"removed a lock that a compile left when it was ended: {lock}")
+    for lock in locks.all_locks(place.cache):
+        print(f"note: a graph is locked; if nobody compiles it, remove {lock}")
+    return COLD
+
+
+def _discard_damaged(place: Place, manifest: Manifest) -> bool:
+    """Remove what is damaged: the compiler takes what lies there for good."""
+    files = manifest.files.values()
+    found = list(damaged(place.cache, files, hashes=True, trusted=place.trusted))
+    for path, reason in found:
+        print(f"compiling anew: {reason}")
+        path.unlink(missing_ok=True)
+        path.with_name("model.done").unlink(missing_ok=True)  # Neuron's word for a compiled graph
+    return bool(found)
+
+
+def _has_ended(taker: dict[str, Any]) -> bool:
+    """Tell whether the precompile that left locks has ended; if it cannot be told, it has not."""
+    state = Path(taker["run"]) / "state" / f"precompile-{taker['attempt']}.json"
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))["state"] not in _UNDER_WAY
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def commit(place: Place) -> int:
+    """Join the nodes' results, prove that no graph is missing, and write the manifest."""
+    results = place.results()
+    nodes = join(place.cache, results)
+    if not any(node.graphs for node in nodes):
+        raise CacheError("no node found a graph to compile")
+    manifest = Manifest(
+        key=place.key,
+        ingredients=read_ingredients(place.run),
+        versions=own_versions(),
+        made={
+            "by": user_name(os.getuid()),
+            "run": str(place.run),
+            "attempt": place.attempt,
+            "job": job_id(place),
+            "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        },
+        nodes=nodes,
+    )
+    if damage := find_damage(place.cache, manifest, hashes=False, trusted=place.trusted):
+        raise CacheError(damage)
+    path = write_manifest(place.cache, manifest)
+    listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
+    print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
+    return 0
+
+
+def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
+    """Return what goes into the manifest; a graph that is nowhere compiled is an error.
+
+    What a node found locked, another has compiled: all have ended now, so it must be there.
+    """
+    settled = {graph for result in results for graph in result["settled"]}
+    nodes = []
+    for result in results:
+        files = [CachedFile(**file) for file in result["files"]]
+        known = {file.name for file in files}
+        for graph in set(result["graphs"]) - set(result["settled"]):
+            neff = Path(graph) / NEFF
+            if not (graph in settled or neff.is_file()):
+                raise CacheError(f"node {result['node']} needs {graph}, which no node has compiled")
+            if neff.is_relative_to(cache) and str(neff.relative_to(cache)) not in known:
+                files.append(describe(cache, neff))
+        words = ("node", "host", "compiled", "failed", "seconds")
+        facts = {word: result[word] for word in words} | {"graphs": result["found"]}
+        nodes.append(NodeResult(**facts, files=tuple(sorted(files, key=lambda f: f.name))))
+    return tuple(nodes)
+
+
+def job_id(place: Place) -> str:
+    """Return the job of this attempt, as its state file says it."""
+    state = place.run / "state" / f"precompile-{place.attempt}.json"
+    return str(json.loads(state.read_text(encoding="utf-8"))["job_id"])
+
+
+def verify(place: Place) -> int:
+    """Refuse to train on this node unless the graphs are there, as they were compiled.
+
+    The files' sizes are looked at on every node; reading them all is divided among the nodes.
+    """
+    start = time.monotonic()
+    try:
+        manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
+        if manifest is None:
+            raise CacheError(f"nothing is compiled for key {place.key} in {place.cache}")
+        files = _files_for(place, manifest)
+        whole = damaged(place.cache, files, hashes=False, trusted=place.trusted)
+        parts = 1 if place.per_host else len(manifest.nodes)
+        mine = files[0 if place.per_host else place.node :: parts]
+        read = damaged(place.cache, mine, hashes=True, trusted=place.trusted)
+        for _, reason in (*whole, *read):
+            raise CacheError(f"the graphs of key {place.key} are damaged: {reason}")
+    except CacheError as error:
+        raise CacheError(f"{error}: {place.mend}, then start this again") from None
+    if place.node == 0:
+        with suppress(OSError):  # a team's cache may belong to somebody else
+            (place.directory / "used").touch()
+    seen = f"{len(files)} files" if files else "files not seen from here"
+    print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
+    return 0
+
+
+def _files_for(place: Place, manifest: Manifest) -> list[CachedFile]:
+    """Return what this host's workers will load."""
+    if not place.per_host:
+        return list(manifest.files.values())
+    own = [node for node in manifest.nodes if node.host == place.host]
+    if not own:
+        raise CacheError(f"nothing is compiled for key {place.key} on {place.host}")
+    return list({file.name: file for node in own for file in node.files}.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Runs a compile on one node, judges what it says, and writes down what it made.
+
+    python -m trnslurm.node.precompile -- neuron_parallel_compile torchrun … train.py plan.json
+
+Its output passes through unchanged, signals are handed on, and its exit code is kept unless that is
+0 and graphs are missing. On xla-cpu the command is the trial run itself, and the graphs are files.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trnslurm.compilecache import locks, neuron
+from trnslurm.compilecache.manifest import CachedFile, CacheError, describe
+from trnslurm.node.graphs import Place, job_id, read_place
+
+_HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# What the command leaves running may hold its output open for ever.
+_LAST_WORDS_S = 2.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code, or 1 if it hides that graphs are missing."""
+    command = list(sys.argv[1:] if argv is None else argv)
+    if command[:1] != ["--"] or len(command) < 2:
+        print(
+            "usage: python -m trnslurm.node.precompile -- COMMAND [ARGUMENT ...]", file=sys.stderr
+        )
+        return 2
+    try:
+        place = read_place()
+        compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
+        exit_code, result = compile_graphs(place, command[1:])
+        reason = result["problem"]
+        place.result_path(place.node).write_text(json.dumps(result, indent=1), encoding="utf-8")
+    except CacheError as error:
+        exit_code, reason = 0, str(error)
+    except OSError as error:
+        exit_code, reason = 0, f"{error.filename}: {error.strerror}"
+    if reason:
+        print(f"error: precompile on {os.uname().nodename}: {reason}", file=sys.stderr, flush=True)
+    if exit_code < 0:
+        return 128 - exit_code
+    return exit_code or int(bool(reason))
+
+
+def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Run neuron_parallel_compile, and read its output."""
+    before = set(locks.all_locks(place.cache))
+    report, start = neuron.Report(), time.monotonic()
+    with output_file(place) as keep:
+        exit_code = run(command, report.read, keep)
+    problem = neuron.problem(report, exit_code)
+    if problem:
+        taker = {"run": str(place.run), "attempt": place.attempt, "node": place.node}
+        left = [lock for lock in locks.locks_of(report.graphs) if lock not in before]
+        ours = [lock for lock in left if lock.uid == os.getuid()]
+        locks.note_left(place.cache, place.key, taker | {"job": job_id(place)}, ours)
+    settled = report.compiled | report.reused
+    missing = [graph for graph in sorted(settled) if is_missing(graph)]
+    if missing and not problem:
+        problem = f"{missing[0]} is said to be compiled, but has no {neuron.NEFF}"
+    neffs = [] if problem else [Path(graph) / neuron.NEFF for graph in sorted(settled)]
+    result = {
+        "found": max(len(report.graphs), report.totals.get("graphs", 0)),
+        "compiled": report.totals.get("successful compilations", 0),
+        "failed": report.totals.get("failed compilations", 0),
+        "graphs": sorted(report.graphs),
+        "settled": sorted(settled),
+    }
+    return exit_code, result | common(place, start, problem, neffs)
+
+
+def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Run the trial, whose workers each fill a cache of their own."""
+    workers = json.loads((place.run / "plan.json").read_text(encoding="utf-8"))["workers_per_node"]
+    ranks = range(place.node * workers, (place.node + 1) * workers)
+    caches = [place.directory / "xla" / str(rank) for rank in ranks]
+    for cache in caches:
+        shutil.rmtree(cache, ignore_errors=True)  # of an earlier compile, which did not end well
+        cache.mkdir(parents=True)
+    start = time.monotonic()
+    with output_file(place) as keep:
+        exit_code = run(command, lambda line: None, keep)
+    files = [file for cache in caches for file in sorted(cache.iterdir())]
+    problem = None
+    if exit_code:
+        problem = f"the trial run failed (exit code {exit_code}): its error stands above"
+    elif any(not any(cache.iterdir()) for cache in caches):
+        problem = "the trial run compiled no graph: does the job train on its device?"
+    counts = {"found": len(files), "compiled": len(files), "failed": 0}
+    no_names: dict[str, Any] = {"graphs": [], "settled": []}
+    return exit_code, counts | no_names | common(place, start, problem, [] if problem else files)
+
+
+def common(
+    place: Place, start: float, problem: str | None, paths: Sequence[Path]
+) -> dict[str, Any]:
+    """Return what is said of any compile; files outside the cache are not listed."""
+    files: list[CachedFile] = [
+        describe(place.cache, path) for path in paths if path.is_relative_to(place.cache)
+    ]
+    return {
+        "node": place.node,
+        "host": place.host,
+        "seconds": round(time.monotonic() - start, 1),
+        "problem": problem,
+        "files": [asdict(file) for file in files],
+    }
+
+
+def is_missing(graph: str) -> bool:
+    """Tell whether a graph that should be a file of this host is not there."""
+    return graph.startswith("/") and not (Path(graph) / neuron.NEFF).is_file()
+
+
+@contextmanager
+def output_file(place: Place) -> Iterator[Any]:
+    """Open the copy of the output that stays with the graphs."""
+    directory = place.directory / "output"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"node{place.node}.log").open("wb", buffering=0) as file:
+        yield file
+
+
+def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
+    """Run the command until it has ended, and hand on its output as it comes, and our signals."""
+    came: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def hand_on(signum: int, _frame: object) -> None:
+        came.append(signum)
+        if child:
+            child.send_signal(signum)
+
+    before = {signum: signal.signal(signum, hand_on) for signum in _HANDED_ON}
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for early in tuple(came):
+            child.send_signal(early)
+        assert child.stdout
+        for line in lines(child, child.stdout.fileno(), keep):
+            read(line)
+        child.stdout.close()
+        return child.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:
+    """Copy the output of a command piece by piece, and yield its whole lines."""
+    rest = b""
+    while True:
+        readable, _, _ = select.select([source], [], [], _LAST_WORDS_S)
+        if not readable and child.poll() is not None:
+            break
+        piece = os.read(source, 65536) if readable else None
+        if piece == b"":
+            break
+        if piece:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+            keep.write(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
