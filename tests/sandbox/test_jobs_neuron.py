@@ -6,24 +6,29 @@ import pytest
 
 from .cluster import eventually
 
-# Behaviour of neuron_parallel_compile -> what becomes of the two phases. The last two exit with 0
-# though graphs are missing: the documented limitation that the exit code alone decides. Whoever
-# makes precompile look at the graphs changes these two lines.
+# Behaviour of neuron_parallel_compile -> what becomes of the two phases. The last two exit with 0.
 OUTCOMES = {
     "ok": ("COMPLETED", "COMPLETED"),
     "failed-graphs": ("FAILED", "CANCELLED"),
-    "no-graphs": ("COMPLETED", "COMPLETED"),
-    "exception": ("COMPLETED", "COMPLETED"),
+    "no-graphs": ("FAILED", "CANCELLED"),
+    "exception": ("FAILED", "CANCELLED"),
 }
 
 
 @pytest.fixture
 def runs(user):
     """One run per behaviour, each on a node of its own, until all have ended."""
-    runs, sets = {}, ("device=neuron", "precompile=auto", "workers_per_node=2")
+    cache = f"compile_cache={user.home}/cache"
+    runs, sets = {}, ("device=neuron", "precompile=auto", "workers_per_node=2", cache)
     for number, behaviour in enumerate(OUTCOMES, 1):
         user.sandbox.fault("neuron", str(number), "neuron_parallel_compile", behaviour)
-        more = ("--sbatch", f"--nodelist={user.sandbox.node_name(number)}")
+        # A key of its own for each, or the first to compile would do it for all.
+        more = (
+            "--set",
+            f"train.say={behaviour}",
+            "--sbatch",
+            f"--nodelist={user.sandbox.node_name(number)}",
+        )
         runs[behaviour] = user.submit(*sets, more=more)
     eventually(lambda: not user.sandbox.queue(), 180)
     yield runs
@@ -32,15 +37,17 @@ def runs(user):
         user.sandbox.fault("neuron", str(number), "neuron_parallel_compile", "ok")
 
 
-def test_precompile_decides_by_its_exit_code(runs) -> None:
+def test_precompile_is_judged_by_its_graphs(runs, user) -> None:
     found = {name: [p["state"] for p in run.status()["phases"]] for name, run in runs.items()}
     assert found == {name: list(states) for name, states in OUTCOMES.items()}
 
-    assert "Total failed compilations: 2" in runs["failed-graphs"].logs("--phase", "precompile")
+    said = {name: run.logs("--phase", "precompile") for name, run in runs.items()}
+    assert "Total failed compilations: 2" in said["failed-graphs"]
     assert "exit code 2 while running" in runs["failed-graphs"].status()["reason"]
     assert runs["failed-graphs"].facts() == {}
-    assert "No todo hlos found" in runs["no-graphs"].logs("--phase", "precompile")
-    assert "got exception" in runs["exception"].logs("--phase", "precompile")
+    assert "met no graph (No todo hlos found)" in said["no-graphs"]
+    assert "its graphs are in no report (got exception)" in said["exception"]
+    assert "met no graph" in runs["no-graphs"].shown()
 
     # The tool is the outermost command, in the first phase only, in the environment of Neuron jobs.
     first, second = (runs["ok"].facts(phase)[1]["environment"] for phase in ("precompile", "train"))
@@ -52,3 +59,13 @@ def test_precompile_decides_by_its_exit_code(runs) -> None:
         assert first[name] == second[name]
     address, port = second["NEURON_RT_ROOT_COMM_ID"].split(":")
     assert address == second["MASTER_ADDR"] and port != second["MASTER_PORT"]
+
+    # One graph less: training refuses in seconds, says which one, and what mends it.
+    run, lost = runs["ok"], user.home / "cache/neuronxcc-0/MODULE_2+standin/model.neff"
+    committed = run.logs("--phase", "precompile", "--batch")
+    assert f"4 compiled, 4 files, {user.home}/cache/trnslurm/" in committed
+    lost.unlink()
+    user.shell("sbatch train.sbatch", run.path)
+    eventually(lambda: "train attempt 2: FAILED" in run.logs("--batch"))
+    assert f"{lost} is missing: cd {run.path} && sbatch precompile.sbatch" in run.logs()
+    assert run.facts(attempt=2) == {}

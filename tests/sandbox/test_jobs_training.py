@@ -74,6 +74,7 @@ def test_losses_do_not_depend_on_the_nodes(runs: Runs) -> None:
         for run in (runs.on_two, runs.on_three)
     )
     assert [line["step"] for line in two] == [line["step"] for line in three] == [1, 2, 3]
+    assert {line["late_graphs"] for line in two + three} == {0}, "compiled by the precompile"
     for key in ("loss", "grad_norm"):
         assert [m[key] for m in three] == pytest.approx([m[key] for m in two], rel=1e-5), key
 

@@ -66,7 +66,9 @@ class Stage:
         process = subprocess.Popen(
             [sys.executable, "-I", str(SCRIPT), "--home", str(self.home), *arguments],
             cwd=self.directory,
-            env=os.environ | {"USER": "ada"} | environ,
+            env=os.environ
+            | {"USER": "ada", "NEURON_COMPILE_CACHE_URL": f"{self.directory}/cache"}
+            | environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -133,9 +135,7 @@ def assert_waits(process):
 
 def test_compile_runs_the_command_and_reports_every_graph(stage):
     command = ("sh", "-c", 'echo "$NEURON_EXTRACT_GRAPHS_ONLY $1"; echo oops >&2', "sh", "a b")
-    code, out, err = stage.run(
-        "neuron_parallel_compile", *command, NEURON_COMPILE_CACHE_URL="/fsx/cache"
-    )
+    code, out, err = stage.run("neuron_parallel_compile", *command)
     assert (code, err) == (0, "")
     assert out.startswith("1 a b\noops\n")  # stderr joins stdout
     assert totals(out) == [4, 4, 0]
@@ -143,7 +143,9 @@ def test_compile_runs_the_command_and_reports_every_graph(stage):
     assert report["compilation_summary"] == {"true": 4}
     assert len(report["compilation_report"]) == 4
     for path, result in report["compilation_report"].items():
-        assert path.startswith("/fsx/cache/")
+        assert path.startswith(f"{stage.directory}/cache/")
+        assert f"Extracting graphs ({path})" in out
+        assert Path(path).with_name("model.neff").is_file()
         assert result == {"status": True, "retry": 0, "compile_time": 0.0}
 
 
@@ -161,6 +163,8 @@ def test_compile_options_of_the_command_stay_with_the_command(stage):
         ("ok", 0, [4, 4, 0], "ran"),
         ("failed-graphs", 2, [4, 2, 2], "exit status 70"),
         ("killed", 2, [4, 2, 2], "Received error code: -9"),
+        ("failed-old", 0, [4, 2, 2], "exit status 70"),
+        ("failed-256", 0, [256, 0, 256], "exit status 70"),
         ("exception", 0, [2, 2, 0], "INFO ||NEURON_PARALLEL_COMPILE||: sub-process 1 got exc"),
         ("no-graphs", 0, [], "No todo hlos found"),
         ("script-error", 1, [], "There was an error in the training script."),
@@ -173,14 +177,17 @@ def test_compile_behaviours_that_end(stage, behaviour, code, summary, line):
     assert out.startswith("ran\n")  # the command always runs
     assert totals(out) == summary
     assert line in out
-    assert out.count("  ERROR ||") == {1: 1, 2: 2}.get(code, 0)
+    failed = summary[2] if summary else 0
+    assert out.count("  ERROR ||") == failed + (behaviour == "script-error")
+    cache = stage.directory / "cache"
+    assert len(list(cache.glob("*/*/model.neff"))) == (summary[1] if summary else 0)
 
 
 @pytest.mark.parametrize(
     ("behaviour", "line", "signum"),
     [
-        ("hang", "ran", signal.SIGTERM),
-        ("hang", "ran", signal.SIGINT),
+        ("hang", "MODULE_4", signal.SIGTERM),
+        ("hang", "MODULE_4", signal.SIGINT),
         ("stale-lock", "Another process must be compiling", signal.SIGTERM),
     ],
 )

@@ -15,9 +15,9 @@ NEFF = "model.neff"
 # ||PARALLEL_COMPILE|| in older versions.
 _OF_THE_TOOL = re.compile(r"\|\|(?:NEURON_)?PARALLEL_COMPILE\|\|: ?(.*)")
 _TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
-_TRACED = re.compile(r"Extracting graphs \((\S+?)\)")
-_REUSED = re.compile(rf"Using a cached neff\b.*?(\S+/){re.escape(NEFF)}")
-_WAITING = re.compile(r"Another process must be compiling (\S+?),?(?:\s|$)")
+_TRACED = re.compile(r"Extracting graphs \(([^)]+)\)")
+_REUSED = re.compile(rf"Using a cached neff\b.*?((?:/|\w+://).*)/{re.escape(NEFF)}")
+_WAITING = re.compile(rf"Another process must be compiling (.+/{re.escape(GRAPH)}|\S+?)(?:,|\s|$)")
 _KILLED = re.compile(r"Received error code: -9\b")
 
 
@@ -51,7 +51,7 @@ class Report:
             self._read_report(line)
             return
         self.traced |= {_directory(path) for path in _TRACED.findall(line)}
-        self.reused |= {path.rstrip("/") for path in _REUSED.findall(line)}
+        self.reused |= set(_REUSED.findall(line))
         self.killed |= bool(_KILLED.search(line))
         if waiting := _WAITING.search(line):
             self.waiting_for = _directory(waiting[1])

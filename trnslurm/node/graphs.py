@@ -11,6 +11,7 @@ Errors are one line and exit code 1.
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -63,8 +64,9 @@ class Place:
     @property
     def mend(self) -> str:
         """The command that compiles what is missing."""
-        script = "precompile.sbatch" if (self.run / "precompile.sbatch").exists() else ""
-        return f"cd {self.run} && {'sbatch' if script else 'bash'} {script or 'precompile.sh'}"
+        on_slurm = (self.run / "precompile.sbatch").exists()
+        start = "sbatch precompile.sbatch" if on_slurm else "bash precompile.sh"
+        return f"cd {shlex.quote(str(self.run))} && {start}"
 
     def results(self) -> list[dict[str, Any]]:
         """Read what every node of this attempt wrote down."""

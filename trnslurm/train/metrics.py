@@ -177,8 +177,8 @@ class Progress:
     def _warn_of_graphs(self, line: dict[str, int | float]) -> None:
         if self._device.rank == 0 and self._training:
             say(
-                f"warning: graphs compiled in the middle of training: {line['late_graphs']} by step "
-                f"{line['step']}; a precompile should have met them"
+                f"warning: {line['late_graphs']} graphs by step {line['step']} are in no cache and "
+                "had to be compiled: the trial run of the precompile did not meet them"
             )
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:

@@ -18,6 +18,9 @@ def main() -> None:
     if keys["deaf"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     write_facts(f"facts-{phase}-{os.environ['TRNSLURM_ATTEMPT']}-{rank}.json")
+    if phase == "precompile" and "TRNSLURM_COMPILE_CACHE" in os.environ:
+        cache = Path(os.environ["TRNSLURM_COMPILE_CACHE"]).expanduser()
+        (cache / str(rank) / "graph").write_text("compiled\n", encoding="utf-8")
     if keys["say"]:
         print(keys["say"], flush=True)
     fails = phase == keys["fail_phase"]

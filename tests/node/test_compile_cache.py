@@ -1,0 +1,272 @@
+"""A run's graphs on its nodes: compiled, judged, committed, verified; with a stand-in compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trnslurm.compilecache.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
+from trnslurm.node import graphs
+
+from .conftest import REPOSITORY
+
+STAND_IN = REPOSITORY / "trnslurm/sandbox/neuron_stand_ins.py"
+KEY = "0123456789abcdef"
+
+
+class Job:
+    """A run of two nodes, whose programs run here with the environment of a batch script."""
+
+    def __init__(self, bench, monkeypatch, device: str) -> None:
+        self.bench, self.monkeypatch = bench, monkeypatch
+        self.run, self.cache = bench.directory / "run", bench.directory / "cache"
+        self.home = bench.directory / "home"
+        (self.run / "state").mkdir(parents=True)
+        (self.home / "all").mkdir(parents=True)
+        (self.run / "plan.json").write_text('{"nodes": 2, "workers_per_node": 1}')
+        (self.run / "graphs.json").write_text('{"micro_batch": 1}')
+        (self.run / "precompile.sbatch").touch()
+        self.state("RUNNING")
+        self.setenv(
+            TRNSLURM_RUN_DIR=str(self.run), TRNSLURM_CACHE=str(self.cache), TRNSLURM_ATTEMPT="1",
+            TRNSLURM_CACHE_LAYOUT="shared", TRNSLURM_CACHE_TRUST="", TRNSLURM_GRAPH_KEY=KEY,
+            TRNSLURM_DEVICE=device, NEURON_COMPILE_CACHE_URL=str(self.cache), USER="ada",
+        )  # fmt: skip
+
+    def setenv(self, **values: str) -> None:
+        for name, value in values.items():
+            self.monkeypatch.setenv(name, value)
+        self.bench.environ |= values
+
+    def state(self, word: str) -> None:
+        text = json.dumps({"state": word, "job_id": "4711"})
+        (self.run / "state/precompile-1.json").write_text(text)
+
+    def behave(self, word: str) -> None:
+        (self.home / "all" / "neuron_parallel_compile").write_text(word)
+
+    def tool(self, *command: str) -> list[str]:
+        stand_in = [sys.executable, "-I", str(STAND_IN), "--home", str(self.home)]
+        return ["--", *stand_in, "neuron_parallel_compile", *command]
+
+    def on_node(self, node: int, *command: str):
+        self.setenv(SLURM_NODEID=str(node))
+        return self.bench.run("precompile", *(command or self.tool("true")))
+
+    def ask(self, what: str, node: int = 0) -> int:
+        """Run a command of trnslurm.node.graphs in this process."""
+        self.setenv(SLURM_NODEID=str(node))
+        self.monkeypatch.setattr(sys, "argv", ["graphs", what])
+        return graphs.main()
+
+    def compile(self) -> None:
+        assert [self.on_node(node).returncode for node in (0, 1)] == [0, 0]
+        assert self.ask("commit") == 0
+
+    def neff(self, number: int) -> Path:
+        (path,) = self.cache.glob(f"neuronxcc-*/MODULE_{number}+*/model.neff")
+        return path
+
+
+@pytest.fixture
+def job(bench, monkeypatch) -> Job:
+    return Job(bench, monkeypatch, "neuron")
+
+
+def test_compiled_committed_and_whole(job: Job, capsys) -> None:
+    assert job.ask("verify") == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: nothing is compiled for key {KEY} in {job.cache}: cd ")
+    assert "sbatch precompile.sbatch" in said
+    assert job.ask("warm") == graphs.COLD
+    job.compile()
+    manifest = read_manifest(job.cache, KEY)
+    assert len(manifest.files) == 4
+    assert [(n.node, n.graphs, n.compiled) for n in manifest.nodes] == [(0, 4, 4), (1, 4, 4)]
+    assert (manifest.made["job"], manifest.ingredients) == ("4711", {"micro_batch": 1})
+    assert "Total graphs: 4" in (job.cache / f"trnslurm/{KEY}/output/node1.log").read_text()
+    assert [job.ask("verify", node) for node in (1, 0)] == [0, 0]
+    assert (job.cache / f"trnslurm/{KEY}/used").exists()
+    assert job.ask("warm") == 0
+
+
+def test_a_deleted_graph_is_named_and_compiled_again(job: Job, capsys) -> None:
+    job.compile()
+    neff = job.neff(3)
+    neff.unlink()
+    capsys.readouterr()
+    assert [job.ask("verify", node) for node in (0, 1)] == [1, 1]
+    said = capsys.readouterr().err
+    assert said.count(f"damaged: {neff} is missing: cd ") == 2
+    assert job.ask("warm") == graphs.COLD
+    job.compile()
+    assert job.ask("verify") == 0
+
+
+def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) -> None:
+    job.compile()
+    neff = job.neff(2)
+    content = neff.read_bytes()
+    neff.write_bytes(content[:-2] + b"!\n")
+    assert sorted(job.ask("verify", node) for node in (0, 1)) == [0, 1]
+    assert f"{neff} has changed" in capsys.readouterr().err
+    assert job.ask("warm") == graphs.COLD
+    assert not neff.exists()  # or the compiler would take it for good
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "reason"),
+    [
+        ("failed-graphs", 2, "2 of 4 graphs could not be compiled"),
+        ("failed-old", 1, "2 of 4 graphs could not be compiled"),
+        ("failed-256", 1, "256 of 256 graphs could not be compiled"),
+        ("killed", 2, "the compiler was killed on 2 of 4 graphs"),
+        ("exception", 1, "a process of it died"),
+        ("no-graphs", 1, "met no graph"),
+        ("script-error", 1, "the trial run failed"),
+    ],
+)
+def test_every_trap_of_the_tool_fails_the_node(job: Job, behaviour, code, reason) -> None:
+    job.behave(behaviour)
+    done = job.on_node(0)
+    assert done.returncode == code
+    (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: precompile on ")]
+    assert reason in line
+    assert reason in json.loads((job.run / "state/graphs-1-node0.json").read_text())["problem"]
+
+
+def test_a_node_without_a_word_is_no_success(job: Job, capsys) -> None:
+    assert job.on_node(0).returncode == 0
+    assert job.ask("commit") == 1
+    assert "node 1 did not say what it compiled" in capsys.readouterr().err
+    assert read_manifest(job.cache, KEY) is None
+
+
+def test_a_graph_that_no_node_compiled_is_no_success(job: Job, capsys) -> None:
+    """Each took it for the other's, as one does that finds it locked."""
+    lost = f"{job.cache}/neuronxcc-0/MODULE_9"
+    for node in (0, 1):
+        job.on_node(node)
+        path = job.run / f"state/graphs-1-node{node}.json"
+        result = json.loads(path.read_text())
+        result["graphs"].append(lost)
+        path.write_text(json.dumps(result))
+    assert job.ask("commit") == 1
+    assert f"needs {lost}, which no node has compiled" in capsys.readouterr().err
+    Path(lost).mkdir()
+    (Path(lost) / "model.neff").write_text("by a third one")
+    assert job.ask("commit") == 0
+    assert len(read_manifest(job.cache, KEY).files) == 5
+
+
+def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, capsys) -> None:
+    job.behave("stale-lock")
+    lock = job.cache / "neuronxcc-0/MODULE_1+standin/model.hlo_module.pb.lock"
+    other = lock.parent.with_name("MODULE_7") / lock.name
+    other.parent.mkdir(parents=True)
+    other.touch()
+    job.setenv(SLURM_NODEID="0")
+    process = job.bench.program("precompile", *job.tool("true"))
+    while "Another process must be" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"if nobody does, remove {lock}" in err
+    assert job.ask("warm") == graphs.COLD
+    assert lock.exists(), "its run may go on on another node"
+    job.state("CANCELLED")
+    capsys.readouterr()
+    assert job.ask("warm") == graphs.COLD
+    said = capsys.readouterr().out
+    assert not lock.exists() and f"when it was ended: {lock} (" in said
+    assert other.exists() and f"if nobody compiles it, remove {other} (" in said
+
+
+def test_a_lock_that_was_taken_again_stays(job: Job) -> None:
+    left = job.cache / f"trnslurm/{KEY}/left"
+    left.mkdir(parents=True)
+    lock = job.cache / "neuronxcc-0/MODULE_1/model.hlo_module.pb.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    locks = [{"path": str(lock), "mtime_ns": lock.stat().st_mtime_ns - 1}]
+    taker = {"run": str(job.run), "attempt": 1, "job": "4711", "node": 0, "locks": locks}
+    (left / "4711-node0.json").write_text(json.dumps(taker))
+    job.state("FAILED")
+    assert job.ask("warm") == graphs.COLD
+    assert lock.exists()
+
+
+def test_per_host_is_cold_on_another_host(job: Job, monkeypatch, capsys) -> None:
+    job.setenv(
+        TRNSLURM_CACHE_LAYOUT="per-host",
+        NEURON_COMPILE_CACHE_URL=f"{job.cache}/hosts/{os.uname().nodename}",
+    )
+    job.compile()
+    assert job.ask("verify", 1) == 0
+    result = os.uname_result(("Linux", "elsewhere", "6", "1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: result)
+    assert job.ask("verify", 1) == 1
+    assert "nothing is compiled for key 0123456789abcdef on elsewhere" in capsys.readouterr().err
+
+
+def test_a_url_lists_no_files_and_says_so(job: Job, capsys) -> None:
+    job.setenv(NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
+    job.compile()
+    assert job.ask("verify") == 0
+    assert capsys.readouterr().out.count("files not seen from here") == 2
+
+
+def test_on_a_cpu_each_worker_has_its_own_cache(bench, monkeypatch, capsys) -> None:
+    job = Job(bench, monkeypatch, "xla-cpu")
+    xla = job.cache / f"trnslurm/{KEY}/xla"
+    fill = ["--", "sh", "-c", 'echo graph > "$0/$SLURM_NODEID/123"', str(xla)]
+    assert [job.on_node(node, *fill).returncode for node in (0, 1)] == [0, 0]
+    assert job.ask("commit") == 0
+    assert job.ask("verify", 1) == 0
+    (xla / "1/123").unlink()
+    assert job.ask("verify", 1) == 1
+    assert f"{xla}/1/123 is missing" in capsys.readouterr().err
+    done = job.on_node(0, "--", "true")
+    assert (done.returncode, "compiled no graph" in done.stderr) == (1, True)
+    done = job.on_node(0, "--", "sh", "-c", "exit 7")
+    assert (done.returncode, "trial run failed (exit code 7)" in done.stderr) == (7, True)
+
+
+def test_output_passes_through_as_it_comes(job: Job) -> None:
+    """Half lines too; and what the command leaves running does not hold up its end."""
+    process = job.bench.program("precompile", *job.tool("sh", "-c", "printf half; sleep 60 &"))
+    assert "stand-in" in process.stdout.readline()
+    assert process.stdout.read(4) == "half"
+    start = time.monotonic()
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out.count("Extracting graphs")) == (0, 4)
+    assert time.monotonic() - start < 15
+
+
+def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "manifest.json"
+    file.touch()
+    if os.getuid() == 0:
+        os.chown(file, 4242, -1)
+    owner = file.stat().st_uid
+    refuse_untrusted(file, {owner})
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(CacheError, match="whom compile_trust does not name"):
+        refuse_untrusted(file, ())
+    file.chmod(0o666)
+    with pytest.raises(CacheError, match=r"manifest\.json: can be written by everybody"):
+        refuse_untrusted(file, {owner})
+
+
+def test_damage_is_what_another_user_may_have_written(job: Job) -> None:
+    job.compile()
+    job.neff(1).chmod(0o666)
+    said = find_damage(job.cache, read_manifest(job.cache, KEY), hashes=False)
+    assert said is not None and "can be written by everybody" in said
