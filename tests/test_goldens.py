@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.bundle import Bundle, diff
+from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.data import Own, make_data_job
 from trnslurm.render import render, render_data_job
@@ -85,9 +87,14 @@ def rendered(name: str) -> Bundle:
 
 
 def reviewed_part(bundle: Bundle) -> Bundle:
-    """What a person reviews: everything but the snapshot of the code."""
+    """What a person reviews: everything but the snapshot of the code, and its checksums."""
     parts = ("code/", "logs/", "state/")
-    return Bundle(files={n: d for n, d in bundle.files.items() if not n.startswith(parts)})
+    files = {n: d for n, d in bundle.files.items() if not n.startswith(parts)}
+    if INGREDIENTS in files:
+        ingredients = json.loads(files[INGREDIENTS])
+        ingredients["source"] = sorted(ingredients["source"])
+        files[INGREDIENTS] = f"{json.dumps(ingredients, indent=2)}\n".encode()
+    return Bundle(files=files)
 
 
 @pytest.mark.parametrize("name", [*CASES, *BERT_CASES, *DATA_CASES])

@@ -52,9 +52,17 @@ def _shaping_settings(
 
 def _exports(script: str) -> Iterator[tuple[str, str]]:
     """Yield the variables that a rendered script exports, as bash will read them."""
+    statement = ""
     for line in script.splitlines():
-        if line.startswith("export "):
-            for word in shlex.split(line, comments=True)[1:]:
-                name, equals, text = word.partition("=")
-                if equals:
-                    yield name, text
+        if not (statement or line.startswith("export ")):
+            continue
+        statement += f"{line}\n"
+        try:
+            words = shlex.split(statement, comments=True)
+        except ValueError:  # a quoted value goes on in the next line
+            continue
+        statement = ""
+        for word in words[1:]:
+            name, equals, text = word.partition("=")
+            if equals:
+                yield name, text
