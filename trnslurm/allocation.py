@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from trnslurm.cluster_python import interpreter, preamble
+from trnslurm.cluster_python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render import search_path
@@ -19,20 +17,6 @@ from trnslurm.run import RunDir
 from trnslurm.slurm import Slurm, without_overrides
 from trnslurm.status import run_status
 
-# Prints what the nodes' Python is and has, as JSON; it must run on any Python 3.
-_PROBE = """
-import json, platform, shutil, sys
-from importlib import metadata
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-names, commands = (word.split(",") for word in sys.argv[1:3])
-print(json.dumps({"python": platform.python_version(), "executable": sys.executable,
-                  "host": platform.node(), "packages": {n: version(n) for n in names},
-                  "commands": {c: shutil.which(c) for c in commands if c}}))
-"""
 _PINS = {"torch": "2.9", "transformers": "4.57"}
 _PINS_OF_DEVICE = {
     "neuron": {"torch-xla": "2.9", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360"},
@@ -100,11 +84,8 @@ def _matches(version: str | None, pin: str) -> bool:
 def _probe(
     cluster: Cluster, names: Sequence[str], commands: Sequence[str], timeout_s: float
 ) -> dict[str, Any]:
-    local, python = cluster.scheduler == "local", interpreter(cluster)
-    probe = shlex.join([python, "-", ",".join(names), ",".join(commands)])
-    here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
-    script = "\n".join([*preamble(cluster), *here_document])
-    argv = ["/bin/bash", "-s"] if local else [*_srun(cluster), "/bin/bash", "-s"]
+    script = probe_script(cluster, names, commands)
+    argv = [*([] if cluster.scheduler == "local" else _srun(cluster)), "/bin/bash", "-s"]
     try:
         done = subprocess.run(
             argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -117,12 +98,12 @@ def _probe(
         ) from None
     if done.returncode:
         words = " ".join(done.stderr.split()[-40:]) or f"exit code {done.returncode}"
-        raise TrnslurmError(f"the node's Python did not run ({python}): {words}")
-    try:
-        report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        raise TrnslurmError(f"{python} on the node printed no answer") from None
-    return report
+        raise TrnslurmError(f"the node's Python did not run ({interpreter(cluster)}): {words}")
+    return probe_answer(done.stdout) or _no_answer(cluster)
+
+
+def _no_answer(cluster: Cluster) -> NoReturn:
+    raise TrnslurmError(f"{interpreter(cluster)} on the node printed no answer")
 
 
 def _srun(cluster: Cluster) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
@@ -17,6 +19,22 @@ from trnslurm.render import search_path
 from trnslurm.slurm import without_overrides
 
 _PR_SET_PDEATHSIG = 1
+_ANSWER_S = 30
+_NOT_FOUND = 127  # bash's exit code for a command that is not there
+# Prints what a Python is and has, as JSON; it must run on any Python 3.
+_PROBE = """
+import json, platform, shutil, sys
+from importlib import metadata
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+names, commands = (word.split(",") for word in sys.argv[1:3])
+print(json.dumps({"python": platform.python_version(), "executable": sys.executable,
+                  "host": platform.node(), "packages": {n: version(n) for n in names},
+                  "commands": {c: shutil.which(c) for c in commands if c}}))
+"""
 # Asked of the Python itself, so that what is missing is one line and no traceback.
 _MISSING = """
 import sys
@@ -39,6 +57,42 @@ def preamble(cluster: Cluster) -> list[str]:
     path = search_path(interpreter(cluster), cluster.slurm.bin_dir)
     env = [f"export {name}={shlex.quote(value)}" for name, value in sorted(cluster.env.items())]
     return ["set -e", f"export PATH={shlex.quote(path)}", *cluster.activate, *env]
+
+
+def probe_script(cluster: Cluster, names: Sequence[str], commands: Sequence[str] = ()) -> str:
+    """Return bash lines that ask the cluster's Python for packages' versions, and commands."""
+    probe = shlex.join([interpreter(cluster), "-", ",".join(names), ",".join(commands)])
+    clean = "unset PYTHONPATH PYTHONHOME; export PYTHONNOUSERSITE=1"  # as in the batch script
+    here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
+    return "\n".join([*preamble(cluster), clean, *here_document])
+
+
+def probe_answer(output: str) -> dict[str, Any] | None:
+    """Return what the probe printed last, after whatever `activate` did; None if it did not."""
+    try:
+        answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return answer
+
+
+def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
+    """Ask the cluster's Python on this host for versions; what it lacks is left out."""
+    python = interpreter(cluster)
+    try:
+        done = subprocess.run(
+            ["/bin/bash", "-s"], input=probe_script(cluster, names), cwd="/", capture_output=True,
+            encoding="utf-8", timeout=_ANSWER_S, check=False, env=without_overrides(os.environ),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TrnslurmError(f"{python} gave no answer on this host in {_ANSWER_S} s") from None
+    if done.returncode == _NOT_FOUND:
+        raise TrnslurmError(f"there is no {python} on this host")
+    answer = probe_answer(done.stdout) if done.returncode == 0 else None
+    if answer is None:
+        words = " ".join(done.stderr.split()[-20:]) or "it printed no answer"
+        raise TrnslurmError(f"{python} does not run on this host: {words}")
+    return {name: version for name, version in answer["packages"].items() if version is not None}
 
 
 def run_python(

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 from trnslurm.run import Record
 
 
 def local_job_alive(record: Record) -> bool:
-    """Whether the local job's controller still runs; pids are used again, start times are not."""
-    pid, start = local_job(record)
-    return pid > 0 and process_start(pid) == start
+    """Whether the local job's controller still runs."""
+    return process_alive(record.jobs.get("local", ""))
 
 
 def local_job(record: Record) -> tuple[int, str]:
     """Return pid and start time of the local job's controller."""
     pid, _, start = record.jobs.get("local", "").partition("@")
     return (int(pid), start) if pid.isdigit() and start else (0, "")
+
+
+def own_process() -> str:
+    """Return this process as pid@start."""
+    return f"{os.getpid()}@{process_start(os.getpid())}"
+
+
+def process_alive(word: str) -> bool:
+    """Whether the process pid@start still runs; pids are used again, start times are not."""
+    pid, _, start = word.partition("@")
+    return pid.isdigit() and bool(start) and process_start(int(pid)) == start
 
 
 def process_start(pid: int) -> str:

@@ -57,6 +57,8 @@ class Wait:
     """The precompile job, or another run; empty: nothing."""
     never: str
     """Why it waits in vain; empty if it may still start."""
+    dropped: str = ""
+    """Why Slurm may have dropped it before its start: it waits for the job of another run."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,18 @@ class Seen:
     """Why the controller said nothing."""
 
 
+def is_live(entry: QueueEntry | None) -> bool:
+    """Whether a job has not ended and still may start."""
+    if entry is None or entry.state in _SLURM_ENDED:
+        return False
+    return not entry.reason.startswith("DependencyNeverSatisfied")
+
+
 def phase_status(
     run: RunDir, record: Record, phase: str, seen: Seen | None, wait: Wait
 ) -> PhaseStatus:
     """Return the status of a phase, given what the controller said."""
-    attempts = run.attempts(phase)
+    attempts = run.attempts_since(record, phase)
     last = attempts[-1] if attempts else None
     job_id = record.jobs.get(phase, "")
     if record.scheduler == "local":
@@ -98,9 +107,11 @@ def _slurm_state(
     entry = seen.queue.get(job_id) if job_id else None
     never = wait.never if last is None else ""
     if entry is None:
-        return ("CANCELLED", never) if never else _forgotten(run, job_id, last, seen)
+        return ("CANCELLED", never) if never else _forgotten(run, job_id, last, wait, seen)
     if never and entry.state in ("CANCELLED", "FAILED"):
         return "CANCELLED", never
+    if wait.dropped and last is None and entry.state == "CANCELLED":
+        return "CANCELLED", "" if run.cancelled_file.exists() else wait.dropped
     if entry.state == "CONFIGURING":
         return "CONFIGURING", "its nodes are booting"
     if entry.state in _QUEUED:
@@ -142,7 +153,9 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 
 
-def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: Seen) -> tuple[str, str]:
+def _forgotten(
+    run: RunDir, job_id: str, last: Attempt | None, wait: Wait, seen: Seen
+) -> tuple[str, str]:
     if last and last.state in _WRITTEN:
         return last.state, last.reason
     if run.cancelled_file.exists():
@@ -155,6 +168,8 @@ def _forgotten(run: RunDir, job_id: str, last: Attempt | None, seen: Seen) -> tu
     if seen.silent and not stale:
         word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
         return word, f"as last seen; {seen.silent}"
+    if last is None and wait.dropped:
+        return "CANCELLED", wait.dropped
     if last is None:
         return (
             "LOST",

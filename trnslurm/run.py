@@ -50,6 +50,11 @@ class Record:
     """The run beside this one whose end its first phase waits for."""
     then: str = ""
     """The run beside this one that waits for its end."""
+    precompile: Mapping[str, Any] = field(default_factory=dict)
+    """Of its graphs: key and versions where they were known at submission, why the precompile phase
+    was left out (left_out), the job of another run that compiles them (waits_for)."""
+    earlier: Mapping[str, int] = field(default_factory=dict)
+    """Phase -> its attempts before the run was resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +195,10 @@ class RunDir:
             if (match := _STATE_FILE.fullmatch(file.name))
         ]
         return sorted(found, key=lambda a: a.attempt)
+
+    def attempts_since(self, record: Record, phase: str) -> list[Attempt]:
+        """Return the attempts of a phase since the run was submitted, or resumed."""
+        return [a for a in self.attempts(phase) if a.attempt > record.earlier.get(phase, 0)]
 
     def heartbeat_age_s(self) -> float | None:
         """Return how long ago the batch script last showed life, or None if it never did."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import io
 import tokenize
@@ -33,20 +34,24 @@ def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:
 
 
 def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(files[name])
-    except (SyntaxError, ValueError):
-        return  # it will not run either
     # A script finds its neighbours by their bare names.
     bases = [_ROOT, name.rpartition("/")[0] + "/"]
     package = name.removeprefix(_ROOT).split("/")[:-1]
-    for node in ast.walk(tree):
-        for words in _modules(node, package):
-            for base in bases:
-                # Importing a module runs the __init__.py of every package above it.
-                for count in range(1, len(words) + 1):
-                    path = base + "/".join(words[:count])
-                    yield from (p for p in (f"{path}.py", f"{path}/__init__.py") if p in files)
+    for words in _all_modules(files[name], tuple(package)):
+        for base in bases:
+            # Importing a module runs the __init__.py of every package above it.
+            for count in range(1, len(words) + 1):
+                path = base + "/".join(words[:count])
+                yield from (p for p in (f"{path}.py", f"{path}/__init__.py") if p in files)
+
+
+@functools.cache  # a plan reads the same files once for every node count
+def _all_modules(data: bytes, package: tuple[str, ...]) -> list[list[str]]:
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return []  # it will not run either
+    return [words for node in ast.walk(tree) for words in _modules(node, [*package])]
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
@@ -60,6 +65,7 @@ def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
         yield from ([*base, alias.name] for alias in node.names)
 
 
+@functools.cache
 def _checksum(data: bytes) -> str:
     try:
         data = _without_comments(data.decode()).encode()

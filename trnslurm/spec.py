@@ -153,5 +153,10 @@ def _time_limits(
             f"{config.origins['slurm.max_time_min'].source}: pass --time {limit}, "
             "more nodes or fewer steps"
         )
-    precompile = _PRECOMPILE_MIN if limit is None else min(_PRECOMPILE_MIN, limit)
-    return {p: train if p == "train" else precompile for p in phases}
+    return {p: train if p == "train" else precompile_min(config) for p in phases}
+
+
+def precompile_min(config: Config) -> int:
+    """Return the time limit of a precompile job in minutes."""
+    limit = config.cluster.slurm.max_time_min
+    return _PRECOMPILE_MIN if limit is None else min(_PRECOMPILE_MIN, limit)

@@ -30,6 +30,8 @@ class RunStatus:
     """The run whose end this one waits for, or waited for; empty: none."""
     then: str
     """The run that waits for the end of this one."""
+    precompile: Mapping[str, Any]
+    """As in run.json: the key of its graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last line of metrics.jsonl."""
 
@@ -71,7 +73,7 @@ def _with_those_ahead(records: Sequence[tuple[RunDir, Record]]) -> list[tuple[Ru
 
 def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
     """Return the run that a run waits for: None once it has begun, or if that run is deleted."""
-    if not record.after or any(run.attempts(phase) for phase in record.phases):
+    if not record.after or any(run.attempts_since(record, p) for p in record.phases):
         return None
     ahead = run.beside(record.after)
     try:
@@ -103,7 +105,7 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
 
 def _settled(run: RunDir, record: Record) -> bool:
     """Whether the state files alone have the last word."""
-    last = run.attempts(record.phases[-1])
+    last = run.attempts_since(record, record.phases[-1])
     return bool(last) and last[-1].state == "COMPLETED"
 
 
@@ -112,14 +114,18 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     ahead = _status(*found, seen) if found else None
     phases: list[PhaseStatus] = []
     for phase in record.phases:
-        wait = Wait(_waits_for(record, phases), _never_started(record, phases, ahead))
+        wait = Wait(
+            _waits_for(record, phases),
+            _never_started(record, phases, ahead),
+            "" if phases else _dropped(record),
+        )
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     return RunStatus(
         run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
-        metrics=run.last_metrics(),
+        precompile=record.precompile, metrics=run.last_metrics(),
     )  # fmt: skip
 
 
@@ -141,7 +147,18 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
 def _waits_for(record: Record, before: Sequence[PhaseStatus]) -> str:
     if before:
         return "the precompile phase" if record.scheduler == "local" else "the precompile job"
-    return record.after
+    return record.after or _compiling(record)
+
+
+def _compiling(record: Record) -> str:
+    """Return the job of another run that compiles what this one needs."""
+    job = record.precompile.get("waits_for")
+    return f"job {job}, which compiles its graphs" if job else ""
+
+
+def _dropped(record: Record) -> str:
+    compiling = _compiling(record)
+    return f"never started: {compiling}, did not succeed" if compiling else ""
 
 
 def _never_started(record: Record, before: Sequence[PhaseStatus], ahead: RunStatus | None) -> str:

@@ -93,7 +93,8 @@ def test_nothing_of_submitit_is_left(site, fake_slurm, run_cli, monkeypatch, tmp
     assert list(scratch.iterdir()) == []
     names = {f.name for f in site.run().path.iterdir()}
     assert names - {"git.patch"} == {
-        "code", "config.yaml", "logs", "node.sh", "plan.json", "precompile.sbatch", "run.json",
+        "code", "config.yaml", "graphs.json", "logs", "node.sh", "plan.json",
+        "precompile.sbatch", "run.json",
         "state", "train.sbatch",
     }  # fmt: skip
     leftovers = [f for f in site.run().path.rglob("*") if "submi" in f.name or f.suffix == ".pkl"]

@@ -15,8 +15,9 @@ WORDS = "sbatch: Batch job submission failed: Invalid partition name specified"
 
 
 def error_line(done) -> str:
-    """The line below the price: the only other one."""
-    price, error = done.err.splitlines()
+    """The line below the price and the graphs: the only other one."""
+    price, graphs, error = done.err.splitlines()
+    assert graphs.startswith("Graphs: ")
     assert "node-hours" in price
     assert done.out == ""
     return error

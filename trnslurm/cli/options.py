@@ -225,6 +225,8 @@ def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
         layers["slurm.sbatch"] = ("--sbatch", list(options["sbatch"]))
     if options["allow_idle"]:
         layers["batch.allow_idle"] = ("--allow-idle", True)
+    if options.get("precompile"):
+        layers["precompile"] = ("--precompile", options["precompile"])
     return layers
 
 

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.cli.chaining import links_of
+from trnslurm.cli.graphs import graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
@@ -19,10 +20,20 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, dollars, echo_json, hours
+from trnslurm.compiled import CompileCache
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
 from trnslurm.spec import make_spec
-from trnslurm.submit import Job, Link, cancel, job_of, job_of_bundle, submit_chain
+from trnslurm.submit import (
+    Job,
+    Link,
+    Need,
+    cancel,
+    job_of,
+    job_of_bundle,
+    needs_of,
+    submit_chain,
+)
 
 _INTERRUPTED = 130
 # What may be said of a reviewed bundle's submission; all else is settled in its files.
@@ -33,6 +44,11 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 @recipe_argument(required=False)
 @click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @spec_options
+@click.option(
+    "--precompile",
+    type=click.Choice(["auto", "always", "never"]),
+    help="A precompile job: auto: unless its graphs are compiled; never: training compiles.",
+)
 @click.option("--chain", is_flag=True, help="Submit the presets that follow as well.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option("--dry-run", is_flag=True, help="Say what it would take, and stop there.")
@@ -46,6 +62,9 @@ def submit_command(
 ) -> None:  # fmt: skip
     """Submit a job: precompile if needed, then train.
 
+    A precompile job is submitted unless the cluster's cache has the graphs, or another run compiles
+    them: then training waits for that one's job.
+
     On the local cluster it is followed until it ends, and Ctrl-C stops it.
 
     --from begins with the result of another run. --chain submits a run for each preset that
@@ -56,6 +75,7 @@ def submit_command(
     Example:
       trnslurm submit gpt2_zero1 --nodes 2
       trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
+      trnslurm submit gpt2_zero1 --nodes 2 --precompile never
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit --rendered reviewed
@@ -68,13 +88,17 @@ def submit_command(
     else:
         assert recipe is not None
         links = _links(recipe, options, nodes, chain=chain)
-    for link in links:
-        click.echo(_size_line(link.job), err=not dry_run)
+    cache = CompileCache(links[0].job.profile)
+    needs = needs_of(links, cache)
+    for need in needs:
+        click.echo(_size_line(need), err=not dry_run)
+        if line := graphs_line(need, cache):
+            click.echo(line, err=not dry_run)
     if dry_run:
         return
     if not yes:
-        _confirm([link.job for link in links])
-    _submit_links(links, follow=follow, detach=detach, as_json=as_json)
+        _confirm(needs)
+    _submit_links(links, cache, follow=follow, detach=detach, as_json=as_json)
 
 
 def _links(recipe: str, options: dict[str, Any], nodes: int, *, chain: bool) -> list[Link]:
@@ -93,12 +117,19 @@ def _alone(job: Job) -> Link:
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     """Submit, say so, and stay with the run if that is wanted; its end is then our exit code."""
-    _submit_links([_alone(job)], follow=follow, detach=detach, as_json=as_json)
+    _submit_links(
+        [_alone(job)], CompileCache(job.profile), follow=follow, detach=detach, as_json=as_json
+    )
 
 
-def _submit_links(links: Sequence[Link], *, follow: bool, detach: bool, as_json: bool) -> None:
-    runs = submit_chain(links, [Path(sys.argv[0]).name, *sys.argv[1:]], detach=detach)
-    local = links[0].job.scheduler == "local"
+def _submit_links(
+    links: Sequence[Link], cache: CompileCache, *, follow: bool, detach: bool, as_json: bool
+) -> None:
+    runs = submit_chain(
+        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach,
+        say=lambda text: click.echo(text, err=True),
+    )  # fmt: skip
+    local = links[0].job.local
     jobs = [{} if local else dict(run.record().jobs) for run in runs]
     if as_json:
         said = [
@@ -143,9 +174,10 @@ def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
     return 0 if status.state == "COMPLETED" else 1
 
 
-def _size_line(job: Job) -> str:
+def _size_line(need: Need) -> str:
+    job = need.job
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
-    if job.scheduler == "local":
+    if job.local:
         return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
     line = f"{name} on {job.nodes} x {job.instance_type}: "
     if expected := job.estimate:
@@ -153,17 +185,20 @@ def _size_line(job: Job) -> str:
             f"about {hours(expected.hours)} h, {hours(expected.node_hours)} node-hours, "
             f"{dollars(expected.cost)}; "
         )
-    return line + f"at most {hours(job.limit_node_hours)} node-hours by its time limits"
+    return line + f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
 
 
-def _confirm(jobs: Sequence[Job]) -> None:
-    limit = jobs[0].ask_above_node_hours
-    expected = sum(j.estimate.node_hours if j.estimate else j.limit_node_hours for j in jobs)
-    if jobs[0].scheduler == "local" or limit is None or expected <= limit:
+def _confirm(needs: Sequence[Need]) -> None:
+    first = needs[0].job
+    limit = first.profile.ask_above_node_hours
+    expected = sum(
+        n.job.estimate.node_hours if n.job.estimate else n.limit_node_hours for n in needs
+    )
+    if first.local or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():
         raise SubmitError(
-            f"{hours(expected)} node-hours is over the {limit:g} above which {jobs[0].cluster} "
+            f"{hours(expected)} node-hours is over the {limit:g} above which {first.cluster} "
             "asks: pass --yes"
         )
     click.confirm(f"That is over {limit:g} node-hours. Submit?", abort=True, err=True)

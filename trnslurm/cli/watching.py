@@ -83,6 +83,10 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     ]  # fmt: skip
     echo_table(header, rows)
     click.echo()
+    if left_out := status.precompile.get("left_out"):
+        click.echo(f"no precompile job: {left_out}")
+    elif key := status.precompile.get("key"):
+        click.echo(f"key of its graphs: {key}")
     if status.after:
         click.echo(f"goes on from the result of {status.after}")
     if status.then:

@@ -7,6 +7,7 @@ its results or states is read.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib.metadata
 import os
@@ -19,20 +20,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from trnslurm import __version__
+from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
 from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
+from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
+from trnslurm.submit.precompile import Need, needs_of
 
 __all__ = [
     "Job",
     "Link",
+    "Need",
     "cancel",
     "job_of",
     "job_of_bundle",
     "job_of_data",
+    "needs_of",
     "submit",
     "submit_chain",
 ]
@@ -45,35 +51,50 @@ def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
 
 
 def submit_chain(
-    links: Sequence[Link], command: Sequence[str], *, detach: bool = False
+    links: Sequence[Link],
+    command: Sequence[str],
+    *,
+    cache: CompileCache | None = None,
+    detach: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[RunDir]:
     """Make a run of each link, and start all or none; each run waits for the one before it."""
     for link in links:
         refuse_unprepared(link.job)
     job = links[0].job  # all are of one cluster
-    root = check_run_root(Path(job.run_root))
+    root = check_run_root(Path(job.profile.run_root))
     start = _starter(job, detach)  # what is missing on this host is found before anything is made
-    # The runs are as private as their profile says, whatever this shell's umask.
-    umask = os.umask(0o027 if job.group_readable else 0o077)
-    try:
-        runs = _make_runs(links, root, command)
+    with privacy_of(job), Claims(cache or CompileCache(job.profile), say) as claims:
+        runs = _make_runs(links, root, command, claims)
         start(runs)
-    finally:
-        os.umask(umask)
+        claims.complete()
     return runs
 
 
-def _make_runs(links: Sequence[Link], root: Path, command: Sequence[str]) -> list[RunDir]:
+@contextlib.contextmanager
+def privacy_of(job: Job) -> Iterator[None]:
+    """Let what is written be as private as the profile says, whatever this shell's umask."""
+    umask = os.umask(0o027 if job.profile.group_readable else 0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+def _make_runs(
+    links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims
+) -> list[RunDir]:
     """Make the run directories, all of them or none."""
     runs: list[RunDir] = []
     try:
         for link in links:
-            if not runs:
-                runs.append(_make_run(link.job, root, command))
-                continue
-            ahead = runs[-1]
-            runs.append(_make_run(link.after(ahead), root, command, after=ahead.name))
-            ahead.write_record(replace(ahead.record(), then=runs[-1].name))
+            job = link.after(runs[-1]) if runs else link.job
+            run = _make_run(job, root, command, after=runs[-1].name if runs else "")
+            runs.append(run)
+            claims.settle(job, run)
+            if len(runs) > 1:
+                ahead = runs[-2]
+                ahead.write_record(replace(ahead.record(), then=run.name))
     except BaseException:
         for run in runs:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -81,9 +102,9 @@ def _make_runs(links: Sequence[Link], root: Path, command: Sequence[str]) -> lis
     return runs
 
 
-def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str = "") -> RunDir:
+def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str) -> RunDir:
     """Make a run directory, whole or not at all."""
-    run = create_run(root, job.name, group_readable=job.group_readable)
+    run = create_run(root, job.name, group_readable=job.profile.group_readable)
     try:
         job.bundle.write(run.path)
         if job.source_dir and (patch := git_patch(Path(job.source_dir))):
@@ -100,14 +121,14 @@ def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str = "") 
 
 def _starter(job: Job, detach: bool) -> Callable[[Sequence[RunDir]], None]:
     # submitit takes 80 ms to import; only a submission needs it.
-    if job.scheduler == "local":
+    if job.local:
         from trnslurm.submit import on_this_machine
 
-        python = on_this_machine.find_python(job.python)
+        python = on_this_machine.find_python(job.profile.python)
         return lambda runs: on_this_machine.start(runs, python, detach=detach)
     from trnslurm.submit import on_slurm
 
-    slurm = Slurm(job.bin_dir)
+    slurm = Slurm(job.profile.slurm.bin_dir)
     slurm.path("sbatch")
     return lambda runs: on_slurm.start(runs, slurm)
 
@@ -165,13 +186,13 @@ def _record(job: Job, run: RunDir, command: Sequence[str], after: str) -> Record
         recipe=job.recipe,
         preset=job.preset,
         cluster=job.cluster,
-        scheduler=job.scheduler,
+        scheduler=job.profile.scheduler,
         nodes=job.nodes,
         phases=job.phases,
         created=_now(),
         user=getpass.getuser(),
         host=socket.gethostname(),
-        bin_dir=job.bin_dir,
+        bin_dir=job.profile.slurm.bin_dir,
         command=tuple(command),
         versions={
             "trnslurm": __version__,

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from trnslurm.bundle import Bundle, read_bundle
+from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
 from trnslurm.data import INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.errors import SubmitError
@@ -29,7 +30,7 @@ class Job:
     recipe: str
     preset: str | None
     cluster: str
-    scheduler: str
+    profile: Cluster
     nodes: int
     instance_type: str
     phases: tuple[str, ...]
@@ -37,21 +38,23 @@ class Job:
     """Time limit of each phase; empty on the local cluster."""
     estimate: Estimate | None
     """What the plan expects; None where no throughput is known, or of a reviewed bundle."""
-    ask_above_node_hours: float | None
-    run_root: str
-    data_root: str
     data: str
-    """What is trained on, below data_root; empty: what the job brings."""
-    group_readable: bool
-    bin_dir: str | None
-    python: str
+    """What is trained on, below the data root; empty: what the job brings."""
     source_dir: str | None
     """The recipe's directory, whose git state is recorded."""
+    precompile: str
+    """The recipe's word: auto, always or never."""
 
     @property
-    def limit_node_hours(self) -> float:
-        """Node-hours if every phase ran into its time limit."""
-        return sum(self.time_min.values()) / 60 * self.nodes
+    def local(self) -> bool:
+        """Whether it runs on this machine, without Slurm."""
+        return self.profile.scheduler == "local"
+
+    @property
+    def ingredients(self) -> Mapping[str, Any] | None:
+        """What shapes its graphs; None where its bundle does not say."""
+        text = self.bundle.files.get(INGREDIENTS)
+        return json.loads(text) if text is not None else None
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
         estimate=spec.estimate,
         data=data_path(config),
         source_dir=config.recipe_dir,
-        **_site(config.cluster),
+        profile=config.cluster,
+        precompile=config.recipe.precompile,
     )
 
 
@@ -100,7 +104,8 @@ def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
         estimate=None,
         data="",
         source_dir=config.recipe_dir,
-        **_site(config.cluster),
+        profile=config.cluster,
+        precompile="never",
     )
 
 
@@ -125,7 +130,8 @@ def job_of_bundle(directory: Path) -> Job:
             estimate=None,
             data=str(plan["data"]),
             source_dir=None,
-            **_site(cluster),
+            profile=cluster,
+            precompile=str(tree["precompile"]),
         )
         planned = plan["nodes"]
         entry = f"code/jobs/{recipe}/{tree['entry']}"
@@ -135,7 +141,7 @@ def job_of_bundle(directory: Path) -> Job:
             "damaged; make one with `trnslurm render -o DIR`"
         ) from None
     refuse_locked(flatten(tree), str(directory))
-    scripts = [script_name(p, job.scheduler) for p in job.phases]
+    scripts = [script_name(p, cluster.scheduler) for p in job.phases]
     if missing := [n for n in (*scripts, "node.sh", entry) if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
     if planned != job.nodes:
@@ -150,19 +156,6 @@ def refuse_unprepared(job: Job) -> None:
     """Refuse to train on data that is not there, as far as this host can tell."""
     # Prepared data, shards as they are published, or a plain text.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
-    if job.data and none_there(job.data_root, files, local=job.scheduler == "local"):
+    if job.data and none_there(job.profile.data_root, files, local=job.local):
         prepare = command("prepare", job.recipe, job.preset, job.cluster)
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
-
-
-def _site(cluster: Cluster) -> dict[str, Any]:
-    """Return the fields of a job that are its cluster's."""
-    return {
-        "scheduler": cluster.scheduler,
-        "ask_above_node_hours": cluster.ask_above_node_hours,
-        "run_root": cluster.run_root,
-        "data_root": cluster.data_root,
-        "group_readable": cluster.group_readable,
-        "bin_dir": cluster.slurm.bin_dir,
-        "python": cluster.python,
-    }

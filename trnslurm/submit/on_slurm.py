@@ -52,14 +52,17 @@ class RenderedSlurm(SlurmExecutor):
         return job_id
 
 
-def start(runs: Sequence[RunDir], slurm: Slurm) -> None:
-    """Submit every phase of every run, each to start when the one before it has succeeded."""
-    previous = ""
+def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
+    """Submit every phase of every run, each to start when the one before it has succeeded.
+
+    The first waits for the job `after`, if there is one.
+    """
+    previous = after
     phases = [(each, phase) for each in runs for phase in each.record().phases]
     with _interrupts_deferred() as interrupts:
         for run, phase in phases:
             try:
-                previous = _submit(run, phase, slurm, after=previous)
+                previous = _submit(run, phase, slurm, after=_awaited(run, phase, previous))
             except TrnslurmError as error:
                 _take_back(runs, slurm, error)
                 raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
@@ -67,6 +70,13 @@ def start(runs: Sequence[RunDir], slurm: Slurm) -> None:
             if interrupts:
                 _take_back(runs, slurm, SubmitError("interrupted"))
                 return
+
+
+def _awaited(run: RunDir, phase: str, previous: str) -> str:
+    """Return the jobs that must have succeeded: the one before, and that which compiles."""
+    record = run.record()
+    compiling = str(record.precompile.get("waits_for", "")) if phase == record.phases[0] else ""
+    return ":".join(filter(None, [previous, compiling]))
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def _apart_from_terminal(log: Path) -> Iterator[None]:
 def stop(run: RunDir) -> None:
     """End a local run: TERM, so that its script writes CANCELLED down, then KILL."""
     record = run.record()
-    if record.after and not any(run.attempts(phase) for phase in record.phases):
+    if record.after and not any(run.attempts_since(record, p) for p in record.phases):
         return  # it is the run before it that would be ended: this one sees its mark and ends
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 10)):
         if not local_job_alive(record):

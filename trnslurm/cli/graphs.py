@@ -1,0 +1,83 @@
+"""What plan and submit say of a job's graphs: whether they are compiled, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trnslurm.cli.output import hours
+from trnslurm.compilecache.manifest import Manifest
+from trnslurm.compiled import CompileCache, compile_hours, compile_node_hours
+from trnslurm.submit import Need
+
+
+def graphs_line(need: Need, cache: CompileCache) -> str:
+    """Return the line of one job; empty where nothing is compiled ahead."""
+    key, manifest = need.compiled.key, need.compiled.manifest
+    if need.verdict == "none":
+        return ""
+    if need.verdict == "never":
+        return "Graphs: not compiled ahead, as asked; training compiles what it meets"
+    if need.verdict == "warm" and manifest:
+        return (
+            f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
+            f"that saves {spent(manifest)}"
+        )
+    if need.verdict == "elsewhere" and need.other:
+        holder = need.other.holder
+        job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
+        return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
+    if need.verdict == "before":
+        return f"Graphs: as those of a run before it (key {key}), so no precompile job"
+    limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
+    cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
+    return f"Graphs: {_state(need)}; precompile first{cost and f', {cost}'}"
+
+
+def expected_cost(
+    cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
+) -> str:
+    """Say what a compilation would cost, and how we know; empty if nothing is known."""
+    if like := cache.most_alike(ingredients):
+        node_hours = compile_hours(like) * nodes
+        return f"about {hours(node_hours)} node-hours by key {like.key} of the same recipe"
+    return f"at most {hours(limit)} node-hours by its time limit" if limit else ""
+
+
+def spent(manifest: Manifest) -> str:
+    """Say what compiling took."""
+    seconds = compile_hours(manifest) * 3600
+    if seconds < 600:
+        return f"{seconds:.0f} s on {len(manifest.nodes)} x node".replace("1 x node", "one node")
+    return f"{hours(compile_node_hours(manifest))} node-hours"
+
+
+def origin(manifest: Manifest) -> str:
+    """Say which run compiled it, as far as its manifest tells."""
+    run = str(manifest.made.get("run", ""))
+    return f", by {Path(run).name}" if run else ""
+
+
+def age(seconds: float) -> str:
+    """A length of time for a table."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def age_since(moment: float) -> str:
+    """How long ago a moment was, for a table."""
+    return age(time.time() - moment)
+
+
+def _state(need: Need) -> str:
+    key, problem = need.compiled.key, need.compiled.problem
+    if need.verdict == "unknown":
+        return f"whether they are compiled is known only on the cluster ({problem})"
+    said = "compiled" if need.compiled.warm else "not compiled"
+    if not key:
+        return f"precompile is always ({problem})"
+    return f"{said} (key {key}{f': {problem}' if problem else ''})"

@@ -1,0 +1,106 @@
+"""Claims the keys that a submission will compile, and joins those who compile them already."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from trnslurm.compilecache.claims import (
+    Claim,
+    complete_claim,
+    drop_claim,
+    newest_claim,
+    take_claim,
+)
+from trnslurm.compiled import CompileCache
+from trnslurm.local_job import own_process
+from trnslurm.run import RunDir
+from trnslurm.submit.job import Job
+from trnslurm.submit.precompile import Need, need_of
+
+_POLL_S = 0.2
+
+
+class Claims:
+    """The claims of one submission; given back if it comes to nothing."""
+
+    def __init__(self, cache: CompileCache, say: Callable[[str], None]) -> None:
+        self._cache, self._say = cache, say
+        self._taken: list[tuple[Claim, RunDir]] = []
+        self._keys: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if error is not None:
+            for claim, _ in self._taken:
+                with contextlib.suppress(OSError):
+                    drop_claim(claim)
+
+    def settle(self, job: Job, run: RunDir) -> None:
+        """Decide how a run begins, and write it into its record."""
+        record = run.record()
+        # What waits for another run would keep others waiting with it: it claims nothing.
+        need = self._alone(job) if record.after else self._claimed(job, run)
+        self._keys.add(need.compiled.key)
+        run.write_record(replace(record, phases=need.phases, precompile=need.record()))
+
+    def complete(self) -> None:
+        """Write down which jobs compile, for others to wait for."""
+        for claim, run in self._taken:
+            jobs = run.record().jobs
+            with contextlib.suppress(OSError):  # then others compile as well
+                complete_claim(claim, jobs.get("local") or jobs["precompile"])
+
+    def _alone(self, job: Job) -> Need:
+        need = need_of(job, self._cache, before=self._keys)
+        return replace(need, verdict="cold") if _nothing_to_wait_for(need) else need
+
+    def _claimed(self, job: Job, run: RunDir) -> Need:
+        said = False
+        while True:
+            need = need_of(job, self._cache)
+            if _nothing_to_wait_for(need):
+                if not said:
+                    self._say(f"Waiting: {need.left_out}")
+                    said = True
+                time.sleep(_POLL_S)
+            elif need.verdict != "cold" or self._take(need, run):
+                return need
+
+    def _take(self, need: Need, run: RunDir) -> bool:
+        """Claim the key; False if that has to be decided anew."""
+        root, key = self._cache.root, need.compiled.key
+        try:
+            claim = take_claim(
+                root, key, after=newest_claim(root, key),
+                host=socket.gethostname(), process=own_process(), run=str(run.path),
+            )  # fmt: skip
+        except OSError as error:
+            place = error.filename or root
+            self._say(f"warning: {place}: {error.strerror}: others may compile the same graphs")
+            return True
+        if claim is None:
+            return False
+        # The job whose claim was found stale may have ended well since.
+        if self._cache.look_up(need.job.ingredients or {}).warm:
+            drop_claim(claim)
+            return False
+        self._taken.append((claim, run))
+        return True
+
+
+def _nothing_to_wait_for(need: Need) -> bool:
+    """Whether somebody compiles in no job that Slurm could wait for, or in none yet."""
+    if need.verdict != "elsewhere" or need.other is None:
+        return False
+    return need.job.local or not need.other.holder.job
