@@ -57,6 +57,7 @@ class CompileCache:
         root = check_run_root(Path(cluster.run_root))
         self.root = Path(cache_root(cluster.compile_cache, str(root))).expanduser()
         self.trusted = user_ids(cluster.compile_trust)
+        self.bin_dir = cluster.slurm.bin_dir
 
     @cached_property
     def _measured(self) -> tuple[dict[str, str], str]:
@@ -97,7 +98,7 @@ class CompileCache:
             return Compiled(key=key, problem=damage)
         return Compiled(key=key, manifest=manifest)
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """Return every key that has a directory."""
         try:
             names = [d.name for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
@@ -107,7 +108,7 @@ class CompileCache:
 
     def manifests(self) -> Iterator[Manifest]:
         """Yield the manifests that can be read and believed."""
-        for key in self.keys():
+        for key in self.all_keys():
             try:
                 manifest = read_manifest(self.root, key, trusted=self.trusted)
             except CacheError:

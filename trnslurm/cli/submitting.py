@@ -15,7 +15,11 @@ from trnslurm.cli.graphs import graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
+    json_option,
+    path_option,
     recipe_argument,
+    run_argument,
+    run_roots,
     spec_options,
     workspace_of,
 )
@@ -23,6 +27,7 @@ from trnslurm.cli.output import count, dollars, echo_json, hours
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import SubmitError
 from trnslurm.run import RunDir
+from trnslurm.runs import find_run
 from trnslurm.spec import make_spec
 from trnslurm.submit import (
     Job,
@@ -32,6 +37,7 @@ from trnslurm.submit import (
     job_of,
     job_of_bundle,
     needs_of,
+    resume,
     submit_chain,
 )
 
@@ -126,10 +132,15 @@ def _submit_links(
     links: Sequence[Link], cache: CompileCache, *, follow: bool, detach: bool, as_json: bool
 ) -> None:
     runs = submit_chain(
-        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach,
-        say=lambda text: click.echo(text, err=True),
-    )  # fmt: skip
-    local = links[0].job.local
+        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach, say=_say
+    )
+    _report(runs, local=links[0].job.local, follow=follow, detach=detach, as_json=as_json)
+
+
+def _report(
+    runs: Sequence[RunDir], *, local: bool, follow: bool, detach: bool, as_json: bool
+) -> None:
+    """Name the runs and their jobs, and stay with them if that is wanted."""
     jobs = [{} if local else dict(run.record().jobs) for run in runs]
     if as_json:
         said = [
@@ -145,6 +156,34 @@ def _submit_links(
         sys.exit(_follow_all(runs, local=local, quiet=as_json))
     if not as_json:
         click.echo(f"See: trnslurm status {runs[0].name}")
+
+
+@click.command("resume")
+@run_argument
+@path_option
+@click.option("-f", "--follow", is_flag=True, help="On Slurm: stay until the run has ended.")
+@click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
+@json_option
+def resume_command(
+    run: str, path: tuple[str, ...], follow: bool, detach: bool, as_json: bool
+) -> None:
+    """Submit a run again whose training never began, and the runs that wait for it.
+
+    For a run whose precompile failed or was cancelled. It goes on in its directory: precompile,
+    unless its graphs are compiled by now, then train. Nothing of it may be running or pending.
+
+    \b
+    Example:
+      trnslurm resume last
+    """
+    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    runs = resume(directory, detach=detach, say=_say)
+    local = directory.record().scheduler == "local"
+    _report(runs, local=local, follow=follow, detach=detach, as_json=as_json)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:

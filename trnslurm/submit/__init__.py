@@ -28,7 +28,8 @@ from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
-from trnslurm.submit.precompile import Need, needs_of
+from trnslurm.submit.precompile import Need, needs_of, still_compiles
+from trnslurm.submit.resuming import begin_anew, job_ahead, what_to_resume
 
 __all__ = [
     "Job",
@@ -39,6 +40,8 @@ __all__ = [
     "job_of_bundle",
     "job_of_data",
     "needs_of",
+    "resume",
+    "still_compiles",
     "submit",
     "submit_chain",
 ]
@@ -64,15 +67,33 @@ def submit_chain(
     job = links[0].job  # all are of one cluster
     root = check_run_root(Path(job.profile.run_root))
     start = _starter(job, detach)  # what is missing on this host is found before anything is made
-    with privacy_of(job), Claims(cache or CompileCache(job.profile), say) as claims:
+    with _privacy_of(job), Claims(cache or CompileCache(job.profile), say) as claims:
         runs = _make_runs(links, root, command, claims)
         start(runs)
         claims.complete()
     return runs
 
 
+def resume(
+    run: RunDir, *, detach: bool = False, say: Callable[[str], None] = lambda text: None
+) -> list[RunDir]:
+    """Submit a run again, and those that wait for it; what has begun to train is refused."""
+    found = what_to_resume(run)
+    job = found[0][1]
+    ahead = job_ahead(run)
+    start = _starter(job, detach, after=ahead)
+    with _privacy_of(job), Claims(CompileCache(job.profile), say) as claims:
+        for each, its_job in found:
+            begin_anew(each, its_job)
+            claims.settle(its_job, each)
+        runs = [each for each, _ in found]
+        start(runs)
+        claims.complete()
+    return runs
+
+
 @contextlib.contextmanager
-def privacy_of(job: Job) -> Iterator[None]:
+def _privacy_of(job: Job) -> Iterator[None]:
     """Let what is written be as private as the profile says, whatever this shell's umask."""
     umask = os.umask(0o027 if job.profile.group_readable else 0o077)
     try:
@@ -119,7 +140,7 @@ def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str) -> Ru
     return run
 
 
-def _starter(job: Job, detach: bool) -> Callable[[Sequence[RunDir]], None]:
+def _starter(job: Job, detach: bool, *, after: str = "") -> Callable[[Sequence[RunDir]], None]:
     # submitit takes 80 ms to import; only a submission needs it.
     if job.local:
         from trnslurm.submit import on_this_machine
@@ -130,7 +151,7 @@ def _starter(job: Job, detach: bool) -> Callable[[Sequence[RunDir]], None]:
 
     slurm = Slurm(job.profile.slurm.bin_dir)
     slurm.path("sbatch")
-    return lambda runs: on_slurm.start(runs, slurm)
+    return lambda runs: on_slurm.start(runs, slurm, after=after)
 
 
 def cancel(run: RunDir) -> list[RunDir]:

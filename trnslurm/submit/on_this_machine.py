@@ -58,7 +58,7 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
     argv += ["--output", "logs/%s-local.log", "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
-    run.local_folder.mkdir()
+    run.local_folder.mkdir(exist_ok=True)
     with _apart_from_terminal(run.local_folder / "controller.log"):
         pid = GuardedLocal(run.local_folder).start(argv)
     for each in runs:

@@ -104,12 +104,12 @@ def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> N
         return replace(known, verdict="before")
     claim = newest_claim(cache.root, compiled.key)
     # What is compiled by somebody who is not trusted would be refused.
-    if claim and cache.trusts(claim.uid) and _still_compiles(claim, job):
+    if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
         return replace(known, verdict="elsewhere", other=claim)
     return known
 
 
-def _still_compiles(claim: Claim, job: Job) -> bool:
+def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
     """Whether the run that took a claim may still compile; a job that ended without a manifest, or
     a submission that was killed, does not.
     """
@@ -118,7 +118,7 @@ def _still_compiles(claim: Claim, job: Job) -> bool:
         here = holder.host == socket.gethostname()
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
-        return is_live(Slurm(job.profile.slurm.bin_dir).queue([holder.user]).get(holder.job))
+        return is_live(Slurm(bin_dir).queue([holder.user]).get(holder.job))
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # deleted, or not for us to read

@@ -1,0 +1,287 @@
+"""compile: the key of a job's graphs, and what a cluster's cache holds."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trnslurm.cached import entries_of, prune, remove_all, users_of
+from trnslurm.cli.graphs import age_since
+from trnslurm.cli.options import (
+    choose_cluster,
+    choose_data_cluster,
+    cluster_option,
+    config_of,
+    json_option,
+    path_option,
+    recipe_argument,
+    run_roots,
+    spec_options,
+    workspace_of,
+)
+from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.compilecache.contents import Entry, total_bytes
+from trnslurm.compilecache.key import differences, leaves
+from trnslurm.compilecache.manifest import find_damage
+from trnslurm.compiled import CompileCache, recipe_of
+from trnslurm.config import Workspace, resolve_cluster
+from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.graph_sources import GraphSource, find_source
+from trnslurm.spec import make_spec
+from trnslurm.submit import job_of
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@click.group("compile")
+def compile_command() -> None:
+    """Compiled graphs: their key, and the cluster's cache.
+
+    \b
+    Example:
+      trnslurm compile key gpt2_zero1 --nodes 2 --explain
+      trnslurm compile status
+    """
+
+
+@compile_command.command("key")
+@recipe_argument(required=False)
+@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@spec_options
+@click.option("--explain", is_flag=True, help="Show everything that the key is made of.")
+@click.option(
+    "--diff", nargs=2, metavar="A B", help="Say why two runs, bundles or keys are not the same."
+)
+@json_option
+def key_command(
+    recipe: str | None, nodes: int, explain: bool, diff: tuple[str, str] | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Show the key of a job's graphs: what has the same key is compiled once.
+
+    The versions of packages belong to it. They are measured with the cluster's Python on this
+    host; where that is not here, the key is known only on the cluster. --diff exits with 1 if
+    there are differences, like diff.
+
+    \b
+    Example:
+      trnslurm compile key gpt2_zero1 --nodes 2
+      trnslurm compile key gpt2_zero1 --nodes 2 --cluster trn1 --explain
+      trnslurm compile key --diff 20261121-191118-gpt2_zero1 last
+    """
+    if (recipe is None) == (diff is None):
+        raise click.UsageError("give either a RECIPE or --diff A B")
+    workspace = workspace_of(options)
+    if diff is not None:
+        sys.exit(_show_differences(workspace, options, diff, as_json=as_json))
+    assert recipe is not None
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    config = config_of(workspace, recipe, options, cluster, preset)
+    job = job_of(
+        make_spec(config, nodes, name=options["name"], need_time=False), workspace.template_dirs()
+    )
+    cache, ingredients = CompileCache(config.cluster), job.ingredients or {}
+    found = cache.look_up(ingredients)
+    if as_json:
+        echo_json({
+            "key": found.key or None, "warm": found.warm, "unknown": cache.unknown,
+            "ingredients": ingredients, "versions": cache.versions,
+        })  # fmt: skip
+        return
+    if cache.unknown and not explain:
+        raise TrnslurmError(
+            f"the key is known only on the cluster: {cache.unknown}; --explain shows the rest"
+        )
+    click.echo(found.key or f"The key is known only on the cluster: {cache.unknown}")
+    if explain:
+        click.echo()
+        everything = {**ingredients, "versions": cache.versions}
+        rows = [(name, _short(name, value)) for name, value in leaves(everything)]
+        echo_table(("ingredient", "value"), rows)
+
+
+def _show_differences(
+    workspace: Workspace, options: dict[str, Any], words: tuple[str, str], *, as_json: bool
+) -> int:
+    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+    a, b = (find_source(word, CompileCache(cluster), run_roots(workspace)) for word in words)
+    found = [*differences(_all_of(a, b), _all_of(b, a))]
+    if as_json:
+        echo_json([{"ingredient": name, "a": old, "b": new} for name, old, new in found])
+    else:
+        for name, old, new in found:
+            click.echo(f"{name}: {_word(name, old)} -> {_word(name, new)}")
+    for word, source in zip(words, (a, b), strict=True):
+        if source.unknown:
+            click.echo(f"note: versions not compared: those of {word}: {source.unknown}", err=True)
+    return 1 if found else 0
+
+
+def _all_of(source: GraphSource, other: GraphSource) -> dict[str, Any]:
+    """Return the ingredients, with the versions if both are known."""
+    if source.unknown or other.unknown:
+        return dict(source.ingredients)
+    return {**source.ingredients, "versions": source.versions}
+
+
+def _short(name: str, value: Any) -> str:
+    return str(value)[:12] if name.startswith("source.") else str(value)
+
+
+def _word(name: str, value: Any) -> str:
+    return "-" if value is None else _short(name, value)
+
+
+@compile_command.command("status")
+@path_option
+@cluster_option
+@json_option
+def status_command(as_json: bool, **options: Any) -> None:
+    """Show what a cluster's cache holds, the longest unused first.
+
+    \b
+    Example:
+      trnslurm compile status --cluster trn1
+    """
+    workspace, cache = _cache_of(options)
+    entries, used = entries_of(cache), users_of(cache, run_roots(workspace))
+    if as_json:
+        echo_json({"cache": str(cache.root), "keys": [_facts(e, used) for e in entries]})
+        return
+    if not entries:
+        click.echo(f"Nothing is compiled in {cache.root}")
+        return
+    header = ("key", "recipe", "nodes", "size", "made", "last used", "state")
+    echo_table(header, [_cells(e, used) for e in entries], right="nodes,size,made,last used")
+    total = size_of(total_bytes(entries))
+    click.echo(f"\n{count(len(entries), 'key')}, {total} in {cache.root}")
+
+
+@compile_command.command("verify")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@path_option
+@cluster_option
+def verify_command(keys: tuple[str, ...], **options: Any) -> None:
+    """Read every file of a cluster's cache, or of some keys: is it as it was compiled?
+
+    The exit code is 1 if anything is missing or has changed.
+
+    \b
+    Example:
+      trnslurm compile verify --cluster trn1
+    """
+    _, cache = _cache_of(options)
+    entries = {entry.key: entry for entry in entries_of(cache)}
+    if unknown := [key for key in keys if key not in entries]:
+        raise ConfigError(f"{unknown[0]}: no such key in {cache.root}; see trnslurm compile status")
+    damaged = False
+    for entry in [entries[key] for key in keys or entries]:
+        if entry.manifest:
+            files = count(len(entry.manifest.files), "file")
+            found = find_damage(cache.root, entry.manifest, hashes=True, trusted=cache.trusted)
+            problem, good = found or "", f"whole, {files}"
+        else:
+            problem, good = entry.problem, "not compiled"
+        click.echo(f"{entry.key}: {problem or good}")
+        damaged |= bool(problem)
+    sys.exit(1 if damaged else 0)
+
+
+@compile_command.command("gc")
+@click.option("--older-than", metavar="AGE", help="Remove what was not used for so long: 30d, 12h.")
+@click.option("--max-size", metavar="SIZE", help="Remove the longest unused until it fits: 50G.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@path_option
+@cluster_option
+def gc_command(
+    older_than: str | None, max_size: str | None, dry_run: bool, yes: bool, **options: Any
+) -> None:
+    """Remove compiled graphs from a cluster's cache; never those in use.
+
+    In use is what a run compiles, or a run needs that has not ended.
+
+    \b
+    Example:
+      trnslurm compile gc --older-than 30d --dry-run
+      trnslurm compile gc --older-than 30d --max-size 50G
+    """
+    if older_than is None and max_size is None:
+        raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")
+    since = None if older_than is None else time.time() - parse_age(older_than)
+    limit = None if max_size is None else parse_size(max_size)
+    workspace, cache = _cache_of(options)
+    used = users_of(cache, run_roots(workspace))
+    chosen = prune(cache, used, unused_since=since, max_bytes=limit)
+    if not chosen:
+        click.echo("Nothing to remove")
+        return
+    header = ("key", "recipe", "nodes", "size", "made", "last used", "state")
+    echo_table(header, [_cells(e, used) for e in chosen], right="nodes,size,made,last used")
+    if dry_run:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise TrnslurmError("nobody to ask: pass --yes, or --dry-run to see only")
+        click.confirm(f"Remove {count(len(chosen), 'key')}?", abort=True, err=True)
+    freed = remove_all(cache, chosen)
+    click.echo(f"Removed {count(len(chosen), 'key')}, {size_of(freed)}")
+
+
+def _cache_of(options: dict[str, Any]) -> tuple[Workspace, CompileCache]:
+    workspace = workspace_of(options)
+    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+    return workspace, CompileCache(cluster)
+
+
+def _cells(entry: Entry, used: dict[str, str]) -> tuple[str, ...]:
+    manifest = entry.manifest
+    recipe, nodes = (recipe_of(manifest.ingredients), len(manifest.nodes)) if manifest else ("-", 0)
+    state = "compiled" if manifest else entry.problem or "not compiled"
+    if user := used.get(entry.key):
+        state += f", in use by {Path(user).name}"
+    return (
+        entry.key, recipe or "-", str(nodes or "-"), size_of(entry.bytes), age_since(entry.made),
+        age_since(entry.used), state,
+    )  # fmt: skip
+
+
+def _facts(entry: Entry, used: dict[str, str]) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "key": entry.key, "compiled": manifest is not None, "problem": entry.problem,
+        "recipe": recipe_of(manifest.ingredients) if manifest else None,
+        "nodes": len(manifest.nodes) if manifest else None, "bytes": entry.bytes,
+        "made": entry.made, "used": entry.used, "in_use_by": used.get(entry.key),
+    }  # fmt: skip
+
+
+def size_of(size: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of `12h`, `30d` or `4w`."""
+    match = re.fullmatch(r"(\d+)([hdw])", text)
+    if not match:
+        raise ConfigError(f"--older-than {text}: expected hours, days or weeks, as 12h, 30d or 4w")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of `500M`, `50G` or `1T`."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text)
+    if not match:
+        raise ConfigError(f"--max-size {text}: expected a size, as 500M, 50G or 1T")
+    return int(match[1]) * _UNITS[match[2]]
