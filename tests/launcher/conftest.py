@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trnslurm.compilecache.manifest import Manifest, NodeResult, describe, write_manifest
 from trnslurm.config import load
 from trnslurm.run import Attempt, Record, RunDir, write_json
 
@@ -110,6 +111,60 @@ def make_run(site: Site) -> Callable[..., RunDir]:
         return run
 
     return make
+
+
+class Graphs:
+    """The compile cache of the cluster `pc`, and a Python there that says its versions."""
+
+    def __init__(self, site: Site, root: Path) -> None:
+        self._site, self.cache, self._python = site, root / "cache", root / "pythön 3"
+        self.say_versions(torch="2.9.1", neuronx_cc="2.26.1")
+
+    def say_versions(self, **versions: str) -> None:
+        """Write the Python anew."""
+        packages = {name.replace("_", "-"): version for name, version in versions.items()}
+        answer = json.dumps({"packages": packages})
+        self._python.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{answer}'\n")
+        self._python.chmod(0o755)
+
+    def profile(self, **changes: Any) -> None:
+        """Write the profile `pc` with both."""
+        self._site.profile(
+            **{"python": str(self._python), "compile_cache": str(self.cache)} | changes
+        )
+
+    def facts(self, cli: Any, *arguments: str) -> dict[str, Any]:
+        """What `compile key --json` says."""
+        done = cli("compile", "key", *arguments, "--cluster", "pc", "--json")
+        assert (done.code, done.err) == (0, "")
+        return dict(json.loads(done.out))
+
+    def fill(
+        self, facts: dict[str, Any], *files: str, seconds: float = 1800.0, run: str = "an-older-run"
+    ) -> str:
+        """Compile what these facts say into these files of the cache; return the key."""
+        key = str(facts["key"])
+        names = files or (f"neuronxcc-2/MODULE_{key}/model.neff",)
+        for name in names:
+            (self.cache / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.cache / name).write_text(f"graph {name}")
+        found = tuple(describe(self.cache, self.cache / name) for name in names)
+        node = {"compiled": 1, "failed": 0, "graphs": 1, "seconds": seconds, "files": found}
+        hosts = range(facts["ingredients"]["nodes"])
+        nodes = tuple(NodeResult(node=n, host=f"node-{n}", **node) for n in hosts)
+        made = {"by": "ada", "run": f"/runs/{run}"}
+        parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
+        write_manifest(self.cache, Manifest(**parts, made=made, nodes=nodes))
+        return key
+
+
+@pytest.fixture
+def graphs(site: Site, tmp_path: Path) -> Graphs:
+    """The compile cache of the cluster `pc`, whose Python is here; and the recipe `toy`."""
+    graphs = Graphs(site, tmp_path)
+    graphs.profile()
+    site.recipe()
+    return graphs
 
 
 def write_attempt(run: RunDir, phase: str, number: int, **fields: Any) -> None:

@@ -35,8 +35,8 @@ def test_price_line_without_a_known_speed(site, fake_slurm, cli) -> None:
     assert price == "toy on 2 x trn1.32xlarge: at most 9.0 node-hours by its time limits"
     assert graphs == (
         "Graphs: whether they are compiled is known only on the cluster (there is no "
-        "/shared/venv/bin/python on this host); precompile first, at most 6.0 node-hours by its "
-        "time limit"
+        "/shared/venv/bin/python on this host); precompile first, at most 6.0 node-hours (its "
+        "time limit)"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trnslurm.cached import entries_of, prune, remove_all, users_of
-from trnslurm.cli.graphs import age_since
+from trnslurm.cli.graphs import age_since, ingredients_of
 from trnslurm.cli.options import (
     choose_cluster,
     choose_data_cluster,
@@ -33,7 +33,6 @@ from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.graph_sources import GraphSource, find_source
 from trnslurm.spec import make_spec
-from trnslurm.submit import job_of
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
@@ -83,10 +82,8 @@ def key_command(
     assert recipe is not None
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     config = config_of(workspace, recipe, options, cluster, preset)
-    job = job_of(
-        make_spec(config, nodes, name=options["name"], need_time=False), workspace.template_dirs()
-    )
-    cache, ingredients = CompileCache(config.cluster), job.ingredients or {}
+    spec = make_spec(config, nodes, name=options["name"], need_time=False)
+    cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, workspace)
     found = cache.look_up(ingredients)
     if as_json:
         echo_json({

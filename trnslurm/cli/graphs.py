@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trnslurm.cli.output import hours
+from trnslurm.cli.output import count, hours
+from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import Manifest
 from trnslurm.compiled import CompileCache, compile_hours, compile_node_hours
-from trnslurm.submit import Need
+from trnslurm.config import Workspace
+from trnslurm.spec import JobSpec, precompile_min
+
+if TYPE_CHECKING:
+    from trnslurm.submit import Need  # plan needs nothing of submit
+
+_KNOWN_THERE = "whether they are compiled is known only on the cluster"
 
 
 def graphs_line(need: Need, cache: CompileCache) -> str:
@@ -42,8 +50,56 @@ def expected_cost(
     """Say what a compilation would cost, and how we know; empty if nothing is known."""
     if like := cache.most_alike(ingredients):
         node_hours = compile_hours(like) * nodes
-        return f"about {hours(node_hours)} node-hours by key {like.key} of the same recipe"
-    return f"at most {hours(limit)} node-hours by its time limit" if limit else ""
+        return f"about {hours(node_hours)} node-hours (as key {like.key} of this recipe took)"
+    return f"at most {hours(limit)} node-hours (its time limit)" if limit else ""
+
+
+def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
+    """Say for which node counts the graphs are compiled, and what a precompile would cost."""
+    specs = [spec for spec in specs if "precompile" in spec.phases]
+    if not specs:
+        return
+    cache = CompileCache(specs[0].config.cluster)
+    if cache.unknown:
+        cost = _limit_of_a_node(specs[0])
+        yield f"Graphs: {_KNOWN_THERE} ({cache.unknown}){cost and f'; precompile {cost}'}"
+        return
+    for spec in specs:
+        ingredients = ingredients_of(spec, workspace)
+        found = cache.look_up(ingredients)
+        where = f"Graphs on {count(spec.nodes, 'node')}"
+        if found.manifest:
+            yield f"{where}: compiled (key {found.key}{origin(found.manifest)})"
+            continue
+        limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
+        cost = expected_cost(cache, ingredients, spec.nodes, limit)
+        problem = f": {found.problem}" if found.problem else ""
+        yield f"{where}: not compiled (key {found.key}{problem}){cost and f'; precompile {cost}'}"
+
+
+def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
+    """Return the same of one node count for --json; null is what is not known here."""
+    if "precompile" not in spec.phases:
+        return {"graphs": None}
+    if cache.unknown:
+        return {"graphs": {"key": None, "compiled": None, "unknown": cache.unknown}}
+    found = cache.look_up(ingredients_of(spec, workspace))
+    return {"graphs": {"key": found.key, "compiled": found.warm, "unknown": ""}}
+
+
+def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
+    """Return what shapes the graphs of a job."""
+    from trnslurm.render import render  # Jinja is slow to import, and not always needed
+
+    bundle = render(spec, workspace.template_dirs())
+    return dict(json.loads(bundle.files[INGREDIENTS]))
+
+
+def _limit_of_a_node(spec: JobSpec) -> str:
+    if not spec.on_slurm:
+        return ""
+    limit = hours(precompile_min(spec.config) / 60)
+    return f"at most {limit} hours on each node (its time limit)"
 
 
 def spent(manifest: Manifest) -> str:
@@ -76,7 +132,7 @@ def age_since(moment: float) -> str:
 def _state(need: Need) -> str:
     key, problem = need.compiled.key, need.compiled.problem
     if need.verdict == "unknown":
-        return f"whether they are compiled is known only on the cluster ({problem})"
+        return f"{_KNOWN_THERE} ({problem})"
     said = "compiled" if need.compiled.warm else "not compiled"
     if not key:
         return f"precompile is always ({problem})"

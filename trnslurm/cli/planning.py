@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from trnslurm.cli.graphs import graphs_facts, plan_lines
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
@@ -18,6 +19,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, dollars, echo_json, echo_table, hours
+from trnslurm.compiled import CompileCache
 from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
@@ -121,11 +123,14 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     if not specs:
         raise refused[0][1]
     if as_json:
-        rows = [_plan_row(spec) for spec in specs]
+        cache = CompileCache(config.cluster)
+        rows = [_plan_row(spec) | graphs_facts(spec, cache, workspace) for spec in specs]
         errors = [{"nodes": n, "error": str(error)} for n, error in refused]
         echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
     else:
         _print_plan(specs)
+        for line in plan_lines(specs, workspace):
+            click.echo(line)
     if refused:
         raise TrnslurmError("; ".join(f"{count(n, 'node')}: {e}" for n, e in refused))
 

@@ -117,7 +117,7 @@ def _readable_as(cache: Path) -> int:
 
 
 def _claims(directory: Path) -> Iterator[tuple[int, Path]]:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # none yet, or not for us to see
         for path in directory.iterdir():
             if match := _NAME.fullmatch(path.name):
                 yield int(match[1]), path
