@@ -24,8 +24,8 @@ SURFACE = {
     "plan": f"RECIPE -n/--nodes {SPEC} --json",
     "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
-        f"RECIPE -n/--nodes {SPEC} --chain --rendered --dry-run -y/--yes -f/--follow --detach "
-        "--json"
+        f"RECIPE -n/--nodes {SPEC} --precompile --chain --rendered --dry-run -y/--yes -f/--follow "
+        "--detach --json"
     ),
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
@@ -44,6 +44,11 @@ SURFACE = {
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
+    "resume": "RUN --path -f/--follow --detach --json",
+    "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
+    "compile status": "--path -c/--cluster --json",
+    "compile verify": "KEYS --path -c/--cluster",
+    "compile gc": "--older-than --max-size --dry-run -y/--yes --path -c/--cluster",
     "clusters": "--path --json",
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",
@@ -63,6 +68,7 @@ DEFAULTS = {
     ("plan", "nodes"): "1,2,4,8,16",
     ("render", "nodes"): 1,
     ("submit", "nodes"): 1,
+    ("compile key", "nodes"): 1,
     ("logs", "node"): 0,
     ("logs", "lines"): 100,
     ("exec", "node"): 0,

@@ -158,6 +158,11 @@ class User:
         command = [sys.executable, "-m", "trnslurm", *map(str, arguments)]
         return self._run(command, self.home, timeout_s)
 
+    def differing(self, *arguments: str) -> str:
+        """Run a command that says what differs, and ends with 1 like diff."""
+        command = [sys.executable, "-m", "trnslurm", *arguments]
+        return self._run(command, self.home, 90, code=1)
+
     def shell(self, script: str, directory: Path) -> str:
         """Run a shell script as one types it after `trnslurm sandbox env`."""
         env = f"eval \"$('{sys.executable}' -m trnslurm sandbox env)\"\n"
@@ -189,10 +194,10 @@ class User:
         said = json.loads(self.trnslurm("submit", "--json", *arguments))
         return Run(self, Path(said["directory"]), said["jobs"])
 
-    def _run(self, command: list[str], directory: Path, timeout_s: float) -> str:
+    def _run(self, command: list[str], directory: Path, timeout_s: float, *, code: int = 0) -> str:
         done = subprocess.run(
             command, env=self.environment, cwd=directory, stdin=subprocess.DEVNULL, text=True,
             capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{command}: {done}"
+        assert done.returncode == code, f"{command}: {done}"
         return done.stdout
