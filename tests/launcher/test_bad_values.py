@@ -42,6 +42,10 @@ def test_refused(site, fake_slurm, cli, setting: str, words: str) -> None:
         ("presets: {1: {}}", "preset 1 must be"),
         ("train: {since: 2024-01-01}", "train.since is a date: quote it"),
         ("train: {x: !!binary aGk=}", "train.x is a bytes: quote it"),
+        (
+            "train: {rate: 1}\ngraphs: {free: [rates]}",
+            "graphs: 'rates' is no key of train (did you",
+        ),
     ],
 )
 def test_recipe_refused(site, fake_slurm, cli, recipe: str, words: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trnslurm.config.tree import flatten, lookup
-from trnslurm.errors import ConfigError
+from trnslurm.errors import ConfigError, did_you_mean
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(_|$)", re.I)
@@ -53,6 +53,10 @@ def check_values(tree: Mapping[str, Any]) -> None:
         raise ConfigError("data.path has '..': name a path below data_root, or an absolute one")
     for section in ("model", "train"):
         _check_job_values(section, tree[section])
+    for key in (*tree["graphs"]["free"], *tree["graphs"]["on_off"]):
+        if key not in tree["train"]:
+            hint = did_you_mean(key, tree["train"])
+            raise ConfigError(f"graphs: {key!r} is no key of train{hint}")
     for reference in tree["reference"]:
         if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")

@@ -30,7 +30,12 @@ launch=(
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/bert_pretrain/train.py plan.json
 )
-if [ "$phase" = precompile ]; then          # must be the outermost command
+if [ "$phase" = precompile ]; then          # must be the outermost command of the trial run
   launch=(neuron_parallel_compile "${launch[@]}")
+fi
+if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
+  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.precompile -- "${launch[@]}")
+else                                        # cold or damaged: refuse now, not in a collective
+  "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi
 exec "${launch[@]}"
