@@ -47,6 +47,8 @@ CASES: dict[str, tuple[int, str, str, list[str]]] = {
             'slurm.sbatch=["--comment=it\'s a $(test) #1", "--mail-type=FAIL,END"]',
             "activate=[module load efa, source /opt/env/bin/activate]",
             "group_readable=true",
+            "compile_layout=per-host",
+            "compile_trust=[ada, ml-builds]",
             'env.GREETING=it\'s $HOME; `true` "x"',
         ],
     ),

@@ -23,6 +23,9 @@ if [ -z "$interface" ]; then
   interface=$(ip -o route get "$MASTER_ADDR" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 fi
 export GLOO_SOCKET_IFNAME="$interface"
+# The host's own part of the cache: nothing is shared, so nothing is locked by another.
+NEURON_COMPILE_CACHE_URL="$NEURON_COMPILE_CACHE_URL/hosts/$(uname -n)"
+export NEURON_COMPILE_CACHE_URL
 
 launch=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
