@@ -1,0 +1,60 @@
+"""Graphs that come late: counted in the metrics, and warned about once."""
+
+import json
+
+import pytest
+import torch
+
+from trnslurm.train.clock import Clock
+from trnslurm.train.environment import Environment
+from trnslurm.train.metrics import Progress
+
+
+class Counting:
+    """A device whose counters of graphs a test sets."""
+
+    rank = 0
+
+    def __init__(self, asked_of_cache: bool) -> None:
+        self.clock = Clock()
+        self.compiled = 0
+        self.missed = 0 if asked_of_cache else None
+
+    def total(self, values):
+        return list(values)
+
+    def graphs(self):
+        return self.compiled
+
+    def graphs_missed(self):
+        return self.missed
+
+    def memory(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("asked_of_cache", "late", "warned_at"),
+    [(True, [1, 1, 1, 3], 1), (False, [0, 0, 0, 2], 4)],
+    ids=["the cache knows", "what came after the first steps"],
+)
+def test_late_graphs(make_plan, tmp_path, capsys, asked_of_cache, late, warned_at):
+    device = Counting(asked_of_cache)
+    environment = Environment(
+        rank=0, world=1, local_rank=0, local_world=1, phase="train", attempt=1,
+        run_dir=tmp_path, device="xla-cpu",
+    )  # fmt: skip
+    plan = make_plan(units=4, workers=1)
+    progress = Progress(plan, environment, device, steps=range(5), log_every=1)
+    # Of the ten first graphs one was not in the cache; two come in the middle of the training.
+    for step, compiled in enumerate((10, 11, 11, 13), 1):
+        device.compiled = compiled
+        if asked_of_cache:
+            device.missed = 1 if compiled < 13 else 3
+        progress.note(step, loss=torch.ones(1), grad_norm=torch.ones(1), lr=0.1)
+        assert ("warning:" in capsys.readouterr().out) == (step == warned_at)
+    progress.close()
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["late_graphs"] for line in lines] == late
+    assert "graphs compiled after step 2: 2" in capsys.readouterr().out
