@@ -133,8 +133,3 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
 def compile_hours(manifest: Manifest) -> float:
     """Return how long its compilation took: its nodes worked side by side."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600
-
-
-def compile_node_hours(manifest: Manifest) -> float:
-    """Return what its compilation took of its nodes."""
-    return compile_hours(manifest) * len(manifest.nodes)

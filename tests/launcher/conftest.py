@@ -58,7 +58,7 @@ class Site:
 
     def runs(self) -> list[RunDir]:
         """The run directories there are."""
-        found = sorted(self.run_root.iterdir()) if self.run_root.is_dir() else []
+        found = sorted(self.run_root.glob("[!.]*"))  # not the compile cache
         return [RunDir(directory) for directory in found]
 
     def run(self) -> RunDir:

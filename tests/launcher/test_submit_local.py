@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from trnslurm.compilecache.manifest import Manifest, NodeResult, write_manifest
 from trnslurm.local_job import local_job_alive
 from trnslurm.status import run_status
 
@@ -163,3 +165,33 @@ def test_script_runs_by_hand_as_well(site, here, cli, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "by hand on node 1" in (bundle / "logs/train-1-node1.log").read_text()
     assert json.loads((bundle / "state/train-1.json").read_text())["state"] == "COMPLETED"
+
+
+def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path: Path) -> None:
+    """Without Slurm there is no job to depend on: submit itself waits, and then looks again."""
+    here('[ "$TRNSLURM_PHASE" = precompile ] && while :; do sleep 0.1; done')
+    site.profile(
+        "here", scheduler="local", instance_type="local", device="xla-cpu", workers_per_node=1,
+        python=str(tmp_path / "a python"), slurm={},
+    )  # fmt: skip
+    site.recipe(RECIPE % "auto")
+    submit = (*SUBMIT, "--detach")
+    assert run_cli(*submit, "--name", "first").code == 0
+    first = site.runs()[-1]
+    await_true(lambda: run_status(first).state == "PRECOMPILING", "the first compiles")
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(run_cli, *submit, "--name", "second", timeout_s=120)
+        await_true(lambda: len(site.runs()) == 2, "the second has a directory")
+        time.sleep(0.5)  # several looks
+        assert not second.done()
+        facts = json.loads(run_cli("compile", "key", *SUBMIT[1:], "--json").out)
+        node = NodeResult(node=0, host="x", graphs=1, compiled=1, failed=0, seconds=1.0)
+        parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
+        write_manifest(site.run_root / ".compiled", Manifest(**parts, made={}, nodes=(node,)))
+        done = second.result()
+    assert done.code == 0, done
+    assert f"Waiting: {first.name} of " in done.err
+    assert [run.record().phases for run in site.runs()] == [("precompile", "train"), ("train",)]
+    for run in site.runs():
+        run_cli("cancel", run.path)
+        await_true(lambda run=run: not local_job_alive(run.record()), "it has ended")

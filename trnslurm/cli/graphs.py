@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.cli.output import count, hours
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import Manifest
-from trnslurm.compiled import CompileCache, compile_hours, compile_node_hours
+from trnslurm.compiled import CompileCache, compile_hours
 from trnslurm.config import Workspace
 from trnslurm.spec import JobSpec, precompile_min
 
 if TYPE_CHECKING:
     from trnslurm.submit import Need  # plan needs nothing of submit
 
+_SHORT_HOURS = 1 / 6
 _KNOWN_THERE = "whether they are compiled is known only on the cluster"
 
 
@@ -31,7 +32,7 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
     if need.verdict == "warm" and manifest:
         return (
             f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
-            f"that saves {spent(manifest)}"
+            f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
         )
     if need.verdict == "elsewhere" and need.other:
         holder = need.other.holder
@@ -49,8 +50,8 @@ def expected_cost(
 ) -> str:
     """Say what a compilation would cost, and how we know; empty if nothing is known."""
     if like := cache.most_alike(ingredients):
-        node_hours = compile_hours(like) * nodes
-        return f"about {hours(node_hours)} node-hours (as key {like.key} of this recipe took)"
+        cost = _nodes_time(compile_hours(like), nodes)
+        return f"about {cost} (as key {like.key} of this recipe took)"
     return f"at most {hours(limit)} node-hours (its time limit)" if limit else ""
 
 
@@ -102,12 +103,11 @@ def _limit_of_a_node(spec: JobSpec) -> str:
     return f"at most {limit} hours on each node (its time limit)"
 
 
-def spent(manifest: Manifest) -> str:
-    """Say what compiling took."""
-    seconds = compile_hours(manifest) * 3600
-    if seconds < 600:
-        return f"{seconds:.0f} s on {len(manifest.nodes)} x node".replace("1 x node", "one node")
-    return f"{hours(compile_node_hours(manifest))} node-hours"
+def _nodes_time(hours_each: float, nodes: int) -> str:
+    if hours_each < _SHORT_HOURS:
+        where = "1 node" if nodes == 1 else f"each of {nodes} nodes"
+        return f"{hours_each * 3600:.0f} s on {where}"
+    return f"{hours(hours_each * nodes)} node-hours"
 
 
 def origin(manifest: Manifest) -> str:
