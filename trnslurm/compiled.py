@@ -43,6 +43,9 @@ class Compiled:
     problem: str = ""
     """Why the key is not known here, or why what lies in the cache does not serve."""
 
+    known: bool = True
+    """Whether this host can tell."""
+
     @property
     def warm(self) -> bool:
         """Whether nothing has to be compiled."""
@@ -85,8 +88,10 @@ class CompileCache:
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
         """Return what there is for the graphs of a job."""
         if problem := self.unknown:
-            return Compiled(problem=problem)
+            return Compiled(problem=problem, known=False)
         key = content_key(ingredients, self.versions)
+        if problem := self._on_nodes(ingredients):
+            return Compiled(key=key, problem=problem, known=False)
         try:
             manifest = read_manifest(self.root, key, trusted=self.trusted)
             damage = manifest and find_damage(
@@ -97,6 +102,14 @@ class CompileCache:
         if damage:
             return Compiled(key=key, problem=damage)
         return Compiled(key=key, manifest=manifest)
+
+    def _on_nodes(self, ingredients: Mapping[str, Any]) -> str:
+        """Say why it depends on the nodes of a job whether its graphs are there."""
+        if ingredients.get("device") != "neuron":
+            return ""
+        if self._cluster.compile_cache is None:
+            return "compile_cache is not set, so graphs lie on the nodes"
+        return "every host has its own graphs" if self._cluster.compile_layout == "per-host" else ""
 
     def all_keys(self) -> list[str]:
         """Return every key that has a directory."""

@@ -92,6 +92,26 @@ def test_damaged_key_is_compiled_anew(graphs, facts, fake_slurm, cli, damage: st
     assert dependencies(fake_slurm) == ["", "1001"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"compile_cache": None},
+            "compile_cache is not set, so graphs lie on the nodes themselves",
+        ),
+        ({"compile_layout": "per-host"}, "every host has its own graphs"),
+    ],
+)
+def test_graphs_on_the_nodes_are_looked_for_there(
+    graphs, facts, fake_slurm, cli, changes: dict, why: str
+) -> None:
+    graphs.fill(facts)
+    graphs.profile(**changes)
+    for _ in range(2):  # another run's nodes may be others: nobody waits for them
+        assert f"known only on the cluster ({why}); precompile first" in graphs_of(cli(*TOY))
+    assert dependencies(fake_slurm) == ["", "1001", "", "1003"]
+
+
 def test_policies(graphs, facts, site, fake_slurm, cli) -> None:
     graphs.fill(facts)
     assert graphs_of(cli(*TOY, "--precompile", "always")).endswith("node-hours (as key "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.cli.output import count, hours
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import Manifest
-from trnslurm.compiled import CompileCache, compile_hours
+from trnslurm.compiled import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
 from trnslurm.spec import JobSpec, precompile_min
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trnslurm.submit import Need  # plan needs nothing of submit
 
 _SHORT_HOURS = 1 / 6
-_KNOWN_THERE = "whether they are compiled is known only on the cluster"
 
 
 def graphs_line(need: Need, cache: CompileCache) -> str:
@@ -42,7 +41,7 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
         return f"Graphs: as those of a run before it (key {key}), so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
-    return f"Graphs: {_state(need)}; precompile first{cost and f', {cost}'}"
+    return f"Graphs: {_state(need.compiled)}; precompile first{cost and f', {cost}'}"
 
 
 def expected_cost(
@@ -63,7 +62,8 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
     cache = CompileCache(specs[0].config.cluster)
     if cache.unknown:
         cost = _limit_of_a_node(specs[0])
-        yield f"Graphs: {_KNOWN_THERE} ({cache.unknown}){cost and f'; precompile {cost}'}"
+        said = _state(Compiled(problem=cache.unknown, known=False))
+        yield f"Graphs: {said}{cost and f'; precompile {cost}'}"
         return
     for spec in specs:
         ingredients = ingredients_of(spec, workspace)
@@ -74,8 +74,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
             continue
         limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
         cost = expected_cost(cache, ingredients, spec.nodes, limit)
-        problem = f": {found.problem}" if found.problem else ""
-        yield f"{where}: not compiled (key {found.key}{problem}){cost and f'; precompile {cost}'}"
+        yield f"{where}: {_state(found)}{cost and f'; precompile {cost}'}"
 
 
 def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
@@ -85,6 +84,8 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
     if cache.unknown:
         return {"graphs": {"key": None, "compiled": None, "unknown": cache.unknown}}
     found = cache.look_up(ingredients_of(spec, workspace))
+    if not found.known:
+        return {"graphs": {"key": found.key, "compiled": None, "unknown": found.problem}}
     return {"graphs": {"key": found.key, "compiled": found.warm, "unknown": ""}}
 
 
@@ -129,11 +130,8 @@ def age_since(moment: float) -> str:
     return age(time.time() - moment)
 
 
-def _state(need: Need) -> str:
-    key, problem = need.compiled.key, need.compiled.problem
-    if need.verdict == "unknown":
-        return f"{_KNOWN_THERE} ({problem})"
-    said = "compiled" if need.compiled.warm else "not compiled"
-    if not key:
-        return f"precompile is always ({problem})"
-    return f"{said} (key {key}{f': {problem}' if problem else ''})"
+def _state(found: Compiled) -> str:
+    if not found.known:
+        return f"whether they are compiled is known only on the cluster ({found.problem})"
+    said = "compiled" if found.warm else "not compiled"
+    return f"{said} (key {found.key}{f': {found.problem}' if found.problem else ''})"

@@ -91,12 +91,13 @@ def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> N
         return Need(job=job, verdict="never" if ahead else "none")
     if job.ingredients is None:
         problem = "the bundle does not say what shapes its graphs"
-        return Need(job=job, verdict="unknown", compiled=Compiled(problem=problem))
+        compiled = Compiled(problem=problem, known=False)
+        return Need(job=job, verdict="unknown", compiled=compiled)
     compiled = cache.look_up(job.ingredients)
     known = Need(job=job, verdict="cold", compiled=compiled, versions=cache.versions)
     if job.precompile == "always":
         return replace(known, verdict="asked")
-    if not compiled.key:
+    if not compiled.known:
         return replace(known, verdict="unknown")
     if compiled.warm:
         return replace(known, verdict="warm")
