@@ -210,10 +210,31 @@ def test_per_host_is_cold_on_another_host(job: Job, monkeypatch, capsys) -> None
     )
     job.compile()
     assert job.ask("verify", 1) == 0
-    result = os.uname_result(("Linux", "elsewhere", "6", "1", "x86_64"))
-    monkeypatch.setattr(os, "uname", lambda: result)
+    here = os.uname()
+    there = os.uname_result(("Linux", "elsewhere", "6", "1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: there)
     assert job.ask("verify", 1) == 1
     assert "nothing is compiled for key 0123456789abcdef on elsewhere" in capsys.readouterr().err
+    assert job.ask("warm") == graphs.COLD
+
+    job.setenv(NEURON_COMPILE_CACHE_URL=f"{job.cache}/hosts/elsewhere")
+    for node in (0, 1):
+        assert job.on_node(node).returncode == 0
+        result = job.run / f"state/graphs-1-node{node}.json"
+        result.write_text(
+            result.read_text().replace(f'"host": "{here.nodename}"', '"host": "elsewhere"')
+        )
+    assert job.ask("commit") == 0
+    for host in (there, here):  # what one host compiles the other keeps
+        monkeypatch.setattr(os, "uname", lambda host=host: host)
+        assert job.ask("verify", 1) == 0
+
+
+def test_graphs_in_var_tmp_are_never_warm(job: Job, monkeypatch) -> None:
+    job.compile()
+    assert job.ask("warm") == 0
+    monkeypatch.delenv("NEURON_COMPILE_CACHE_URL")
+    assert job.ask("warm") == graphs.COLD
 
 
 def test_a_url_lists_no_files_and_says_so(job: Job, capsys) -> None:

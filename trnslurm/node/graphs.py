@@ -52,6 +52,8 @@ class Place:
     key: str
     device: str
     per_host: bool
+    on_nodes: bool
+    """Graphs lie on the nodes themselves: another run's nodes may have none."""
     trusted: Collection[int]
     attempt: int
     node: int
@@ -88,12 +90,15 @@ class Place:
 def read_place() -> Place:
     """Read the environment."""
     environ = os.environ
+    device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
     return Place(
         run=Path(environ["TRNSLURM_RUN_DIR"]),
         cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
         key=environ["TRNSLURM_GRAPH_KEY"],
-        device=environ["TRNSLURM_DEVICE"],
-        per_host=environ["TRNSLURM_CACHE_LAYOUT"] == "per-host",
+        device=device,
+        per_host=per_host,
+        # Without a URL Neuron keeps them in /var/tmp.
+        on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
         trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
         attempt=int(environ["TRNSLURM_ATTEMPT"]),
         node=int(environ.get("SLURM_NODEID", "0")),
@@ -143,6 +148,8 @@ def warm(place: Place) -> int:
         print(f"compiling anew: {error}")
     if manifest is None:
         print(f"graphs of key {place.key}: cold")
+    elif place.on_nodes:
+        print(f"graphs of key {place.key}: compiled before, on nodes that may not be these")
     elif not _discard_damaged(place, manifest):
         print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
         return 0
@@ -179,6 +186,8 @@ def commit(place: Place) -> int:
     nodes = join(place.cache, results)
     if not any(node.graphs for node in nodes):
         raise CacheError("no node found a graph to compile")
+    if place.per_host:
+        nodes += _other_hosts(place, {node.host for node in nodes})
     manifest = Manifest(
         key=place.key,
         ingredients=read_ingredients(place.run),
@@ -198,6 +207,20 @@ def commit(place: Place) -> int:
     listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
     print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
     return 0
+
+
+def _other_hosts(place: Place, hosts: Collection[str]) -> tuple[NodeResult, ...]:
+    """Return what earlier precompiles left on other hosts, as far as it is whole."""
+    try:
+        before = read_manifest(place.cache, place.key, trusted=place.trusted)
+    except CacheError:
+        before = None
+    return tuple(
+        node
+        for node in (before.nodes if before else ())
+        if node.host not in hosts
+        and not any(damaged(place.cache, node.files, hashes=False, trusted=place.trusted))
+    )
 
 
 def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
