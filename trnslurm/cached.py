@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trnslurm.compilecache.claims import newest_claim
+from trnslurm.compilecache.claims import Claim, newest_claim
 from trnslurm.compilecache.contents import Entry, choose, read_entry, remove
 from trnslurm.compiled import CompileCache
-from trnslurm.errors import TrnslurmError
+from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.run import RunDir
 from trnslurm.runs import list_runs
 from trnslurm.status import statuses_of
@@ -26,7 +26,7 @@ def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
     found = {}
     for key in cache.all_keys():
         claim = newest_claim(cache.root, key)
-        if claim and still_compiles(claim, cache.bin_dir):
+        if claim and _may_compile(claim, cache):
             found[key] = claim.holder.run or "a submission"
     statuses, _ = statuses_of([run for run in list_runs(list(roots)) if _names_key(run)])
     for status in statuses:
@@ -60,6 +60,13 @@ def remove_all(cache: CompileCache, entries: Sequence[Entry]) -> int:
         )
     except OSError as error:
         raise TrnslurmError(f"{error.filename}: cannot be removed ({error.strerror})") from None
+
+
+def _may_compile(claim: Claim, cache: CompileCache) -> bool:
+    try:
+        return still_compiles(claim, cache.bin_dir)
+    except SlurmError:  # nobody to ask here
+        return True
 
 
 def _names_key(run: RunDir) -> bool:

@@ -140,6 +140,15 @@ def test_gc_leaves_what_is_in_use(graphs, keys, fake_slurm, cli) -> None:
     assert left(graphs) == []
 
 
+def test_what_cannot_be_asked_about_is_in_use(graphs, site, fake_slurm, cli, monkeypatch) -> None:
+    """On a host without Slurm, or whose controller does not answer."""
+    assert cli("submit", "toy", *PC).code == 0
+    fake_slurm.refuse("squeue", "squeue: error: Unable to contact slurm controller")
+    (entry,) = json.loads(cli("compile", "status", *PC, "--json").out)["keys"]
+    assert entry["in_use_by"] == site.run().name
+    assert cli(*GC, "--max-size", "0").out == "Nothing to remove\n"
+
+
 def test_gc_asks(graphs, keys, cli, monkeypatch) -> None:
     refused = cli("compile", "gc", *PC, "--max-size", "0")
     assert refused.code == 1 and "pass --yes" in refused.err

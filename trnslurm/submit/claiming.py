@@ -63,7 +63,7 @@ class Claims:
 
     def _alone(self, job: Job) -> Need:
         need = need_of(job, self._cache, before=self._keys)
-        return replace(need, verdict="cold") if _nothing_to_wait_for(need) else need
+        return replace(need, verdict="cold", other=None) if _nothing_to_wait_for(need) else need
 
     def _claimed(self, job: Job, run: RunDir) -> Need:
         said = False
