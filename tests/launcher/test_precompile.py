@@ -97,7 +97,7 @@ def test_damaged_key_is_compiled_anew(graphs, facts, fake_slurm, cli, damage: st
     [
         (
             {"compile_cache": None},
-            "compile_cache is not set, so graphs lie on the nodes themselves",
+            "compile_cache is not set, so graphs lie on the nodes",
         ),
         ({"compile_layout": "per-host"}, "every host has its own graphs"),
     ],
