@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trnslurm.config import Config
+from trnslurm.config import Config, preset_before
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run
@@ -55,6 +55,21 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
     model = {k.removeprefix(begin): v for k, v in checkpoint.facts.items() if k.startswith(begin)}
     if wrong := other_sizes(model, config.recipe.model):
         raise ConfigError(f"{checkpoint.path} is of another model: {wrong[0]}")
+
+
+def no_result(config: Config) -> str | None:
+    """Say so if a preset that goes on from another's result would begin with nothing.
+
+    Who wants that says so on the command line.
+    """
+    before = preset_before(Path(config.recipe_dir), config.preset)
+    given = config.recipe.train.get(INIT_FROM.partition(".")[2])
+    if not before or given or config.origins[INIT_FROM].layer == "command line":
+        return None
+    return (
+        f"{config.title} goes on from {before}: pass --from RUN, or "
+        f"--set '{INIT_FROM}=\"\"' to begin with new parameters"
+    )
 
 
 def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

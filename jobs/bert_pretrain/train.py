@@ -145,9 +145,10 @@ def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> 
 def evaluate(run: Training) -> dict[str, float]:
     """Give the losses on the first samples of the held-out shards, whatever the worker count."""
     plan, device = run.plan, run.device
-    units = eval_units(plan, worker=device.rank, samples=run.settings.eval_samples)
-    # All of the last unit, which may reach beyond eval_samples.
-    samples = -(-run.settings.eval_samples // plan.batch.micro_batch) * plan.batch.micro_batch
+    wanted = min(run.settings.eval_samples, run.held_out.num_samples)
+    units = eval_units(plan, worker=device.rank, samples=wanted)
+    # All of the last unit, which may reach beyond them.
+    samples = -(-wanted // plan.batch.micro_batch) * plan.batch.micro_batch
     counts = (run.held_out.masked_tokens(0, samples), samples)
     sums = device.put(torch.zeros(len(PARTS)))
     run.model.eval()

@@ -65,7 +65,7 @@ def test_dry_run_json_and_the_question_are_about_both(site, fake_slurm, cli) -> 
     site.recipe(RECIPE)
     done = cli(*CHAIN, "--dry-run")
     assert [line.partition(":")[0] for line in done.out.splitlines()] == [
-        "toy (one) on 2 x trn1.32xlarge", "toy (two) on 2 x trn1.32xlarge",
+        "toy (one) on 2 x trn1.32xlarge", "Graphs", "toy (two) on 2 x trn1.32xlarge", "Graphs",
     ]  # fmt: skip
     site.profile(ask_above_node_hours=10)  # at most 8 node-hours each
     asked = cli(*CHAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -163,3 +164,22 @@ def test_a_job_that_brings_its_data_needs_none(data_root: Path, cli) -> None:
 def test_where_the_root_is_not_here_nobody_can_tell(site, fake_slurm, cli, root: str) -> None:
     site.profile(data_root=root)
     assert cli(*TRAIN).code == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"seq_len": 64, "max_pred": 5}, "seq_len is 32, but the data at {} was prepared with 64"),
+        ({"seq_len": 32, "max_pred": 9}, "train.max_pred is 5, but the data at {} was prepared"),
+        ({"vocab_size": 600}, "model.vocab_size is 512, but the data at {} has 600 tokens"),
+    ],
+)
+def test_data_for_something_else_is_refused(data_root: Path, fake_slurm, cli, index, words) -> None:
+    data = data_root / "bert-tiny-seqlen32"
+    data.mkdir()
+    (data / "index.json").write_text(json.dumps(index))
+    tiny = ("submit", "bert_pretrain", "-p", "tiny", "-c", "pc", "--allow-idle")
+    for more in ((), ("--dry-run",)):
+        assert words.format(data) in cli(*tiny, *more).error
+    (data / "index.json").write_text('{"seq_len": 32, "max_pred": 5, "vocab_size": 512}')
+    assert cli(*tiny).code == 0

@@ -133,3 +133,13 @@ def test_a_reviewed_bundle_has_its_parameters_already(trained, cli, tmp_path: Pa
     assert cli("render", *TOY, "--from", "last", "-o", bundle).code == 0
     done = cli("submit", "--rendered", bundle, "--from", "last")
     assert (done.code, "leave out --from" in done.error) == (2, True)
+
+
+def test_a_preset_that_goes_on_from_another_says_so(fake_slurm, site, cli) -> None:
+    site.recipe(RECIPE + "presets: {one: {then: two}, two: {}}\n")
+    two = ("toy", "--preset", "two", "--cluster", "pc")
+    error = cli("submit", *two).error
+    assert error.startswith("toy (two) goes on from one: pass --from RUN, or --set ")
+    assert cli("render", *two).err.startswith("warning: toy (two) goes on from one: ")
+    assert cli("submit", *two, "--set", 'train.init_from=""').code == 0
+    assert cli("submit", "toy", "--preset", "one", "--cluster", "pc").code == 0

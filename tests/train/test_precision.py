@@ -74,6 +74,23 @@ def test_small_updates_of_bf16_live_in_a_copy_only(cpu, on_xla, precision):
     check(on_xla["adamw", precision])
 
 
+@pytest.mark.parametrize(
+    ("precision", "norm"), [("fp32_copy", 2.0), ("fp32_state", 2.0), ("as_model", 1.0)]
+)
+def test_gradients_of_many_units_add_up_beside_a_copy(cpu, precision, norm):
+    """Half of 512 equal parts is where bf16 has no room for one more."""
+    parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    optimizer = make_optimizer(
+        "sgd", cpu, [("p", parameter)], weight_decay=0.0, max_norm=100.0, zero1=False,
+        precision=precision,
+    )  # fmt: skip
+    for _ in range(2):  # the second step begins at zero again
+        for _ in range(512):
+            (parameter / 512).sum().backward()
+        assert optimizer.step(0.0).item() == norm
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_lamb_takes_each_as_well(on_xla, precision):
     case = on_xla["lamb", precision]

@@ -20,6 +20,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.errors import RenderError
+from trnslurm.handover import no_result
 from trnslurm.render import render
 from trnslurm.runs import find_run
 from trnslurm.spec import make_spec
@@ -55,9 +56,10 @@ def render_command(
         raise click.UsageError("--diff only shows: leave out -o")
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    spec = make_spec(
-        config_of(workspace, recipe, options, cluster, preset), nodes, name=options["name"]
-    )
+    config = config_of(workspace, recipe, options, cluster, preset)
+    if problem := no_result(config):
+        click.echo(f"warning: {problem}", err=True)
+    spec = make_spec(config, nodes, name=options["name"])
     bundle = render(spec, workspace.template_dirs())
     if against is not None:
         other = (

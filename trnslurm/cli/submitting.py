@@ -25,7 +25,8 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import count, dollars, echo_json, hours
 from trnslurm.compiled import CompileCache
-from trnslurm.errors import SubmitError
+from trnslurm.errors import ConfigError, SubmitError
+from trnslurm.handover import no_result
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run
 from trnslurm.spec import make_spec
@@ -37,6 +38,7 @@ from trnslurm.submit import (
     job_of,
     job_of_bundle,
     needs_of,
+    refuse_unprepared,
     resume,
     submit_chain,
 )
@@ -88,12 +90,16 @@ def submit_command(
     """
     if (recipe is None) == (rendered is None):
         raise click.UsageError("give either a RECIPE or --rendered DIR")
+    if dry_run and as_json:
+        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     if rendered is not None:
         _refuse_options()
         links = [_alone(job_of_bundle(Path(rendered)))]
     else:
         assert recipe is not None
         links = _links(recipe, options, nodes, chain=chain)
+    for link in links:
+        refuse_unprepared(link.job)
     cache = CompileCache(links[0].job.profile)
     needs = needs_of(links, cache)
     for need in needs:
@@ -113,6 +119,8 @@ def _links(recipe: str, options: dict[str, Any], nodes: int, *, chain: bool) -> 
     if chain:
         return links_of(workspace, recipe, options, nodes, cluster, preset)
     config = config_of(workspace, recipe, options, cluster, preset)
+    if problem := no_result(config):
+        raise ConfigError(problem)
     spec = make_spec(config, nodes, name=options["name"])
     return [_alone(job_of(spec, workspace.template_dirs()))]
 

@@ -7,7 +7,7 @@ from trnslurm.config.load import (
     resolve,
     resolve_cluster,
 )
-from trnslurm.config.recipes import chain_of, presets_of
+from trnslurm.config.recipes import chain_of, preset_before, presets_of
 from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe, Reference, Slurm
 from trnslurm.config.search import Workspace, packaged_root, user_root
 from trnslurm.config.tree import flatten
@@ -25,6 +25,7 @@ __all__ = [
     "describe",
     "flatten",
     "packaged_root",
+    "preset_before",
     "presets_of",
     "read_cluster",
     "refuse_locked",

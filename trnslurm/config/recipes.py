@@ -36,6 +36,12 @@ def chain_of(recipe_dir: Path, preset: str | None) -> dict[str, dict[str, Any]]:
     return {name: dict(flatten(layer.tree)) for name, layer in zip(names, layers, strict=True)}
 
 
+def preset_before(recipe_dir: Path, preset: str | None) -> str | None:
+    """Return the preset from whose result another goes on; None if it begins by itself."""
+    _, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    return next((name for name in presets if preset and _then(presets, name) == preset), None)
+
+
 def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
     """Return what a recipe's file says for all presets, and the presets as they stand there."""
     tree = read_yaml(file)

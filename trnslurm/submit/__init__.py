@@ -40,6 +40,7 @@ __all__ = [
     "job_of_bundle",
     "job_of_data",
     "needs_of",
+    "refuse_unprepared",
     "resume",
     "still_compiles",
     "submit",

@@ -159,3 +159,27 @@ def refuse_unprepared(job: Job) -> None:
     if job.data and none_there(job.profile.data_root, files, local=job.local):
         prepare = command("prepare", job.recipe, job.preset, job.cluster)
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
+    if job.data:
+        _refuse_unfit(job)
+
+
+def _refuse_unfit(job: Job) -> None:
+    """Refuse data that was prepared for another model or other samples, if its index is here."""
+    try:
+        index = json.loads((Path(job.data).expanduser() / INDEX).read_text(encoding="utf-8"))
+        plan = json.loads(job.bundle.files["plan.json"])
+        has = [index.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
+    except (OSError, RuntimeError, ValueError, AttributeError):
+        return  # not for this host to look at; the job says what is wrong
+    wanted = [plan["seq_len"], plan["train"].get("max_pred"), plan["model"].get("vocab_size")]
+    for name, there, asked in zip(("seq_len", "train.max_pred"), has, wanted, strict=False):
+        if None not in (there, asked) and there != asked:
+            raise SubmitError(
+                f"{name} is {asked}, but the data at {job.data} was prepared with {there}: prepare "
+                f"other data (--set data.path=NAME), or --set {name}={there}"
+            )
+    if None not in (has[2], wanted[2]) and has[2] > wanted[2]:
+        raise SubmitError(
+            f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
+            f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
+        )

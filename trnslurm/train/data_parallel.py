@@ -17,6 +17,8 @@ class DataParallel(GlobalOptimizer):
 
     The optimizer inside updates masters: the model's parameters themselves, or where these have
     fewer bits, copies in single precision that it keeps (fp32_copy) or has for a step (fp32_state).
+    With copies the gradients of the units add up in single precision too: in fewer bits a sum of
+    hundreds would depend on how many of them a worker has.
     """
 
     def __init__(
@@ -30,6 +32,8 @@ class DataParallel(GlobalOptimizer):
         max_norm: float,
         precision: str,
     ) -> None:
+        self._precision = precision
+        self._sums: dict[nn.Parameter, Tensor] = {}
         super().__init__(device, groups, names, kinds)
         self._max_norm = max_norm
         self._keeps_copies = precision == "fp32_copy"
@@ -65,22 +69,43 @@ class DataParallel(GlobalOptimizer):
         return cls(groups, lr=0.0, **options)
 
     def _make_gradients(self) -> list[Tensor]:
+        dtype = self._parameters[0].dtype
+        if self._precision == "as_model" or dtype == torch.float32:
+            whole, pieces = self._allocate(dtype)
+            for parameter, piece in zip(self._parameters, pieces, strict=True):
+                parameter.grad = piece
+            return whole
+        super()._make_gradients()  # of one unit
+        whole, pieces = self._allocate(torch.float32)
+        self._sums = dict(zip(self._parameters, pieces, strict=True))
+        for parameter in self._parameters:
+            register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
+            register(self._add_up)
+        return whole
+
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        """Give zeros for the gradients: as they are summed over the workers, and one by one."""
         # In one piece, which is summed over the workers at once: a message each takes far longer.
-        like = self._parameters[0]
         sizes = [parameter.numel() for parameter in self._parameters]
-        whole = torch.zeros(sum(sizes), dtype=like.dtype, device=like.device)
-        for parameter, piece in zip(self._parameters, torch.split(whole, sizes), strict=True):
-            parameter.grad = piece.view_as(parameter)
-        return [whole]
+        whole = torch.zeros(sum(sizes), dtype=dtype, device=self._parameters[0].device)
+        pieces = torch.split(whole, sizes)
+        views = zip(self._parameters, pieces, strict=True)
+        return [whole], [piece.view_as(parameter) for parameter, piece in views]
+
+    @torch.no_grad()
+    def _add_up(self, parameter: Tensor) -> None:
+        """Add a unit's gradient to the sum, as soon as the backward pass has made it."""
+        assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
+        self._sums[parameter].add_(parameter.grad)
+        parameter.grad.zero_()
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         self._reduce()
         for parameter, master in self._copies:
-            assert parameter.grad is not None
             if not self._keeps_copies:
                 master.data = parameter.detach().float()
-            master.grad = parameter.grad.float()
+            master.grad = self._sums[parameter]
         norm = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
         rate = self._rate(lr)
         for group in self._base.param_groups:

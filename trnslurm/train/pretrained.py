@@ -6,7 +6,6 @@ and nothing left over.
 """
 
 import os
-import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,13 +102,13 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         # Workers share the pages of a mapped file; the optimizer's part is never read.
         mapped = zipfile.is_zipfile(file)
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
-        raise TrainError(
-            f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
-        ) from None
     except (OSError, RuntimeError, EOFError) as error:
         reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
         raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
+    except Exception:  # of a file that is something else, anything: KeyError, IndexError, ...
+        raise TrainError(
+            f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
+        ) from None
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
         raise TrainError(f'{file}: holds no model: expected names and tensors, as under "model"')

@@ -8,7 +8,6 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor
 
 from trnslurm.train.data_parallel import DataParallel
-from trnslurm.train.optimizer import GlobalOptimizer
 from trnslurm.train.rates import rate_tensor, scalar_tensor
 
 
@@ -30,9 +29,10 @@ class XlaDataParallel(DataParallel):
             options = {**options, "capturable": True}
         return cls(groups, lr=self._rate(0.0), foreach=False, **options)
 
-    def _make_gradients(self) -> list[Tensor]:
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
         # Not in one piece: XLA has no views, and joins tensors of a collective by itself.
-        return GlobalOptimizer._make_gradients(self)
+        zeros = [torch.zeros_like(parameter, dtype=dtype) for parameter in self._parameters]
+        return zeros, zeros
 
     def _reduce(self) -> None:
         xm.all_reduce(xm.REDUCE_SUM, self._gradients, pin_layout=False)

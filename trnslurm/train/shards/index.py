@@ -111,6 +111,8 @@ def _scan(directory: Path, split: str, say: Callable[[str], None]) -> Index:
             )
         rows = read_rows(path, slice(None), ["masked_lm_positions"])
         counts.append(masked(rows["masked_lm_positions"]).sum(axis=1, dtype=np.uint16))
+        if shape.samples and not counts[-1].any():
+            raise TrainError(f"{path}: none of its tokens is masked: fetch or make it again")
         shards.append(_describe(path, shape.samples))
         if time.monotonic() - said > SAY_EVERY_S:
             said = time.monotonic()

@@ -74,10 +74,13 @@ class ShardedSamples:
         return Samples(*(torch.from_numpy(column.astype(np.int64)) for column in columns))
 
     def masked_tokens(self, first: int, count: int) -> int:
-        """Count the masked tokens of the samples at these positions, without reading them."""
+        """Count the masked tokens of the samples at these positions, without reading them.
+
+        At least 1: the number is a divisor.
+        """
         counts = self._index.masked
         parts = self._windows.parts(first, count)
-        return sum(int(counts[self._windows.samples(part)].sum()) for part in parts)
+        return max(1, sum(int(counts[self._windows.samples(part)].sum()) for part in parts))
 
     def _window(self, number: int) -> Rows:
         for wanted in (number, number + 1):
