@@ -37,6 +37,8 @@ class Checkpoint:
 def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
     """Return the checkpoint that `word` names: itself, or the newest good one of a run."""
     path = Path(word).absolute()
+    if path.is_file():
+        raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
     if _NAME.fullmatch(path.name):
         found, run = _read(path), RunDir(path.parents[1])
     else:

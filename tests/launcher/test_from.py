@@ -135,6 +135,13 @@ def test_a_reviewed_bundle_has_its_parameters_already(trained, cli, tmp_path: Pa
     assert (done.code, "leave out --from" in done.error) == (2, True)
 
 
+def test_a_file_is_for_another_option(site, fake_slurm, cli, tmp_path: Path) -> None:
+    site.recipe(RECIPE)
+    (tmp_path / "ckpt_1.pt").touch()
+    error = cli("submit", *TOY, "--from", tmp_path / "ckpt_1.pt").error
+    assert error.endswith(f"is a file: name it with --set train.init_from={tmp_path}/ckpt_1.pt")
+
+
 def test_a_preset_that_goes_on_from_another_says_so(fake_slurm, site, cli) -> None:
     site.recipe(RECIPE + "presets: {one: {then: two}, two: {}}\n")
     two = ("toy", "--preset", "two", "--cluster", "pc")
