@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Mapping
@@ -89,16 +90,30 @@ def phase_status(
         state, reason = _local_state(run, record, last, wait)
     else:
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
+    cause = _compile_problem(run, last) if state == "FAILED" and last else ""
     return PhaseStatus(
         phase=phase,
         state=state,
-        reason=reason,
+        reason=cause or reason,
         job_id=job_id,
         attempt=last.attempt if last else 0,
         hosts=last.hosts if last else "",
         started=last.started if last else "",
         ended=(last.ended or "") if last else "",
     )
+
+
+def _compile_problem(run: RunDir, last: Attempt) -> str:
+    """Return what the first node that has a problem says it did not compile, and why."""
+    files = run.state.glob(f"graphs-{last.attempt}-node*.json")
+    for file in sorted(files if last.phase == "precompile" else ()):
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+            if result["problem"]:
+                return f"{result['host']}: {result['problem']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # half written, or not for us to read
+    return ""
 
 
 def _slurm_state(

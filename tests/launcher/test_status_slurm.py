@@ -238,3 +238,14 @@ def test_status_and_its_json_say_the_same(fake_slurm, make_run, cli) -> None:
         ("precompile", "COMPLETED", "1001"),
         ("train", "RUNNING", "1002"),
     ]
+
+
+def test_a_precompile_that_failed_says_what_was_not_compiled(make_run) -> None:
+    failed = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on a,b"}
+    run = make_run(states={"precompile": [failed, failed]})
+    for node, problem in enumerate((None, "2 of 4 graphs could not be compiled")):
+        result = {"host": f"host-{node}", "problem": problem}
+        (run.state / f"graphs-2-node{node}.json").write_text(json.dumps(result))
+    assert run_status(run).reason == "precompile: host-1: 2 of 4 graphs could not be compiled"
+    (run.state / "graphs-2-node1.json").write_text("{")
+    assert run_status(run).reason == "precompile: exit code 1 while running on a,b"
