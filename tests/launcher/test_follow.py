@@ -45,7 +45,7 @@ def test_to_a_good_end(site, play, cli) -> None:
     play([PRECOMPILING, PRECOMPILING, TRAINING, (["1002|COMPLETED|None|x|n"], {"train": DONE})])
     done = cli(*SUBMIT)
     assert done.code == 0
-    assert done.err.splitlines()[1:] == [  # below the price; each word once
+    assert done.err.splitlines()[2:] == [  # below price and graphs; each word once
         "PENDING (precompile: waiting for jobs of higher priority)",
         "PRECOMPILING",
         "RUNNING",
@@ -68,7 +68,7 @@ def test_silent_controller_does_not_end_it(site, play, cli, fake_slurm) -> None:
     fake_slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
     done = cli(*SUBMIT)
     assert done.code == 0
-    words = done.err.splitlines()[1:]
+    words = done.err.splitlines()[2:]
     assert [line.split()[0] for line in words] == ["PENDING", "RUNNING"]
     assert all("Unable to contact slurm controller" in line for line in words)
 

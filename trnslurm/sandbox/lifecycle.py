@@ -25,6 +25,7 @@ _UP_S = 240
 _DOWN_S = 30
 _POLL_S = 0.05
 _JOB_IDS = 60_000_000  # below Slurm's MaxJobId, 67 108 863
+_JOB_IDS_PER_S = 4  # a sandbox may follow another within a second; for 173 days none comes again
 
 
 def up(
@@ -92,7 +93,7 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
         layout.settings: settings.to_json(),
         layout.host: host.to_json(),
         layout.etc / "slurm.conf": configuration.slurm_conf(
-            layout, settings, host.user, int(time.time()) % _JOB_IDS + 1
+            layout, settings, host.user, int(time.time() * _JOB_IDS_PER_S) % _JOB_IDS + 1
         ),
         layout.etc / "hosts": configuration.hosts(settings),
         layout.profile: profile_text(layout, settings),
