@@ -31,8 +31,14 @@ ITS_OWN = {
 
 def files_with(words: list[str], *directories: Path) -> list[Path]:
     """The files below the directories that hold one of the words."""
-    files = [f for d in directories for f in d.rglob("*") if f.is_file()]
-    return [f for f in files if any(word.encode() in f.read_bytes() for word in words)]
+    found = []
+    for file in (f for d in directories for f in d.rglob("*") if f.is_file()):
+        try:
+            if any(word.encode() in file.read_bytes() for word in words):
+                found.append(file)
+        except FileNotFoundError:  # Slurm removes what a job has left
+            continue
+    return found
 
 
 def processes_with(words: list[str]) -> list[str]:
