@@ -13,8 +13,6 @@ from trnslurm.catalog import InstanceType
 from trnslurm.errors import SlurmError
 from trnslurm.slurm import Slurm
 
-_GPUS = re.compile(r"gpu:(?:[^:,()]+:)?(\d+)")  # gpu:8, gpu:a100:8(S:0-1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:

@@ -6,14 +6,16 @@ Where no sandbox can be started the tests fail: what they show cannot be shown w
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from .jobs import JobSandbox, User
+from .stand_ins import Stage
 
 # Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
 # out whole nodes.
@@ -57,3 +59,15 @@ def user(sandbox: JobSandbox, tmp_path: Path) -> Iterator[User]:
     """A user whose jobs end with the test."""
     yield User(sandbox, tmp_path)
     sandbox.clean()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    for process in stage.started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the command that a failed test left
+        process.wait(5)
+        process.stdout.close()
+        process.stderr.close()

@@ -1,28 +1,19 @@
 """The stand-ins of the Neuron tools print, return and fail as their behaviours say."""
 
-import contextlib
 import json
 import os
 import re
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "trnslurm/sandbox/neuron_stand_ins.py"
-TRN1_32XL = {
-    "instance_type": "trn1.32xlarge",
-    "devices": 16,
-    "cores_per_device": 2,
-    "device_gib": 32,
-}
-NOTICE = "{}: this is a stand-in of a trnslurm sandbox, not a Neuron tool\n"
+from .stand_ins import NOTICE, SCRIPT, TRN1_32XL, assert_waits
+
 CAPTURED = """
 +--------+--------+----------+--------+---------------+--------------+--------------+------+
 | NEURON | NEURON |  NEURON  | NEURON |   CONNECTED   |     PCI      |     CPU      | NUMA |
@@ -32,255 +23,6 @@ CAPTURED = """
 | 15     | 2      | 30-31    | 32 GB  | 11, 14, 3, 12 | 0000:a0:1d.0 | 32-63,96-127 | 1    |
 +--------+--------+----------+--------+---------------+--------------+--------------+------+
 """
-SAY_PID = "echo $$ > pid.new; mv pid.new pid"
-RUN_ON = f"{SAY_PID}; while :; do sleep 0.05; done"
-
-
-def hear_signals():
-    """Undo what nohup or a background job did to the signals that the tests send."""
-    for signum in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, signal.SIG_DFL)
-
-
-class Stage:
-    """A directory with an awkward name that the stand-ins play on."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.home = directory / 'it\'s a "home"'
-        self.started: list[subprocess.Popen[str]] = []
-        self.home.mkdir()
-        self.play(TRN1_32XL)
-
-    def play(self, instance: object) -> None:
-        """Choose the instance."""
-        (self.home / "instance.json").write_text(json.dumps(instance))
-
-    def fault(self, tool: str, behaviour: str, host: str = "all") -> None:
-        """Choose a behaviour."""
-        (self.home / host).mkdir(exist_ok=True)
-        (self.home / host / tool).write_text(f" {behaviour}\n")
-
-    def start(self, *arguments: str, **environ: str) -> "subprocess.Popen[str]":
-        """Start a stand-in."""
-        process = subprocess.Popen(
-            [sys.executable, "-I", str(SCRIPT), "--home", str(self.home), *arguments],
-            cwd=self.directory,
-            env=os.environ
-            | {"USER": "ada", "NEURON_COMPILE_CACHE_URL": f"{self.directory}/cache"}
-            | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=hear_signals,
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *arguments: str, **environ: str) -> tuple[int, str, str]:
-        """Run a stand-in to its end; exit code, stdout, and stderr without the notice."""
-        process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=10)
-        notice = NOTICE.format(arguments[0])
-        assert err.startswith(notice)
-        return process.returncode, out, err.removeprefix(notice)
-
-    def await_file(self, name: str) -> str:
-        """Wait for a file that appears whole."""
-        deadline = time.monotonic() + 10
-        while not (self.directory / name).exists():
-            assert time.monotonic() < deadline, f"no {name}"
-            time.sleep(0.01)
-        return (self.directory / name).read_text()
-
-
-@pytest.fixture
-def stage(tmp_path):
-    stage = Stage(tmp_path)
-    yield stage
-    for process in stage.started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with the command that a failed test left
-        process.wait(5)
-        process.stdout.close()
-        process.stderr.close()
-
-
-def totals(out):
-    """The three numbers of the summary: graphs, successful, failed."""
-    line = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}:  \d+  INFO \|\|NEURON_PARALLEL_COMPILE\|\|: "
-    names = ("Total graphs", "Total successful compilations", "Total failed compilations")
-    return [int(number) for n in names for number in re.findall(rf"{line}{n}: (\d+)$", out, re.M)]
-
-
-def await_line(process, text):
-    """Read stdout until a line with a text comes."""
-    for line in process.stdout:
-        if text in line:
-            return
-    raise AssertionError(f"no {text}")
-
-
-def assert_waits(process):
-    """It neither ends nor prints for a while."""
-    readable, _, _ = select.select([process.stdout], [], [], 0.2)
-    assert not readable
-    assert process.poll() is None
-
-
-# neuron_parallel_compile
-
-
-def test_compile_runs_the_command_and_reports_every_graph(stage):
-    command = ("sh", "-c", 'echo "$NEURON_EXTRACT_GRAPHS_ONLY $1"; echo oops >&2', "sh", "a b")
-    code, out, err = stage.run("neuron_parallel_compile", *command)
-    assert (code, err) == (0, "")
-    assert out.startswith("1 a b\noops\n")  # stderr joins stdout
-    assert totals(out) == [4, 4, 0]
-    report = json.loads(re.search(r"\|\|: (\{\n.*?^\})", out, re.M | re.S)[1])
-    assert report["compilation_summary"] == {"true": 4}
-    assert len(report["compilation_report"]) == 4
-    for path, result in report["compilation_report"].items():
-        assert path.startswith(f"{stage.directory}/cache/")
-        assert f"Extracting graphs ({path})" in out
-        assert Path(path).with_name("model.neff").is_file()
-        assert result == {"status": True, "retry": 0, "compile_time": 0.0}
-
-
-def test_compile_options_of_the_command_stay_with_the_command(stage):
-    echo = ("echo", "--command", "collect", "--help", "--", "-x")
-    code, out, _ = stage.run("neuron_parallel_compile", *echo)
-    assert code == 0
-    assert out.startswith("--command collect --help -- -x\n")
-    assert totals(out) == [4, 4, 0]
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "code", "summary", "line"),
-    [
-        ("ok", 0, [4, 4, 0], "ran"),
-        ("failed-graphs", 2, [4, 2, 2], "exit status 70"),
-        ("killed", 2, [4, 2, 2], "Received error code: -9"),
-        ("failed-old", 0, [4, 2, 2], "exit status 70"),
-        ("failed-256", 0, [256, 0, 256], "exit status 70"),
-        ("exception", 0, [2, 2, 0], "INFO ||NEURON_PARALLEL_COMPILE||: sub-process 1 got exc"),
-        ("no-graphs", 0, [], "No todo hlos found"),
-        ("script-error", 1, [], "There was an error in the training script."),
-    ],
-)
-def test_compile_behaviours_that_end(stage, behaviour, code, summary, line):
-    stage.fault("neuron_parallel_compile", behaviour)
-    result, out, _ = stage.run("neuron_parallel_compile", "echo", "ran")
-    assert result == code
-    assert out.startswith("ran\n")  # the command always runs
-    assert totals(out) == summary
-    assert line in out
-    failed = summary[2] if summary else 0
-    assert out.count("  ERROR ||") == failed + (behaviour == "script-error")
-    cache = stage.directory / "cache"
-    assert len(list(cache.glob("*/*/model.neff"))) == (summary[1] if summary else 0)
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "line", "signum"),
-    [
-        ("hang", "MODULE_4", signal.SIGTERM),
-        ("hang", "MODULE_4", signal.SIGINT),
-        ("stale-lock", "Another process must be compiling", signal.SIGTERM),
-    ],
-)
-def test_compile_behaviours_that_wait_end_by_a_signal(stage, behaviour, line, signum):
-    stage.fault("neuron_parallel_compile", behaviour)
-    process = stage.start("neuron_parallel_compile", "echo", "ran")
-    await_line(process, line)
-    assert_waits(process)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=5)
-    assert process.returncode == -signum
-    assert totals(out) == []
-    assert err == NOTICE.format("neuron_parallel_compile")
-
-
-@pytest.mark.parametrize("command", [("sh", "-c", "exit 7"), ("sh", "-c", "kill -9 $$"), ("./no",)])
-def test_compile_compiles_nothing_after_a_failed_command(stage, command):
-    code, out, _ = stage.run("neuron_parallel_compile", *command)
-    assert code == 1
-    assert "There was an error in the training script." in out
-    assert totals(out) == []
-
-
-def test_compile_can_be_told_to_ignore_a_failed_command(stage):
-    ignore = {"NEURON_IGNORE_TRAINING_SCRIPT_ERROR_AND_COMPILE": "1"}
-    code, out, _ = stage.run("neuron_parallel_compile", "false", **ignore)
-    assert code == 0
-    assert totals(out) == [4, 4, 0]
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_compile_ends_its_command_first_when_signalled(stage, signum):
-    process = stage.start("neuron_parallel_compile", "sh", "-c", f"{SAY_PID}; exec sleep 60")
-    pid = int(stage.await_file("pid"))
-    process.send_signal(signum)
-    out, _ = process.communicate(timeout=5)  # until the command, too, has closed it
-    assert process.returncode == -signum
-    assert totals(out) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_compile_waits_for_a_command_that_cleans_up_after_a_signal(stage):
-    script = f"trap 'echo cleaned; exit 0' TERM; {RUN_ON}"
-    process = stage.start("neuron_parallel_compile", "bash", "-c", script)
-    stage.await_file("pid")
-    process.terminate()
-    out, _ = process.communicate(timeout=5)
-    assert (process.returncode, out) == (-signal.SIGTERM, "cleaned\n")
-
-
-def test_compile_passes_other_signals_on_and_goes_on(stage):
-    script = f"trap 'echo warned; exit 0' USR1; {RUN_ON}"
-    process = stage.start("neuron_parallel_compile", "bash", "-c", script)
-    stage.await_file("pid")
-    process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=5)
-    assert process.returncode == 0
-    assert out.startswith("warned\n")
-    assert totals(out) == [4, 4, 0]
-
-
-def test_compile_is_broken_by_a_second_run_on_the_same_node(stage):
-    wait = "echo > pid; until [ -e go ]; do sleep 0.02; done"
-    first = stage.start("neuron_parallel_compile", "sh", "-c", wait)
-    stage.await_file("pid")
-    assert stage.run("neuron_parallel_compile", "true", USER="bob")[0] == 0
-    assert stage.run("neuron_parallel_compile", "true")[0] == 0  # the same user: ada
-    (stage.directory / "go").touch()
-    out, _ = first.communicate(timeout=5)
-    assert first.returncode == 1
-    assert "was deleted by a second run" in out
-    assert totals(out) == []
-
-
-def test_compile_phases_can_be_run_apart(stage):
-    stage.fault("neuron_parallel_compile", "failed-graphs")
-    assert stage.run("neuron_parallel_compile", "--command", "collect", "echo", "1") == (
-        0,
-        "1\n",
-        "",
-    )
-    assert stage.run("neuron_parallel_compile", "--command=collect", "false")[0] == 1
-    code, out, _ = stage.run("neuron_parallel_compile", "--command", "compile", "echo", "ran")
-    assert code == 2
-    assert totals(out) == [4, 2, 2]
-    assert "ran\n" not in out
-
-
-def test_compile_without_a_command_is_success(stage):
-    code, out, _ = stage.run("neuron_parallel_compile")
-    assert code == 0
-    assert out.startswith("usage: ")
 
 
 # neuron-ls
@@ -507,7 +249,7 @@ def test_the_stand_in_itself_called_wrongly(arguments):
 def test_every_behaviour_is_explained_and_tested():
     behaviours = runpy.run_path(str(SCRIPT))["BEHAVIOURS"]
     assert list(behaviours) == ["neuron_parallel_compile", "neuron-ls", "neuron-monitor"]
-    tests = Path(__file__).read_text()
+    tests = "".join(p.read_text() for p in Path(__file__).parent.glob("test_neuron_*.py"))
     for tool, lines in behaviours.items():
         assert next(iter(lines)) == "ok"
         assert all(f'"{word}"' in tests and line for word, line in lines.items()), tool
