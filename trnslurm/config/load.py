@@ -15,7 +15,7 @@ import yaml
 
 from trnslurm.config.recipes import JOB_SECTIONS, preset_layer, recipe_layers
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
-from trnslurm.config.search import Workspace, read_yaml
+from trnslurm.config.search import Workspace, parse_yaml, read_yaml
 from trnslurm.config.tree import (
     Layer,
     build,
@@ -28,7 +28,7 @@ from trnslurm.config.tree import (
     merge,
     nest,
 )
-from trnslurm.config.values import check_values
+from trnslurm.config.values import check_cluster_values, check_values
 from trnslurm.errors import ConfigError, did_you_mean
 
 SITE_FILE = Path("/etc/trnslurm/site.yaml")
@@ -86,12 +86,15 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
     layers += _machine_layer(_merged(layers))
     locks = [(d, v) for d, v in _site_locks() if d.partition(".")[0] in _CLUSTER]
     layers += [Layer(name="site lock", source=str(SITE_FILE), tree=nest(d, v)) for d, v in locks]
-    return build(Cluster, _merged(layers))
+    tree = _merged(layers)
+    check_cluster_values(tree)
+    return build(Cluster, tree)
 
 
 def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
     """Return the cluster's part of a saved tree, checked again."""
     checked = check({k: v for k, v in tree.items() if k in _CLUSTER}, _CLUSTER, where)
+    check_cluster_values(merge(defaults_of(Cluster), checked))
     return build(Cluster, checked)
 
 
@@ -154,8 +157,8 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
     if hint is str or (str(hint) == "str | None" and raw not in ("null", "")):
         return raw
     try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
+        value = parse_yaml(raw)
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{source}: {raw!r} is not a value") from None
     if hint is float and isinstance(value, str):  # YAML reads 1e-4 as text
         try:

@@ -87,7 +87,7 @@ class Workspace:
 def read_yaml(file: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, or a one-line error with file and line."""
     try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        tree = parse_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
     except OSError as error:
@@ -98,11 +98,18 @@ def read_yaml(file: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}:{mark.line + 1}" if mark else str(file)
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or error}") from None
+    except (ValueError, RecursionError) as error:  # no such date, too long a number, too deep
+        raise ConfigError(f"{file}: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: expected `key: value` lines, found {type(tree).__name__}")
     return tree
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML text holds: plain values, no key twice, nothing that holds itself."""
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 # libyaml's parser where PyYAML came with it: it is ten times faster.
@@ -111,6 +118,10 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
     """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self.deep_construct = True  # an alias within what it names is an error then
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trnslurm.config.tree import flatten, lookup
 from trnslurm.errors import ConfigError, did_you_mean
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(_|$)", re.I)
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(API|ACCESS|PRIVATE)?_?KEY)"
+    r"(_|$)",
+    re.I,
+)
+_PATH_OF_SECRET = re.compile(r"\w+_(FILE|PATH|DIR)", re.I)
+_SWITCH = re.compile(r"[0-9]{1,7}|true|false|yes|no|on|off|", re.I)
+# Tokens that say by their beginning whose they are, wherever they stand.
+_SECRET_TEXT = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)")
 # The scripts would break, or the ranks not find each other. PATH: `activate` can add to it.
 _RESERVED = re.compile(
-    r"PATH|PYTHONPATH|HOME|USER|BASH_ENV|ENV|IFS|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
+    r"PATH|PYTHONPATH|HOME|USER|HOSTNAME|ENV|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID"
+    # bash's own, which it sets, or cannot set, by itself
+    r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
+    r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
+    # what the batch script counts in; a test holds them against the templates
+    r"|phase|job_id|restarts|attempt|started|state|reason|hosts|doing|step|launched|heartbeat"
+    r"|ended|code|job|now|name|default_python|first_node|ports|pause|node_rank|interface|launch"
+    r"|prepare"
 )
+# A file's: no user and password in it, and its name leads nowhere else.
+_URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
@@ -29,17 +50,12 @@ _NOT_EMPTY = (
     "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
     "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
 )  # fmt: skip
-_SWITCH_CHARS = 7  # DISABLE_NUMERIC_CC_TOKEN=1 is a switch, not a secret
 
 
 def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
-    for prefix, env in (("env", tree["env"]), ("neuron.env", tree["neuron"]["env"])):
-        for name, value in env.items():
-            _check_variable(f"{prefix}.{name}", name, value)
-    for dotted, value in flatten(tree):
-        if isinstance(value, str) and ("\0" in value or not _is_utf8(value)):
-            raise ConfigError(f"{dotted} is not text in UTF-8, or holds a NUL character")
+    check_cluster_values(tree)
+    _check_environment("neuron.env", tree["neuron"]["env"])
     for dotted, least in _LEAST.items():
         value = lookup(tree, dotted)
         if value is not None and value < least:
@@ -62,6 +78,51 @@ def check_values(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
 
 
+def check_cluster_values(tree: Mapping[str, Any]) -> None:
+    """Refuse a cluster's values, or others beside them, that must not reach a shell."""
+    _check_texts(tree)
+    _check_environment("env", tree["env"])
+    for line in tree["activate"]:
+        for name, value in _ASSIGNED.findall(line):
+            if _is_secret(name, value) and not value.startswith(("$", "`")):
+                raise ConfigError(_secret(f"activate: {name}"))
+    for key in ("python", "slurm.bin_dir"):
+        value = lookup(tree, key)
+        if value is not None and (value.startswith("-") or "\n" in value):
+            raise ConfigError(f"{key} is {value!r}: it must be a path")
+    if (bin_dir := tree["slurm"]["bin_dir"]) and not bin_dir.startswith("/"):
+        raise ConfigError(f"slurm.bin_dir is {bin_dir!r}: it must be absolute")
+    for user in tree["compile_trust"]:
+        if not re.fullmatch(r"[^\s-]\S*", user):
+            raise ConfigError(f"compile_trust names {user!r}: it must be a user's name")
+
+
+def _check_environment(prefix: str, env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        _check_variable(f"{prefix}.{name}", name, value)
+
+
+def _check_texts(tree: Mapping[str, Any]) -> None:
+    for dotted, value in flatten(tree):
+        for text in (dotted, *_texts(value)):
+            if "\0" in text or not _is_utf8(text):
+                raise ConfigError(f"{dotted!r} is not text in UTF-8, or holds a NUL character")
+            if _SECRET_TEXT.search(text):
+                raise ConfigError(_secret(dotted))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*_texts(key), *_texts(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
 def _check_data(tree: Mapping[str, Any]) -> None:
     data, root = tree["data"], tree["data_root"]
     holdout, masked = data["holdout"], data["bert"]["masked_lm_prob"]
@@ -74,8 +135,13 @@ def _check_data(tree: Mapping[str, Any]) -> None:
         raise ConfigError(f"data.bert.masked_lm_prob is {masked}; it must be between 0 and 1")
     for key in ("published", "checkpoint"):
         url = data[key]
-        if url is not None and not re.fullmatch(r"https?://[^/\s]+/[^\s]*[^/\s]", url):
+        if url is not None and not _URL.fullmatch(url):
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
+    for key in ("dataset", "tokenizer", "text"):
+        if ".." in (data[key] or "").split("/"):
+            raise ConfigError(f"data.{key} has '..': it leads out of its directory")
+    if (data["text"] or "").startswith(("/", "~")):
+        raise ConfigError("data.text must lie in the recipe's directory; --text names any other")
     if data["published"] and data["format"] != "bert":
         raise ConfigError("data.published: only shards for BERT are: set data.format to bert")
 
@@ -115,8 +181,17 @@ def _check_variable(dotted: str, name: str, value: str) -> None:
         raise ConfigError(f"{dotted}: not a name of an environment variable")
     if _RESERVED.fullmatch(name):
         raise ConfigError(f"{dotted}: the scripts set {name} themselves, and rely on it")
-    if _SECRET.search(name) and len(value) > _SWITCH_CHARS:
-        raise ConfigError(
-            f"{dotted} looks like a secret, and a run's files are no place for one: "
-            "put it in a file of mode 0600 and set a variable to its path"
-        )
+    if _is_secret(name, value):
+        raise ConfigError(_secret(dotted))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    path = _PATH_OF_SECRET.fullmatch(name) and value.startswith(("/", "~"))
+    return bool(_SECRET.search(name)) and not (path or _SWITCH.fullmatch(value))
+
+
+def _secret(dotted: str) -> str:
+    return (
+        f"{dotted} looks like a secret, and a run's files are no place for one: "
+        "put it in a file of mode 0600 and set a variable to its path"
+    )
