@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trnslurm.errors import RenderError
 
@@ -20,7 +20,7 @@ class _Raw(str):
 
 def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
     """Return the templates of these directories; the first that has one of a name gives it."""
-    environment = SandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
         undefined=jinja2.StrictUndefined,
         finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
