@@ -109,6 +109,8 @@ def _read(path: Path) -> Checkpoint:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         sizes = {str(name): int(file["bytes"]) for name, file in manifest["files"].items()}
         facts = dict(manifest["facts"])
+        if elsewhere := [name for name in sizes if Path(name).name != name]:
+            raise RunError(f"{path}: {_MANIFEST} names {elsewhere[0]!r}, which lies elsewhere")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} is not whole: {_MANIFEST} is missing or damaged") from None
     for name, size in sizes.items():

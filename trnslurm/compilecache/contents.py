@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from trnslurm.compilecache.manifest import (
     MANIFEST,
@@ -88,7 +88,7 @@ def remove(cache: Path, entry: Entry, kept: Iterable[Entry]) -> int:
     shared = {name for other in kept for name in other.sizes}
     freed = 0
     for name, size in entry.sizes.items():
-        if name in shared or not _lies_inside(name):
+        if name in shared:
             continue
         freed += size
         (cache / name).unlink(missing_ok=True)
@@ -109,11 +109,6 @@ def _remove_graph(cache: Path, directory: Path, shared: set[str]) -> None:
         while directory != cache:
             directory.rmdir()
             directory = directory.parent
-
-
-def _lies_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
 
 
 def _mtime(path: Path) -> float:

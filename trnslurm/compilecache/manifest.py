@@ -17,7 +17,7 @@ import pwd
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 FORMAT = 1
@@ -193,6 +193,14 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
+def lies_inside(name: str) -> bool:
+    """Whether the name of a file leads to a place in the cache."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
 def _node_result(values: dict[str, Any]) -> NodeResult:
     files = tuple(CachedFile(**file) for file in values.pop("files"))
+    if elsewhere := [file.name for file in files if not lies_inside(file.name)]:
+        raise CacheError(f"a manifest names {elsewhere[0]!r}, which is no file of the cache")
     return NodeResult(**values, files=files)

@@ -38,7 +38,10 @@ class Version:
 
 def file_name(url: str) -> str:
     """Give the name that a URL's file gets."""
-    return PurePosixPath(unquote(urlsplit(url).path)).name
+    name = PurePosixPath(unquote(urlsplit(url).path)).name
+    if name in ("", "..") or not name.isprintable():
+        raise PrepareError(f"{url}: does not end in the name of a file")
+    return name
 
 
 def download(url: str, directory: Path, *, unpacked: bool) -> Path:

@@ -108,6 +108,8 @@ def check_sizes(checkpoint: Path) -> Manifest:
 def check_files(directory: Path, manifest: Manifest) -> None:
     """See that the files of a manifest are in a directory, in full length."""
     for name, file in manifest.files.items():
+        if Path(name).name != name:
+            raise DamagedError(f"{NAME}: {name!r} is not the name of a file beside it")
         try:
             size = (directory / name).stat().st_size
         except OSError as error:
