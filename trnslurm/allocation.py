@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 
 from trnslurm.cluster_python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
+from trnslurm.directives import passed_through
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render import search_path
 from trnslurm.run import RunDir
 from trnslurm.slurm import Slurm, without_overrides
 from trnslurm.status import run_status
+from trnslurm.trust import refuse_foreign
 
 _PINS = {"torch": "2.9", "transformers": "4.57"}
 _PINS_OF_DEVICE = {
@@ -27,6 +29,7 @@ _COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
 
 def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     """Run a command on one node of a running job, with our terminal; return its exit code."""
+    refuse_foreign(run.path, "run a command in")
     record, status = run.record(), run_status(run)
     if status.state not in ("RUNNING", "PRECOMPILING"):
         raise RunError(f"{run.name} is {status.state}: exec needs a running job")
@@ -112,5 +115,6 @@ def _srun(cluster: Cluster) -> list[str]:
     options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
     return [
         Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
-        "--job-name=trnslurm-env-check", "--export=NONE", *options, *slurm.sbatch,
+        "--job-name=trnslurm-env-check", "--export=NONE", *options,
+        *map(passed_through, slurm.sbatch),
     ]  # fmt: skip

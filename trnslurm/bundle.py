@@ -47,6 +47,8 @@ def read_bundle(directory: Path) -> Bundle:
         raise RenderError(f"{directory} is not a rendered bundle: it has no plan.json")
     found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
     found += [f for f in (directory / "code").rglob("*") if "__pycache__" not in f.parts]
+    if link := next((f for f in found if f.is_symlink()), None):
+        raise RenderError(f"{link} is a link, and a rendered bundle has none: render it again")
     try:
         files = {str(f.relative_to(directory)): f.read_bytes() for f in found if f.is_file()}
     except OSError as error:
@@ -83,6 +85,7 @@ def snapshot(
     files = {"code/trnslurm/__init__.py": (_PACKAGE / "__init__.py").read_bytes()}
     for part in parts:
         files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
+    _refuse_links(job_dir)
     files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
     if f"code/jobs/{recipe_name}/{entry}" not in files:
         raise RenderError(f"{job_dir}: the recipe's entry {entry} is not there")
@@ -93,6 +96,14 @@ def snapshot(
             "keep data elsewhere"
         )
     return files
+
+
+def _refuse_links(job_dir: Path) -> None:
+    """Refuse a link that would take along what lies outside the directory of all recipes."""
+    jobs = job_dir.resolve().parent
+    for file in job_dir.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(jobs):
+            raise RenderError(f"{file} is a link that leads out of {jobs}: copy what it names")
 
 
 def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:

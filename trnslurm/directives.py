@@ -64,14 +64,15 @@ def _common(config: Config, *, again: str) -> list[tuple[str, str]]:
     requeue = ("--requeue", f"start again after a node failure, {again}")
     if not slurm.requeue:
         requeue = ("--no-requeue", "do not start again after a node failure")
-    return [requeue, *((_passed_through(option), _site(config)) for option in slurm.sbatch)]
+    return [requeue, *((passed_through(option), _site(config)) for option in slurm.sbatch)]
 
 
 def _site(config: Config) -> str:
     return f"as {config.cluster_name}'s profile, or an option, says"
 
 
-def _passed_through(option: str) -> str:
+def passed_through(option: str) -> str:
+    """Return an option of the profile's or the command line's own, or refuse it."""
     if not _OPTION.fullmatch(option):
         raise RenderError(
             f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"

@@ -15,12 +15,14 @@ from trnslurm.errors import RunError
 from trnslurm.render import plan_data
 from trnslurm.run import RunDir
 from trnslurm.spec import make_spec
+from trnslurm.trust import refuse_foreign
 
 _MODULES = ("torch", "transformers", "safetensors")
 
 
 def export(run: RunDir, options: Sequence[str] = ()) -> int:
     """Run the export script of a run's code, with options of its own; return its exit code."""
+    refuse_foreign(run.path, "export")
     record = run.record()
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):

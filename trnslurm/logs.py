@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.run import RunDir
+from trnslurm.trust import printable
 
 _POLL_S = 0.5
 _SEARCHED_BYTES = 1 << 20  # of a log's end, for the line that tells why
@@ -128,5 +129,5 @@ def _error_line(file: Path) -> str:
         text = stream.read().decode(errors="replace")
     for line in text.splitlines():
         if _ERROR.match(line) and not any(word in line for word in _EFFECTS):
-            return line.strip()
+            return printable(line.strip())
     return ""

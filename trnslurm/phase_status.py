@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trnslurm.local_job import local_job_alive
 from trnslurm.run import Attempt, Record, RunDir
 from trnslurm.slurm import QueueEntry
+from trnslurm.trust import printable
 
 FINAL = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
@@ -110,7 +111,7 @@ def _compile_problem(run: RunDir, last: Attempt) -> str:
         try:
             result = json.loads(file.read_text(encoding="utf-8"))
             if result["problem"]:
-                return f"{result['host']}: {result['problem']}"
+                return printable(f"{result['host']}: {result['problem']}")
         except (OSError, ValueError, KeyError, TypeError):
             continue  # half written, or not for us to read
     return ""

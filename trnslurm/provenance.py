@@ -24,7 +24,9 @@ def git_state(directory: Path) -> Mapping[str, Any]:
 
 def git_patch(directory: Path) -> bytes:
     """Return the uncommitted changes, empty if there are none or they are huge."""
-    patch = _git(directory, "diff", "--binary", "HEAD") or b""
+    # Hidden files, such as .env, are no part of a run's code either.
+    paths = ("--", ":(top)", ":(top,exclude,glob)**/.*", ":(top,exclude,glob)**/.*/**")
+    patch = _git(directory, "diff", "--binary", "--no-ext-diff", "HEAD", *paths) or b""
     return patch if len(patch) <= _MAX_PATCH_MIB * 2**20 else b""
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import stat
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
+from trnslurm.trust import cleaned, commands_of, read_fields, refuse_writable
 
 _NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
 _STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
 _TAIL_BYTES = 64 * 1024
-# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent).
-_BAD_PATH = re.compile(r"[:%\x00-\x1f\x7f]")
+# What a record names ends up in paths and in Slurm's arguments.
+_NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
+_JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
+_PHASES = {"precompile", "train", "prepare"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +168,10 @@ class RunDir:
     def record(self) -> Record:
         """Read run.json."""
         try:
-            data = json.loads(self.record_file.read_text(encoding="utf-8"))
-            known = {k: v for k, v in data.items() if k in Record.__dataclass_fields__}
-            known["phases"] = tuple(known["phases"])
-            known["command"] = tuple(known.get("command", ()))
-            known["nodes"] = int(known["nodes"])
-            known["jobs"] = {str(k): str(v) for k, v in known.get("jobs", {}).items()}
-            return Record(**known)
+            record = read_fields(Record, json.loads(self.record_file.read_text(encoding="utf-8")))
+            _check_record(record)
+            refuse_writable(self.path)
+            return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run directory: it has no run.json") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -226,43 +225,17 @@ class RunDir:
             return {}
 
 
-def check_run_root(root: Path) -> Path:
-    """Return the absolute run root, or refuse one that scripts or other users could break."""
-    if re.match(r"\$\w|\$\{", str(root)):
-        raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
-    absolute = root.expanduser().absolute()
-    if _BAD_PATH.search(str(absolute)):
-        raise RunError(
-            f"run root {str(absolute)!r}: a colon, a percent sign or a control character "
-            "in the path would break the scripts; choose another run_root"
-        )
-    return absolute
-
-
-def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir:
-    """Make a new, private run directory whose name sorts by time."""
-    try:
-        root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
-        info = root.stat()
-        if group_readable and info.st_uid == os.getuid() and not info.st_mode & stat.S_IXGRP:
-            root.chmod(info.st_mode | 0o050)  # made by an earlier, private run
-        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-        for suffix in ("", *(f"-{n}" for n in range(2, 100))):
-            path = root / f"{stem}{suffix}"
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            path.chmod(0o750 if group_readable else 0o700)
-            return RunDir(path)
-    except OSError as error:
-        raise RunError(
-            f"run root {root}: {error.strerror}; set run_root in the cluster profile, "
-            "or pass --set run_root=DIR"
-        ) from None
-    raise RunError(f"{root / stem}: too many runs in this second")
+def _check_record(record: Record) -> None:
+    """Raise a ValueError if it names what is no job, no phase, or lies elsewhere."""
+    names = [n for n in (record.recipe, record.after, record.then) if n]
+    jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
+    wrong = [
+        *(name for name in names if not _NAME.fullmatch(name)),
+        *(job for job in jobs if job and not _JOB.fullmatch(job)),
+        *(phase for phase in record.phases if phase not in _PHASES),
+    ]
+    if wrong or not record.phases:
+        raise ValueError(f"{wrong[0]!r}" if wrong else "no phase")
 
 
 def write_json(file: Path, data: Any) -> None:
@@ -283,14 +256,13 @@ def _first_object(lines: Iterable[bytes]) -> dict[str, Any]:
         except ValueError:
             continue  # cut off by the tail's start, or still being written
         if isinstance(data, dict):
-            return data
+            return dict(cleaned(data))
     return {}
 
 
 def _read_attempt(file: Path, phase: str, attempt: int) -> Attempt:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        known = {k: v for k, v in data.items() if k in Attempt.__dataclass_fields__}
-        return Attempt(**known)
+        return read_fields(Attempt, {**data, "phase": phase, "attempt": attempt})
     except (OSError, ValueError, TypeError, AttributeError):
         return Attempt(phase=phase, attempt=attempt)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.run import RunDir
+from trnslurm.trust import is_ours
 
 
 def find_run(word: str, roots: list[Path]) -> RunDir:
@@ -20,7 +21,7 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
         return RunDir(path)
     runs = list_runs(roots)
     if word == "last" and runs:
-        return runs[-1]
+        return ([r for r in runs if is_ours(r.path)] or runs)[-1]
     matches = (
         [r for r in runs if r.name == word]
         or [r for r in runs if r.name.endswith(f"-{word}")]
@@ -40,10 +41,15 @@ def list_runs(roots: list[Path]) -> list[RunDir]:
     found = []
     for root in roots:
         try:
-            found += [RunDir(d) for d in root.iterdir() if (d / "run.json").is_file()]
+            found += [RunDir(d) for d in root.iterdir() if _is_run(d)]
         except OSError:
             continue
     return sorted(found, key=lambda r: (r.name, str(r.path)))
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether it is a run, and by a name that can be printed: a root may be everybody's."""
+    return directory.name.isprintable() and (directory / "run.json").is_file()
 
 
 def state_home() -> Path:

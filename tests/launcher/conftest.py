@@ -91,7 +91,8 @@ def make_run(site: Site) -> Callable[..., RunDir]:
         **fields: Any,
     ) -> RunDir:
         run = RunDir(site.run_root / name)
-        run.logs.mkdir(parents=True)
+        run.path.mkdir(mode=0o700, parents=True)
+        run.logs.mkdir()
         run.state.mkdir()
         record = {
             "run": name, "name": "gpt", "recipe": "gpt2_zero1", "preset": "tiny", "cluster": "pc",

@@ -87,7 +87,9 @@ ALLOWED = {
     },
     "source": set(),
     "graphs": {"source", "config", "spec"},
-    "run": {"errors"},
+    "trust": {"errors"},
+    "run": {"errors", "trust"},
+    "run_root": {"errors", "run", "trust"},
     "slurm": {"errors"},
     "sandbox": {"errors", "catalog", "slurm"},
     "compilecache": set(),  # both sides use it

@@ -9,6 +9,7 @@ import click
 
 from trnslurm import __version__
 from trnslurm.errors import TrnslurmError, did_you_mean
+from trnslurm.trust import printable
 
 # Command -> module, in the order of the help text.
 _COMMANDS = {
@@ -93,5 +94,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
     sys.exit(code)

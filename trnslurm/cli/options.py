@@ -41,7 +41,9 @@ def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
 
 
 def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    return ["last", *(run.name for run in list_runs(run_roots(workspace)))]
+    # The shell puts a completed word in as it is, and a run root may be everybody's.
+    names = [run.name for run in list_runs(run_roots(workspace))]
+    return ["last", *(name for name in names if re.fullmatch(r"\w[\w.-]*", name))]
 
 
 def path_option(command: Command) -> Command:

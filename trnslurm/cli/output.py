@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from trnslurm.trust import printable
+
 
 def echo_json(data: Any) -> None:
     """Print data as JSON."""
@@ -17,7 +19,7 @@ def echo_json(data: Any) -> None:
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
     """Print rows under a header; `right` names the right-aligned columns, comma separated."""
     aligned = set(right.split(","))
-    lines = [list(header), *[list(row) for row in rows]]
+    lines = [list(header), *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         cells = [

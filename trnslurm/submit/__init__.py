@@ -23,13 +23,15 @@ from trnslurm import __version__
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.provenance import git_patch, git_state
-from trnslurm.run import Record, RunDir, check_run_root, create_run, write_json
+from trnslurm.run import Record, RunDir, write_json
+from trnslurm.run_root import check_run_root, create_run
 from trnslurm.runs import remember_root
 from trnslurm.slurm import Slurm
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
 from trnslurm.submit.precompile import Need, needs_of, still_compiles
 from trnslurm.submit.resuming import begin_anew, job_ahead, what_to_resume
+from trnslurm.trust import refuse_foreign
 
 __all__ = [
     "Job",
@@ -157,6 +159,7 @@ def _starter(job: Job, detach: bool, *, after: str = "") -> Callable[[Sequence[R
 
 def cancel(run: RunDir) -> list[RunDir]:
     """Cancel every phase of a run, and the runs that wait for it; return all of them."""
+    refuse_foreign(run.path, "cancel")
     record = run.record()
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
@@ -191,6 +194,7 @@ def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
         run = run.beside(record.then)
         try:
             record = run.record()
+            refuse_foreign(run.path, "cancel")
         except RunError:  # deleted by a person, or damaged: no reason to let this one run on
             return
         yield run

@@ -19,6 +19,7 @@ from trnslurm.plan import Estimate
 from trnslurm.render import render, render_data_job, script_name
 from trnslurm.run import RunDir
 from trnslurm.spec import JobSpec, check_job_name
+from trnslurm.trust import refuse_foreign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,8 @@ def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
 def job_of_bundle(directory: Path) -> Job:
     """Read a reviewed bundle back, byte for byte."""
     bundle = read_bundle(directory)
+    for path in (directory, *filter(Path.exists, (directory / name for name in bundle.files))):
+        refuse_foreign(path, "submit")
     try:
         head = yaml.safe_load(bundle.files["config.yaml"])
         plan = json.loads(bundle.files["plan.json"])

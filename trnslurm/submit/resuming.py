@@ -15,6 +15,7 @@ from trnslurm.run import Record, RunDir
 from trnslurm.slurm import Slurm
 from trnslurm.status import RunStatus, run_status
 from trnslurm.submit.job import Job, job_of_bundle, refuse_unprepared
+from trnslurm.trust import refuse_foreign
 
 
 def what_to_resume(run: RunDir) -> list[tuple[RunDir, Job]]:
@@ -22,6 +23,7 @@ def what_to_resume(run: RunDir) -> list[tuple[RunDir, Job]]:
     found: list[tuple[RunDir, Job]] = []
     next_run: RunDir | None = run
     while next_run:
+        refuse_foreign(next_run.path, "resume")
         record = next_run.record()
         _refuse_begun(next_run, record, run_status(next_run))
         found.append((next_run, _job_as_submitted(next_run, record)))

@@ -1,0 +1,60 @@
+"""Where run directories are made: a root that neither scripts nor other users can break."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from pathlib import Path
+
+from trnslurm.errors import RunError
+from trnslurm.run import RunDir
+from trnslurm.trust import is_ours
+
+# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent).
+_BAD_PATH = re.compile(r"[:%\x00-\x1f\x7f]")
+
+
+def check_run_root(root: Path) -> Path:
+    """Return the absolute run root, or refuse one that scripts or other users could break."""
+    if re.match(r"\$\w|\$\{", str(root)):
+        raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
+    absolute = root.expanduser().absolute()
+    if _BAD_PATH.search(str(absolute)):
+        raise RunError(
+            f"run root {str(absolute)!r}: a colon, a percent sign or a control character "
+            "in the path would break the scripts; choose another run_root"
+        )
+    return absolute
+
+
+def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir:
+    """Make a new, private run directory whose name sorts by time."""
+    try:
+        root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
+        info = root.stat()
+        if group_readable and info.st_uid == os.getuid() and not info.st_mode & stat.S_IXGRP:
+            root.chmod(info.st_mode | 0o050)  # made by an earlier, private run
+        if not is_ours(root):
+            raise RunError(
+                f"run root {root} is another user's, who could replace what is in it: choose "
+                "another run_root"
+            )
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+            raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+            path = root / f"{stem}{suffix}"
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            path.chmod(0o750 if group_readable else 0o700)
+            return RunDir(path)
+    except OSError as error:
+        raise RunError(
+            f"run root {root}: {error.strerror}; set run_root in the cluster profile, "
+            "or pass --set run_root=DIR"
+        ) from None
+    raise RunError(f"{root / stem}: too many runs in this second")
