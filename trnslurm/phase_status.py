@@ -91,7 +91,9 @@ def phase_status(
         state, reason = _local_state(run, record, last, wait)
     else:
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
-    cause = _compile_problem(run, last) if state == "FAILED" and last else ""
+    cause = ""
+    if state == "FAILED" and last:
+        cause = _unfit_node(run, last) or _compile_problem(run, last)
     return PhaseStatus(
         phase=phase,
         state=state,
@@ -102,6 +104,16 @@ def phase_status(
         started=last.started if last else "",
         ended=(last.ended or "") if last else "",
     )
+
+
+def _unfit_node(run: RunDir, last: Attempt) -> str:
+    """Return what is wrong with a node, as the preflight of the attempt found it."""
+    found = run.preflight(last.phase, last.attempt)
+    problems = [f"{node['host']}: {node['problems'][0]}" for node in found if node["problems"]]
+    if not problems:
+        return ""
+    more = f" (and {len(problems) - 1} more nodes)" if len(problems) > 1 else ""
+    return f"preflight: {problems[0]}{more}"
 
 
 def _compile_problem(run: RunDir, last: Attempt) -> str:

@@ -20,6 +20,7 @@ from trnslurm.graphs import ingredients
 from trnslurm.spec import COMPILING, JobSpec
 from trnslurm.template import fill, open_templates
 
+_WITH_EFA = ("neuron", "cuda")
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
@@ -138,6 +139,10 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "neuron_cc_flags": config.recipe.neuron.cc_flags,
         **_graph_values(spec, phase),
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
+        "preflight": cluster.preflight,
+        "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
+        "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in _WITH_EFA else 0,
+        "data": data_path(config),
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",

@@ -70,6 +70,8 @@ class Cluster:
     """One cache for all nodes, or a directory of it for each host's name."""
     compile_trust: tuple[str, ...] = ()
     """Users whose compiled graphs are run, besides one's own and root's."""
+    preflight: bool = True
+    """Whether all nodes are checked before a job's workers start."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every job of this cluster."""
     ask_above_node_hours: float | None = None

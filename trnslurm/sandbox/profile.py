@@ -46,7 +46,7 @@ def _instance(settings: Settings) -> dict[str, Any]:
     if words.get("CPUs", "").isdecimal():
         facts["vcpus"] = int(words["CPUs"])
     facts |= {"device": "xla-cpu", "workers": [*_WORKERS], "multi_node_workers": [*_WORKERS]}
-    return facts | {"bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}
+    return facts | {"efa": 0, "bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}
 
 
 def _activate(layout: Layout, settings: Settings) -> list[str]:

@@ -1,0 +1,332 @@
+"""Preflight: real processes on this machine as the nodes of a job, each fault a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnslurm.node import preflight_checks
+from trnslurm.node.preflight_checks import Finding, Needs, run_all
+from trnslurm.node.preflight_verdict import Node, judge
+from trnslurm.sandbox import neuron_stand_ins
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = ("node-1", "node-2", "node-3")
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Job:
+    """A run directory, and preflights started for its nodes."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.port = run, free_port()
+        self.started: list[subprocess.Popen[str]] = []
+        for name in ("state", "checkpoints", "code/trnslurm", "bin"):
+            (run / name).mkdir(parents=True)
+        (run / "code/trnslurm/train.py").write_text("print()\n")
+        (run / "plan.json").write_text("{}\n")
+
+    def start(self, node: int, *options: str, num: int = 2, **environ: object) -> None:
+        """Start one node's."""
+        environment = {
+            "PATH": f"{self.run}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+            "SLURM_NODEID": str(node), "TRNSLURM_HOSTS": ",".join(HOSTS[:num]),
+            "TRNSLURM_RUN_DIR": str(self.run), "TRNSLURM_PHASE": "train", "TRNSLURM_ATTEMPT": "7",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port),
+        } | {name: str(value) for name, value in environ.items()}  # fmt: skip
+        command = [sys.executable, "-m", "trnslurm.node.preflight", *options]
+        self.started.append(
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+
+    def end(self) -> list[tuple[int, str, str]]:
+        """Wait for all that were started: exit code, output, errors of each."""
+        ended = []
+        for process in self.started:
+            out, err = process.communicate(timeout=40)
+            ended.append((process.returncode, out, err))
+        self.started.clear()
+        return ended
+
+    def verdict(self) -> dict[str, Any]:
+        """What node 0 wrote down."""
+        return dict(json.loads((self.run / "state/preflight-train-7.json").read_text()))
+
+    def problems(self) -> list[list[str]]:
+        """What is wrong with each node."""
+        return [node["problems"] for node in self.verdict()["nodes"]]
+
+    def left(self) -> list[str]:
+        """Every file in state/, hidden ones too."""
+        return sorted(file.name for file in (self.run / "state").iterdir())
+
+
+@pytest.fixture
+def job(weird_path: Path) -> Iterator[Job]:
+    job = Job(weird_path / "run")
+    yield job
+    for process in job.started:
+        process.kill()
+        process.communicate()
+
+
+def test_nodes_that_fit_and_leave_the_port_free(job: Job) -> None:
+    """Time after time torchrun's store has the port at once, whatever lingers of the meeting."""
+    from torch.distributed import TCPStore
+
+    for _ in range(3):
+        for node in (2, 1, 0):
+            job.start(node, num=3)
+        for code, out, err in job.end():
+            assert (code, err) == (0, "")
+            assert re.fullmatch(r"preflight: 3 nodes fit in \d\.\d s\n", out)
+        store = TCPStore("127.0.0.1", job.port, is_master=True, timeout=timedelta(seconds=5))
+        store.set("key", "value")
+        client = TCPStore("127.0.0.1", job.port, timeout=timedelta(seconds=5))
+        assert client.get("key") == b"value"
+        del client, store
+    verdict = job.verdict()
+    assert [node["host"] for node in verdict["nodes"]] == list(HOSTS)
+    assert all(node["ok"] and not node["problems"] for node in verdict["nodes"])
+    assert (verdict["bad"], job.left()) == ([], ["preflight-train-7.json"])
+    assert {"run directory", "memory", "open files"} <= verdict["nodes"][1]["facts"].keys()
+
+
+def test_one_node_alone(job: Job) -> None:
+    job.start(0, num=1)
+    ((code, out, err),) = job.end()
+    assert (code, err) == (0, "") and out.startswith("preflight: 1 node fits in ")
+
+
+def test_the_port_is_taken(job: Job) -> None:
+    """Nobody is to blame for that: the next attempt has another port. The rest ends with srun."""
+    with socket.create_server(("", job.port)):
+        job.start(0)
+        ((code, out, err),) = job.end()
+    assert (code, out) == (1, "")
+    assert f"error: preflight: node-1: master port {job.port} is taken" in err
+    assert job.verdict()["bad"] == []
+
+
+def test_the_master_address_is_not_node_0s(job: Job) -> None:
+    """192.0.2.1 is an address that documentation is written with."""
+    job.start(0, num=1, MASTER_ADDR="192.0.2.1")
+    ((code, _, err),) = job.end()
+    assert code == 1 and "error: preflight: node-1: the master address 192.0.2.1" in err
+    assert "NodeAddr" in err and job.verdict()["bad"] == ["node-1"]
+
+
+def neuron_tools(job: Job, behaviour: str) -> None:
+    """Put a stand-in of neuron-ls on PATH that plays a trn1.32xlarge."""
+    home = job.run / "neuron"
+    (home / "all").mkdir(parents=True, exist_ok=True)
+    facts = {"instance_type": "trn1.32xlarge", "devices": 16, "cores_per_device": 2}
+    (home / "instance.json").write_text(json.dumps(facts | {"device_gib": 32}))
+    (home / "all/neuron-ls").write_text(behaviour)
+    shutil.copy(neuron_stand_ins.__file__, home / "tools.py")
+    tool = job.run / "bin/neuron-ls"
+    tool.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -I "${{0%/*}}/../neuron/tools.py" '
+        '--home "${0%/*}/../neuron" neuron-ls "$@"\n'
+    )
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("missing-device", "neuron-ls shows 15 of 16 devices; replace the instance"),
+        ("no-devices", "neuron-ls finds no devices"),
+        ("busy", "0 of the 32 NeuronCores it needs are free; end what holds the others (pid 41949"),
+    ],
+)
+def test_neuron_devices(job: Job, monkeypatch, behaviour: str, words: str) -> None:
+    monkeypatch.setenv("PATH", f"{job.run}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(preflight_checks, "_BUSY_S", 0.0)
+    needs = Needs(run=job.run, phase="train", device="neuron", devices=16, workers=32)
+    neuron_tools(job, "ok")
+    assert preflight_checks.devices(needs) == Finding(fact="16")
+    neuron_tools(job, behaviour)
+    assert words in preflight_checks.devices(needs).problem
+
+
+def test_gpus(job: Job, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", f"{job.run}/bin:/usr/bin:/bin")
+    tool = job.run / "bin/nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)'\n")
+    tool.chmod(0o755)
+    needs = Needs(run=job.run, phase="train", device="cuda", workers=1)
+    assert preflight_checks.devices(needs) == Finding(fact="1")
+    eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
+    assert preflight_checks.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
+    tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
+    assert "Unable to determine" in preflight_checks.devices(needs).problem
+
+
+def test_efa(job: Job) -> None:
+    needs = Needs(run=job.run, phase="train", efa=2)
+    cards = job.run / "infiniband"
+    assert preflight_checks.efa(needs, cards).problem.startswith("0 of 2 EFA interfaces")
+    for name in ("rdmap16s27", "rdmap32s27"):
+        (cards / name).mkdir(parents=True)
+    assert preflight_checks.efa(needs, cards) == Finding(fact="2")
+
+
+def test_what_all_nodes_share_is_nobodys_fault(job: Job) -> None:
+    """Every node is unfit and says why; no node is to be avoided."""
+    for node in (1, 0):
+        job.start(node, "--data", str(job.run / "no data"), "--min-free-mib", "999999999")
+    ended = job.end()
+    for host, (code, out, err) in zip(("node-2", "node-1"), ended, strict=True):
+        assert (code, out) == (1, "")
+        assert f"error: preflight: {host}: dataset {job.run}/no data: No such file" in err
+        assert f"{job.run} has " in err and "a job needs at least" in err
+    assert job.verdict()["bad"] == []
+
+
+def test_one_node_without_the_shared_files(job: Job, tmp_path: Path) -> None:
+    """Its run directory cannot be written, its code is older, its dataset is not there."""
+    other = tmp_path / "run"
+    shutil.copytree(job.run, other)
+    (other / "code/trnslurm/train.py").write_text("print('older')\n")
+    shutil.rmtree(other / "state")
+    data = job.run / "data"
+    data.mkdir()
+    (data / "index.json").write_text("{}")
+    for node, run in enumerate((job.run, other, job.run)):
+        job.start(node, "--data", str(run / "data"), num=3, TRNSLURM_RUN_DIR=run)
+    assert [code for code, _, _ in job.end()] == [1, 1, 1]
+    first, second, third = job.problems()
+    assert (first, third, job.verdict()["bad"]) == ([], [], ["node-2"])
+    unwritable, no_data, older = second
+    assert unwritable.startswith(f"cannot write in {other}/state: No such file")
+    assert no_data.startswith(f"dataset {other}/data: No such file")
+    assert re.match(r"code/ is [0-9a-f]{12}, on most nodes [0-9a-f]{12}; have one", older)
+
+
+def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
+    package = job.run / "older/torch-2.8.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
+    job.start(0, num=3)
+    job.start(1, num=3, PYTHONPATH=f"{package.parent}:{ROOT}")
+    job.start(2, "--clock-offset=-7.5", num=3)
+    (_, first, _), (_, _, older), (_, _, late) = job.end()
+    assert "torch is 2.8.0, on most nodes 2.9.1; have one Python" in older
+    assert re.search(r"its clock is 7\.\d s behind the other nodes'; have chrony", late)
+    assert first.startswith("preflight: this node ends because of another: node-2: torch is 2.8")
+    assert (len(first.splitlines()), job.verdict()["bad"]) == (2, ["node-2", "node-3"])
+
+
+def test_a_node_that_does_not_come(job: Job) -> None:
+    started = time.monotonic()
+    for node in (0, 1):
+        job.start(node, "--wait=2", num=3)
+    ended = job.end()
+    assert time.monotonic() - started < 10
+    assert [code for code, _, _ in ended] == [1, 1]
+    assert "because of another: node-3: did not report within 2 s" in ended[1][1]
+    assert job.verdict()["bad"] == ["node-3"]
+    assert [node["ok"] for node in job.verdict()["nodes"]] == [True, True, False]
+
+
+def test_node_0_does_not_come(job: Job) -> None:
+    """A stranger on its port answers nothing of ours. The node says so by itself."""
+    with socket.create_server(("", job.port)):
+        job.start(1, "--wait=0.5", num=3)
+        ((code, _, err),) = job.end()
+    assert code == 1 and "error: preflight: node-2: cannot reach node 0 at 127.0.0.1" in err
+    assert job.left() == ["preflight-train-7-node1.json"]
+    own = json.loads((job.run / "state/preflight-train-7-node1.json").read_text())
+    assert (own["bad"], own["nodes"][0]["host"]) == (["node-1"], "node-2")
+
+
+def test_a_node_that_cannot_reach_node_0_tells_it_by_file(job: Job) -> None:
+    job.start(1, "--wait=2", MASTER_PORT=free_port())
+    job.start(0, "--wait=2")
+    (cut_off, first) = job.end()
+    assert (cut_off[0], first[0]) == (1, 1)
+    assert "node-2: cannot reach node 0 at 127.0.0.1" in first[1]
+    assert (job.verdict()["bad"], job.left()) == (["node-2"], ["preflight-train-7.json"])
+
+
+def test_started_by_hand_it_says_what_is_missing(job: Job) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trnslurm.node.preflight"], env={"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts it\n"
+
+
+def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
+    checks = {"slow": lambda _: time.sleep(60), "broken": lambda _: 1 / 0}
+    found = run_all(Needs(run=job.run, phase="train"), checks, 0.1)
+    assert found["slow"].problem.startswith("looking at it took over 0.1 s")
+    assert "ZeroDivisionError" in found["broken"].problem
+
+
+def test_room_for_a_checkpoint(job: Job, monkeypatch) -> None:
+    """A sparse file is as large as it says."""
+    needs = Needs(run=job.run, phase="train")
+    assert preflight_checks.run_directory(needs).problem == ""
+    (job.run / "checkpoints/step-00000020").mkdir()
+    with (job.run / "checkpoints/step-00000020/rank").open("wb") as file:
+        file.truncate(2**43)
+    said = preflight_checks.run_directory(needs).problem
+    assert "the next checkpoint needs 8,192.0 GiB; make room" in said
+
+
+def nodes(**problems: str) -> list[Node]:
+    """Three nodes, some with a problem of a check."""
+    made = [Node(node=n, host=host) for n, host in enumerate(HOSTS)]
+    for word, check in problems.items():
+        made[int(word[1:])].problems[check] = "x"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "bad"),
+    [
+        ({}, []),
+        ({"n1": "devices"}, ["node-2"]),
+        ({"n1": "dataset"}, ["node-2"]),
+        ({"n0": "dataset", "n1": "dataset", "n2": "dataset"}, []),
+        ({"n0": "devices", "n1": "devices", "n2": "devices"}, []),
+        ({"n0": "master port"}, []),
+        ({"n0": "memory", "n2": "EFA"}, ["node-1", "node-3"]),
+    ],
+)
+def test_who_is_to_blame(found: dict[str, str], bad: list[str]) -> None:
+    assert judge(nodes(**found), {}, 20) == bad
+
+
+def test_alone_a_node_is_to_blame_for_its_own_problems() -> None:
+    assert judge([Node(node=0, host="a", problems={"devices": "x"})], {}, 20) == ["a"]
+    assert judge([Node(node=0, host="a", problems={"dataset": "x"})], {}, 20) == []
+
+
+def test_if_nobody_reaches_node_0_it_is_node_0() -> None:
+    three = nodes()
+    three[1].heard = three[2].heard = False
+    assert judge(three, {1: "cannot reach it"}, 20) == ["node-1"]
+    assert three[1].problems["report"].startswith("cannot reach it; look")

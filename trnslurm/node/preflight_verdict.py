@@ -1,0 +1,118 @@
+"""Which nodes are unfit, and which of them a job should avoid: the comparison of their reports."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+MAX_SKEW_S = 5.0
+# Where one node alone has such a problem it is the node's. Where all have it, it is the site's.
+_SHARED = ("run directory", "cache", "dataset")
+_OF_CHANCE = ("master port",)
+_LAST_CHARACTERS = 12
+
+
+@dataclass(kw_only=True)
+class Node:
+    """One node as it is judged."""
+
+    node: int
+    host: str
+    heard: bool = True
+    seconds: float = 0.0
+    clock_s: float = 0.0
+    """How far its clock is ahead of node 0's."""
+    facts: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Of a check: what is wrong and what to do."""
+    warnings: list[str] = field(default_factory=list)
+    same: dict[str, str] = field(default_factory=dict)
+    """What must be the same on all nodes."""
+
+    def told(self) -> dict[str, Any]:
+        """What is written down of it."""
+        return {
+            "node": self.node,
+            "host": self.host,
+            "ok": not self.problems,
+            "problems": list(self.problems.values()),
+            "warnings": self.warnings,
+            "seconds": self.seconds,
+            "clock_s": round(self.clock_s, 3),
+            "facts": self.facts,
+            "same": self.same,
+        }
+
+
+def judge(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> list[str]:
+    """Add what only the comparison shows; return the hosts whose fault it is.
+
+    `silent` says of nodes that were not heard why, where they could write it down.
+    """
+    heard = [node for node in nodes if node.heard]
+    compare_clocks(heard)
+    compare_versions(heard)
+    blame_first = miss(nodes, silent, waited_s)
+    bad = [node.host for node in nodes if is_to_blame(node, nodes)]
+    if blame_first:
+        return [nodes[0].host]
+    return bad
+
+
+def miss(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> bool:
+    """Name the nodes that did not come; tell whether it is node 0 that they could not reach."""
+    missing = [node for node in nodes if not node.heard]
+    for node in missing:
+        text = f"did not report within {waited_s:g} s"
+        what_to_do = "look whether it is up, and its network and file systems"
+        node.problems["report"] = f"{silent.get(node.node, text)}; {what_to_do}"
+    nobody_came = len(missing) == len(nodes) - 1 and len(missing) > 1
+    if nobody_came:
+        nodes[0].problems["report"] = "no other node reaches it; look at its network and firewall"
+    return nobody_came
+
+
+def compare_clocks(heard: Sequence[Node]) -> None:
+    """Name the clocks that are off: of two nodes, the second's."""
+    usual = median(node.clock_s for node in heard) if len(heard) > 2 else 0.0
+    for node in heard:
+        ahead = node.clock_s - usual
+        if abs(ahead) > MAX_SKEW_S:
+            word = "ahead of" if ahead > 0 else "behind"
+            other = "the other nodes'" if len(heard) > 2 else f"{heard[0].host}'s"
+            text = f"its clock is {abs(ahead):.1f} s {word} {other}"
+            node.problems["clock"] = f"{text}; have chrony running (chronyc makestep)"
+
+
+def compare_versions(heard: Sequence[Node]) -> None:
+    """Name the nodes whose software is not that of most; of two halves, not that of node 0."""
+    for name in dict.fromkeys(name for node in heard for name in node.same):
+        values = Counter(node.same.get(name, "missing") for node in heard)
+        most = max(values.values())
+        first = heard[0].same.get(name, "missing")
+        usual = first if values[first] == most else values.most_common(1)[0][0]
+        for node in heard:
+            if (own := node.same.get(name, "missing")) != usual:
+                where = heard[0].host if len(heard) == 2 else "most nodes"
+                text = f"{name} is {_short(own)}, on {where} {_short(usual)}"
+                mend = "have one Python and one run directory for all, on a shared file system"
+                node.problems.setdefault("same", f"{text}; {mend}")
+
+
+def is_to_blame(node: Node, nodes: Sequence[Node]) -> bool:
+    """Whether the job would be better off without this node."""
+    for check in node.problems:
+        if check in _OF_CHANCE:
+            continue
+        others = [other for other in nodes if other is not node and other.heard]
+        if any(check not in other.problems for other in others):
+            return True
+        if not others and check not in _SHARED:
+            return True
+    return False
+
+
+def _short(value: str) -> str:
+    """A version whole, the beginning of a checksum."""
+    return value if len(value) < 4 * _LAST_CHARACTERS else value[:_LAST_CHARACTERS]
