@@ -5,7 +5,6 @@
 plan.json holds every number. TRNSLURM_PHASE=precompile runs a few steps, only to see every graph.
 """
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,13 @@ from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.metrics import Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
+from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.reports import say
 from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
 from trnslurm.train.shards import Samples, ShardedSamples, open_shards
+from trnslurm.train.supervision import Supervision
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
 """The loss, and what it consists of: of masked tokens (MLM) and next sentences (NSP)."""
@@ -65,32 +65,29 @@ class Training:
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Pretrain BERT.")
-    parser.add_argument("plan", type=Path, help="plan.json of the run")
-    plan = load_plan(parser.parse_args().plan)
+    plan = parse_plan("Pretrain BERT.")
     settings = read_settings(Settings, plan, not_zero=("log_every", "eval_samples", "max_pred"))
     environment = read_environment()
-
     device = open_device(plan.device, environment)
     check_world(plan, device)
 
     run = make_training(plan, settings, device, environment)
     if device.rank == 0:
         say(describe(run, environment))
-    run_training(run, environment)
+    supervision = run_training(run, environment)
     device.close()
+    supervision.note_stop()
 
 
-def run_training(run: Training, environment: Environment) -> None:
+def run_training(run: Training, environment: Environment) -> Supervision:
     """Train to the end, or as far as this run shall go."""
-    device = run.device
     done = run.checkpoints.resume(run.optimizer)
     steps = steps_to_run(environment, done=done, stop_at=run.settings.stop_at, steps=run.steps)
     saves = SaveTimes(run.settings, last=steps.stop)
     progress = Progress(
         run.plan,
         environment,
-        device,
+        run.device,
         steps=steps,
         log_every=run.settings.log_every,
         flops_per_sample=sample_flops(run),
@@ -101,17 +98,19 @@ def run_training(run: Training, environment: Environment) -> None:
     )
 
     # Go!
-    train(run, progress, saves, steps)
+    with Supervision(run.plan, run.settings, run.device, environment, progress) as supervision:
+        train(run, progress, saves, supervision)
 
-    run.checkpoints.close()
     run.checkpoints.require_last()
     progress.close()
-    conclude(device, run.model, environment)
+    if not supervision.stopped:  # or every second may count
+        conclude(run.device, run.model, environment)
+    return supervision
 
 
-def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> None:
+def train(run: Training, progress: Progress, saves: SaveTimes, supervision: Supervision) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
-    plan, settings, device = run.plan, run.settings, run.device
+    plan, settings, device, steps = run.plan, run.settings, run.device, progress.steps
     samples = plan.batch.global_batch
     sums = device.put(torch.zeros(len(PARTS)))
     run.model.train()
@@ -136,9 +135,12 @@ def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> 
         if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
             evaluated = evaluate(run)
         overdue = progress.note(done, loss=step_sums, grad_norm=grad_norm, lr=lr, **evaluated)
-        if saves.due(done, overdue=overdue):
+        stops = supervision.step_done(done)
+        if saves.due(done, overdue=overdue or stops):
             run.checkpoints.save(step=done, samples=done * samples, optimizer=run.optimizer)
         run.checkpoints.poll()
+        if stops:
+            break
 
 
 @torch.no_grad()
@@ -228,8 +230,7 @@ def make_training(
         eps=settings.eps,
     )
     device.sync()
-    facts = {"data": text.fingerprint}
-    checkpoints = open_checkpoints(plan, settings, device, environment, facts=facts)
+    checkpoints = open_checkpoints(plan, settings, device, environment, data=text.fingerprint)
     return Training(
         plan=plan,
         settings=settings,
@@ -287,11 +288,10 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> BertForPreTrai
 def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
     plan, settings, text = run.plan, run.settings, run.text
-    parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    origin = settings.init_from or "new"
+    size = sum(parameter.numel() for parameter in run.model.parameters())
     return f"""\
 {describe_plan(plan, environment)}
-  model   {parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}
+  model   {size:,} parameters, {settings.init_from or "new"}, {plan.precision}, {settings.optimizer}
   data    {text.num_samples:,} samples of {text.seq_len} tokens, {text.max_pred} masked at most
   steps   {run.steps:,} of {plan.batch.global_batch:,} samples each"""
 

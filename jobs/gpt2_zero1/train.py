@@ -5,7 +5,6 @@
 plan.json holds every number. TRNSLURM_PHASE=precompile runs a few steps, only to see every graph.
 """
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +23,12 @@ from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.metrics import Progress, flops_per_sample
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
+from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.reports import say
 from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
+from trnslurm.train.supervision import Supervision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +56,21 @@ class Training:
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Train GPT-2 with ZeRO-1.")
-    parser.add_argument("plan", type=Path, help="plan.json of the run")
-    plan = load_plan(parser.parse_args().plan)
+    plan = parse_plan("Train GPT-2 with ZeRO-1.")
     settings = read_settings(Settings, plan, not_zero=("log_every", "eval_samples"))
     environment = read_environment()
-
     device = open_device(plan.device, environment)
     check_world(plan, device)
 
     run = make_training(plan, settings, device, environment)
     if device.rank == 0:
         say(describe(run, environment))
-    run_training(run, environment)
+    supervision = run_training(run, environment)
     device.close()
+    supervision.note_stop()
 
 
-def run_training(run: Training, environment: Environment) -> None:
+def run_training(run: Training, environment: Environment) -> Supervision:
     """Train to the end, or as far as this run shall go."""
     plan, device = run.plan, run.device
     done = run.checkpoints.resume(run.optimizer)
@@ -90,17 +88,19 @@ def run_training(run: Training, environment: Environment) -> None:
     )
 
     # Go!
-    train(run, progress, saves, steps)
+    with Supervision(run.plan, run.settings, device, environment, progress) as supervision:
+        train(run, progress, saves, supervision)
 
-    run.checkpoints.close()
     run.checkpoints.require_last()
     progress.close()
-    conclude(device, run.model, environment)
+    if not supervision.stopped:  # or every second may count
+        conclude(device, run.model, environment)
+    return supervision
 
 
-def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> None:
+def train(run: Training, progress: Progress, saves: SaveTimes, supervision: Supervision) -> None:
     """Run the steps. Each call of device.sync() ends one graph: a unit's, or the optimizer's."""
-    plan, settings, device = run.plan, run.settings, run.device
+    plan, settings, device, steps = run.plan, run.settings, run.device, progress.steps
     valid_tokens = plan.batch.global_batch * predicted_tokens(plan)
     loss_sum = device.put(torch.zeros(1))
     run.model.train()
@@ -124,10 +124,13 @@ def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> 
         if due(settings.eval_every, done, also=(steps.start + 1, steps.stop)):
             evaluated = evaluate(run)
         overdue = progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
-        if saves.due(done, overdue=overdue):
+        stops = supervision.step_done(done)
+        if saves.due(done, overdue=overdue or stops):
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()
+        if stops:
+            break
 
 
 @torch.no_grad()
@@ -182,8 +185,7 @@ def make_training(
         eps=settings.eps,
     )
     device.sync()
-    facts = {"data": text.fingerprint}
-    checkpoints = open_checkpoints(plan, settings, device, environment, facts=facts)
+    checkpoints = open_checkpoints(plan, settings, device, environment, data=text.fingerprint)
     return Training(
         plan=plan,
         settings=settings,
@@ -243,12 +245,11 @@ def choose_attention(config: GPT2Config, device: Device) -> str:
 def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
     plan, settings, text = run.plan, run.settings, run.text
-    parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    origin = settings.init_from or "new"
+    size = sum(parameter.numel() for parameter in run.model.parameters())
     tokens = plan.batch.global_batch * plan.seq_len
     return f"""\
 {describe_plan(plan, environment)}
-  model   {parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}
+  model   {size:,} parameters, {settings.init_from or "new"}, {plan.precision}, {settings.optimizer}
   data    {text.num_tokens:,} tokens in {text.num_blocks:,} blocks of {plan.seq_len}
   steps   {run.steps:,} of {tokens:,} tokens each"""
 

@@ -10,14 +10,18 @@ class Clock:
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}
+        self.doing = ""
+        """The innermost block that this worker is in."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Count the time of a block."""
         start = time.monotonic()
+        before, self.doing = self.doing, name
         try:
             yield
         finally:
+            self.doing = before
             self._spent[name] = self._spent.get(name, 0.0) + time.monotonic() - start
 
     def take(self) -> dict[str, float]:

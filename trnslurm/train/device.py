@@ -28,6 +28,8 @@ class Device(ABC):
     local_world: int
     torch_device: torch.device
     clock: Clock
+    beats: int = 0
+    """Calls of sync so far: what the watchdog takes for progress."""
     checkpoint: Callable[..., Any]
     """Run a function now and again in the backward pass, instead of keeping its activations."""
 
@@ -45,9 +47,21 @@ class Device(ABC):
     def seed(self, seed: int) -> None:
         """Seed what is random on the device."""
 
-    @abstractmethod
     def sync(self) -> None:
         """End a graph: what was asked for since the last call is compiled and run as one."""
+        self._end_graph()
+        self.beats += 1
+
+    @abstractmethod
+    def _end_graph(self) -> None:
+        """Do what sync does, in the device's own way."""
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give the steps that this worker's host may have ended and not waited for.
+
+        When it ends a step, all workers have given their parts of the steps before these.
+        """
+        return 0
 
     @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
@@ -106,8 +120,12 @@ class TorchDevice(Device):
         """Seed the CPU and every CUDA device."""
         torch.manual_seed(seed)
 
-    def sync(self) -> None:
+    def _end_graph(self) -> None:
         """Do nothing: eager PyTorch has no graphs to end."""
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
+        return 1 if self.name == "cuda" else 0
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum over all workers in double precision."""

@@ -17,6 +17,7 @@ class Environment:
     world: int
     local_rank: int
     local_world: int
+    node: int = 0
     phase: str
     """"train", or "precompile": a few steps only to see every graph; its numbers mean nothing."""
     attempt: int
@@ -25,6 +26,10 @@ class Environment:
     """The device node.sh prepared for; empty when the job is started by hand."""
     compile_cache: Path | None = None
     """Graphs of xla-cpu, a directory per worker: a precompile fills it, training reads it."""
+
+    def state_file(self, what: str) -> Path:
+        """Name a file about this attempt, beside those of the batch script."""
+        return self.run_dir / "state" / f"{what}-{self.phase}-{self.attempt}.json"
 
 
 def read_environment() -> Environment:
@@ -38,6 +43,7 @@ def read_environment() -> Environment:
         world=_read_int("WORLD_SIZE"),
         local_rank=_read_int("LOCAL_RANK"),
         local_world=_read_int("LOCAL_WORLD_SIZE"),
+        node=_read_int("GROUP_RANK", default="0"),
         phase=phase,
         attempt=_read_int("TRNSLURM_ATTEMPT", default="1"),
         run_dir=Path(os.environ.get("TRNSLURM_RUN_DIR", ".")),

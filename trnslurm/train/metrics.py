@@ -68,7 +68,7 @@ class Progress:
         # In a precompile on Neuron every number is invalid.
         self._training = environment.phase == "train"
         self._device = device
-        self._steps = steps
+        self.steps = steps
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
         self._parts = parts
@@ -90,8 +90,8 @@ class Progress:
         The first steps are reported at once, because the reduction of the numbers is a graph too
         and should not come as a surprise later.
         """
-        early = step - self._steps.start <= STEADY_AFTER
-        return early or step % self._log_every == 0 or step == self._steps.stop
+        early = step - self.steps.start <= STEADY_AFTER
+        return early or step % self._log_every == 0 or step == self.steps.stop
 
     def note(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
@@ -119,7 +119,7 @@ class Progress:
 
     def _compare_rate(self) -> None:
         """Say so if the mean rate of the steady steps is well below what is expected."""
-        steps = len(self._steps) - STEADY_AFTER
+        steps = len(self.steps) - STEADY_AFTER
         if not (self._expected and self._training and steps > 0):
             return
         rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
@@ -155,7 +155,7 @@ class Progress:
             say(_format(lines[-1], self._parts, self._rates))
         for line in lines:
             self._refuse_nonsense(line)
-        if steps[-1].step - self._steps.start == STEADY_AFTER:
+        if steps[-1].step - self.steps.start == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
             self._steady_since = now
         if lines[-1]["late_graphs"] and not self._warned:
@@ -188,7 +188,7 @@ class Progress:
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
-            "steps": self._steps.stop,
+            "steps": self.steps.stop,
             "samples": done.step * batch.global_batch,
             **dict(zip(self._parts, loss, strict=True)),
             "grad_norm": done.grad_norm.item(),

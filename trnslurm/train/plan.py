@@ -1,5 +1,6 @@
 """plan.json as a frozen dataclass, and the refusal to train in another world than the planned."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
@@ -54,6 +55,13 @@ class Plan:
     """What is trained on: a path; empty: what the job brings."""
     model: dict[str, Any]
     train: dict[str, Any]
+
+
+def parse_plan(description: str) -> Plan:
+    """Read the plan that a job's only argument names."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("plan", type=Path, help="plan.json of the run")
+    return load_plan(parser.parse_args().plan)
 
 
 def load_plan(path: Path) -> Plan:

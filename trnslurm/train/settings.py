@@ -27,3 +27,5 @@ class CommonSettings:
     save_optimizer: bool
     keep_last: int
     keep_every: int
+    watchdog: float
+    watchdog_min_s: float

@@ -17,6 +17,10 @@ from trnslurm.train.clock import Clock
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 
+# What a host has given away at most and a NeuronCore not done: the runtime takes up to 7
+# (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), and torch_xla holds one more.
+GRAPHS_IN_FLIGHT = 8
+
 
 class XlaDevice(Device):
     """neuron, or xla-cpu: the same code but for the transport under the collectives."""
@@ -46,9 +50,13 @@ class XlaDevice(Device):
         """Seed the device; the seed is an input of the graph, so a new one compiles nothing."""
         xm.set_rng_state(seed)
 
-    def sync(self) -> None:
+    def _end_graph(self) -> None:
         """End the graph traced so far and start it."""
         torch_xla.sync()
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give the steps of the graphs in flight on Trainium; gloo's collectives block."""
+        return -(-GRAPHS_IN_FLIGHT // graphs_per_step) if self.name == "neuron" else 0
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum over all workers in single precision, on the device."""

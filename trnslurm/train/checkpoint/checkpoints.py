@@ -1,15 +1,15 @@
 """What a training loop does with checkpoints: find the newest, load it, save now and then."""
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.exchange import Exchange, Store
+from trnslurm.train.checkpoint.exchange import Exchange
 from trnslurm.train.checkpoint.manifest import (
     FORMAT,
     Manifest,
@@ -34,12 +34,15 @@ from trnslurm.train.optimizer import GlobalOptimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.reports import say
 from trnslurm.train.settings import CommonSettings
+from trnslurm.train.store import Store
 
 # What a checkpoint without the optimizer's state has of each parameter.
 MINIMAL = ["parameter"]
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
 # rank 0 has died would wait for ever.
 ELECTION_S = 2 * 3600
+# So often worker 0 looks between saves whether a newer attempt has begun.
+FENCE_S = 5.0
 
 
 class Checkpoints:
@@ -87,6 +90,7 @@ class Checkpoints:
         self._running: Future[Outcome] | None = None
         self._ended: deque[Saved | Failed] = deque()
         self._last: Saved | Failed | None = None
+        self._next_look = 0.0
 
     def resume(self, optimizer: GlobalOptimizer) -> int:
         """Go on from the newest whole checkpoint, if there is one; give the steps it has seen."""
@@ -165,20 +169,26 @@ class Checkpoints:
             stall_s=time.monotonic() - start,
             **self._keep,
         )
-        self._running = _in_background(lambda: saving.run(rows))
+        self._running = in_background("checkpoint", lambda: saving.run(rows))
 
     def poll(self) -> Saved | Failed | None:
         """Give the outcome of a save that has ended, once; rank 0 has then printed it.
 
-        Raise a TrainError if a newer attempt has taken over.
+        Raise a TrainError if a newer attempt has taken over: found by a save, or by rank 0, which
+        looks for one now and then. It never leaves a worker waiting, so call it at every step.
         """
+        if self._active and self._device.rank == 0 and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + FENCE_S
+            with suppress(OSError):  # a directory that cannot be read now is no newer attempt
+                self._give_way()
         if self._running and self._running.done():
             self._settle()
         return self._ended.popleft() if self._ended else None
 
     def close(self) -> list[Saved | Failed]:
         """Wait for the last save; give the outcomes that poll has not given."""
-        self._settle()
+        with self._device.clock("checkpoint"):
+            self._settle()
         ended = list(self._ended)
         self._ended.clear()
         return ended
@@ -186,8 +196,9 @@ class Checkpoints:
     def require_last(self) -> None:
         """Raise a TrainError if the last save failed: what was trained since would be lost unsaid.
 
-        Call it after close, at the end of a training.
+        Call it at the end of a training; it waits for the last save.
         """
+        self.close()
         if isinstance(self._last, Failed):
             raise TrainError(
                 f"the last checkpoint, of step {self._last.step}, could not be made "
@@ -224,14 +235,10 @@ class Checkpoints:
         )
 
     def _elect(self) -> Manifest | None:
-        environment = self._environment
-        state = environment.run_dir / "state"
-        newer = directory.newer_attempt(state, environment.phase, environment.attempt)
-        if newer:
-            raise TrainError(self._overtaken_by(newer))
+        self._give_way()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            directory.sweep(self._root, environment.attempt)
+            directory.sweep(self._root, self._environment.attempt)
             return self._newest_whole()
         except OSError as error:
             raise TrainError(f"{error.filename or self._root}: {error.strerror}") from None
@@ -250,6 +257,13 @@ class Checkpoints:
             self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")
         return manifest
 
+    def _give_way(self) -> None:
+        """Raise a TrainError if a newer attempt has begun."""
+        here = self._environment
+        newer = directory.newer_attempt(here.run_dir / "state", here.phase, here.attempt)
+        if newer:
+            raise TrainError(self._overtaken_by(newer))
+
     def _overtaken_by(self, attempt: int) -> str:
         return (
             f"a newer attempt ({attempt}) of this run has begun; attempt "
@@ -267,9 +281,9 @@ def open_checkpoints(
     device: Device,
     environment: Environment,
     *,
-    facts: dict[str, Any],
+    data: str,
 ) -> Checkpoints:
-    """Give the checkpoints of a run, as its settings want them."""
+    """Give the checkpoints of a run, as its settings want them; data tells what it trains on."""
     return Checkpoints(
         environment.run_dir / "checkpoints",
         device,
@@ -278,20 +292,5 @@ def open_checkpoints(
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,
         save_optimizer=settings.save_optimizer,
-        facts=facts,
+        facts={"data": data},
     )
-
-
-def _in_background(work: Callable[[], Outcome]) -> Future[Outcome]:
-    # Not an executor: Python waits for its threads before it exits, and a worker that has failed
-    # must leave at once for torchrun to see it.
-    future: Future[Outcome] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="checkpoint", daemon=True).start()
-    return future

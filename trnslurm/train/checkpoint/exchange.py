@@ -1,12 +1,9 @@
 """What the workers tell each other about checkpoints, on a connection of its own.
 
-It goes through the key-value store of torch.distributed, which torchrun's agent on the first node
-keeps: it does not depend on a disk that may be full, outlives a worker, and unlike collectives can
-be used by a thread beside the training. Every wait is bounded.
+It goes through the workers' store. Every wait is bounded.
 """
 
 import json
-import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -14,11 +11,9 @@ from typing import Any
 import torch.distributed as dist
 
 from trnslurm.train.device import Device
+from trnslurm.train.store import Store, open_store
 
 Message = dict[str, Any]
-# torch.distributed does not say what it exports.
-Store = Any
-_dist: Any = dist
 
 
 class Exchange:
@@ -28,9 +23,7 @@ class Exchange:
         self.rank = device.rank
         self.world = device.world
         self.patience_s = patience_s
-        # torchrun restarts workers under the same store: what they said before must not count.
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = _dist.PrefixStore(f"trnslurm/checkpoint/{restart}", store or _connect())
+        self._store = open_store("checkpoint", store)
 
     def report(self, topic: str, message: Message) -> None:
         """Tell rank 0."""
@@ -64,9 +57,3 @@ class Exchange:
         if not keep:
             self._store.delete_key(key)
         return message
-
-
-def _connect() -> Store:
-    return _dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )

@@ -1,0 +1,28 @@
+"""The key-value store of torch.distributed, which torchrun's agent on the first node keeps.
+
+It does not depend on a disk that may be full, outlives a worker, and unlike collectives can be used
+by a thread beside the training. A call that waits blocks all others on its connection, so whoever
+waits has one of its own.
+"""
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+# torch.distributed does not say what it exports.
+Store = Any
+_dist: Any = dist
+
+
+def open_store(purpose: str, store: Store | None = None) -> Store:
+    """Give the keys of one purpose, on a new connection unless there is one already."""
+    # torchrun restarts workers under the same store: what they said before must not count.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return _dist.PrefixStore(f"trnslurm/{purpose}/{restart}", store or _connect())
+
+
+def _connect() -> Store:
+    return _dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
