@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnslurm.local_job import local_job_alive
+from trnslurm.preflight import read_preflight
 from trnslurm.run import Attempt, Record, RunDir
 from trnslurm.slurm import QueueEntry
 from trnslurm.trust import printable
@@ -93,7 +94,8 @@ def phase_status(
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
     cause = ""
     if state == "FAILED" and last:
-        cause = _unfit_node(run, last) or _compile_problem(run, last)
+        unfit = _unfit_node(run, last) if reason.startswith("exit code") else ""
+        cause = unfit or _compile_problem(run, last)
     return PhaseStatus(
         phase=phase,
         state=state,
@@ -108,11 +110,11 @@ def phase_status(
 
 def _unfit_node(run: RunDir, last: Attempt) -> str:
     """Return what is wrong with a node, as the preflight of the attempt found it."""
-    found = run.preflight(last.phase, last.attempt)
-    problems = [f"{node['host']}: {node['problems'][0]}" for node in found if node["problems"]]
+    found = read_preflight(run.state, last.phase, last.attempt)
+    problems = [f"{node.host}: {node.problems[0]}" for node in found if node.problems]
     if not problems:
         return ""
-    more = f" (and {len(problems) - 1} more nodes)" if len(problems) > 1 else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"preflight: {problems[0]}{more}"
 
 

@@ -165,24 +165,6 @@ class RunDir:
                 found[int(match["node"])] = file
         return dict(sorted(found.items()))
 
-    def preflight(self, phase: str, attempt: int) -> list[dict[str, Any]]:
-        """Return what an attempt's preflight found of each node; nothing if there was none.
-
-        Where node 0 could not say it, what the others wrote down themselves.
-        """
-        name = f"preflight-{phase}-{attempt}"
-        files = [self.state / f"{name}.json"]
-        if not files[0].exists():
-            files = sorted(self.state.glob(f"{name}-node*.json"))
-        found: list[dict[str, Any]] = []
-        for file in files:
-            try:
-                nodes = json.loads(file.read_text(encoding="utf-8"))["nodes"]
-                found += [{"host": str(n["host"]), "problems": list(n["problems"])} for n in nodes]
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # not for us to read, or not ours
-        return found
-
     def record(self) -> Record:
         """Read run.json."""
         try:
