@@ -13,7 +13,8 @@ import os
 import socket
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,15 @@ def begin_step(step: int) -> None:
 
 def write_record(path: Path, values: dict[str, Any]) -> None:
     """Write a file whole, in the place of one that is there."""
-    with suppress(FileNotFoundError):
-        _temporary(path, values).rename(path)
+    with suppress(FileNotFoundError), _written(path, values) as temporary:
+        temporary.rename(path)
 
 
 def write_first(path: Path, values: dict[str, Any]) -> bool:
     """Write a file whole unless there is one; tell whether this was the first."""
     try:
-        temporary = _temporary(path, values)
-        try:
+        with _written(path, values) as temporary:
             path.hardlink_to(temporary)
-        finally:
-            temporary.unlink()
     except FileExistsError:
         return False
     except OSError:
@@ -47,14 +45,15 @@ def write_first(path: Path, values: dict[str, Any]) -> bool:
     return True
 
 
-def _temporary(path: Path, values: dict[str, Any]) -> Path:
+@contextmanager
+def _written(path: Path, values: dict[str, Any]) -> Iterator[Path]:
+    """Give a file beside the path that has the values already, for the block to put there."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(values) + "\n", encoding="utf-8")
-    except OSError:
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
-    return temporary
 
 
 def note_failure(error: Exception, line: str) -> None:

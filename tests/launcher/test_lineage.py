@@ -1,0 +1,42 @@
+"""The lines of a training that count, of all that its attempts wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trnslurm.lineage import lineage
+
+
+def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple[int, int]]:
+    """What counts of lines of (attempt, step)."""
+    file = tmp_path / "metrics.jsonl"
+    content = [json.dumps({"attempt": attempt, "step": step}) for attempt, step in lines]
+    file.write_text("\n".join([*content, torn]))
+    return [(line["attempt"], line["step"]) for line in lineage(file)]
+
+
+def test_nothing_was_done_again(tmp_path: Path) -> None:
+    assert steps(tmp_path, (1, 1), (1, 2), (2, 3)) == [(1, 1), (1, 2), (2, 3)]
+
+
+def test_what_was_done_again_counts_once(tmp_path: Path) -> None:
+    lines = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (3, 4)]
+    assert steps(tmp_path, *lines) == [(1, 1), (2, 2), (3, 3), (3, 4)]
+
+
+def test_steps_that_will_be_done_again_count_no_more(tmp_path: Path) -> None:
+    assert steps(tmp_path, *((1, step) for step in range(1, 9)), (2, 5)) == [
+        *((1, step) for step in range(1, 5)),
+        (2, 5),
+    ]
+
+
+def test_an_old_attempt_that_still_writes_changes_nothing(tmp_path: Path) -> None:
+    lines = [(1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (1, 4)]
+    assert steps(tmp_path, *lines) == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_a_torn_line_and_none_at_all(tmp_path: Path) -> None:
+    assert steps(tmp_path, (1, 1), torn='{"attempt": 1, "st') == [(1, 1)]
+    assert lineage(tmp_path / "nothing") == []

@@ -1,0 +1,123 @@
+"""Attempts of a run as its batch script would start them, with what may happen to them."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .conftest import JOB, make_environment, tiny_plan
+
+TIMEOUT_S = 240
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path, device="cpu", workers=2, **changes):
+        self.path = path
+        self.device = device
+        self.workers = workers
+        (path / "state").mkdir(parents=True)
+        (path / "plan.json").write_text(json.dumps(tiny_plan(device, 1, workers, **changes)))
+
+    @contextlib.contextmanager
+    def attempt(self, number):
+        """Start it; whatever happens, no process stays."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+        command += [f"--nproc_per_node={self.workers}", "--master_addr=127.0.0.1"]
+        command += [f"--master_port={port}", str(JOB / "train.py"), "plan.json"]
+        environment = make_environment(self.device, "train", self.path)
+        with (self.path / f"{number}.log").open("w") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.path,
+                env=environment | {"TRNSLURM_ATTEMPT": str(number)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        attempt = Attempt(self, number, process)
+        try:
+            yield attempt
+        finally:
+            for pid in [process.pid, *attempt.pids.values()]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(os.getpgid(pid), signal.SIGKILL)
+            process.wait()
+
+    def state(self, name):
+        """What a file in the state directory says, or None if it is not there."""
+        path = self.path / "state" / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def checkpoints(self):
+        return [int(path.name[5:]) for path in sorted((self.path / "checkpoints").glob("step-*"))]
+
+    def log(self, number):
+        return (self.path / f"{number}.log").read_text()
+
+
+class Attempt:
+    """One that is under way."""
+
+    def __init__(self, run, number, process):
+        self.run = run
+        self.number = number
+        self.process = process
+        self.pids = {}
+        """Of the workers, by rank; known once one has reached a step."""
+
+    def reach(self, step):
+        """Wait until it has reported a step."""
+        metrics = self.run.path / "metrics.jsonl"
+        want = [self.number, step]
+
+        def there():
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            return want in [[line["attempt"], line["step"]] for line in map(json.loads, lines)]
+
+        self.wait_for(there, f"step {step}")
+        self._find_workers()
+
+    def wait_for(self, there, what):
+        end = time.monotonic() + TIMEOUT_S
+        while not there():
+            assert self.process.poll() is None, f"ended before {what}: {self.text()}"
+            assert time.monotonic() < end, f"no {what}: {self.text()}"
+            time.sleep(0.05)
+
+    def ask_to_stop(self):
+        path = self.run.path / "state" / f"stop-train-{self.number}.json"
+        path.write_text('{"cause": "terminated", "time": 0}')
+
+    def terminate(self):
+        self.process.terminate()
+
+    def signal(self, rank, number):
+        os.kill(self.pids[rank], number)
+
+    def end(self):
+        """Wait for the end; give the exit code."""
+        try:
+            return self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.text()}") from None
+
+    def text(self):
+        return self.run.log(self.number)
+
+    def _find_workers(self):
+        # torchrun starts each in a session of its own.
+        listing = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        for pid in (int(pid) for children in listing for pid in children.read_text().split()):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ranks = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
+            self.pids.update(dict.fromkeys(ranks, pid))
