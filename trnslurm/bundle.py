@@ -15,6 +15,7 @@ _ON_NODES = (
     "compilecache",
     "node",
     "train",
+    "triage",
 )  # the parts of this package that training needs on its nodes
 _MAX_CODE_MIB = 64
 _PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",

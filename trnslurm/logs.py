@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.errors import RunError
 from trnslurm.run import RunDir
-from trnslurm.trust import printable
 
 _POLL_S = 0.5
-_SEARCHED_BYTES = 1 << 20  # of a log's end, for the line that tells why
 _CHUNK_BYTES = 1 << 16
-_ERROR = re.compile(
-    r"^(\[rank\d+\]:\s*)?(error: |[A-Za-z_.]*(Error|Exception): |error in )"
-    r"|^\S.*: line \d+: .*(command not found|syntax error|No such file|unbound variable)"
-    r"|^\s*traceback\s*: Signal \d+ \(SIG\w+\) received"  # torchrun's report of a killed worker
-)
-# What torchrun says about a worker that failed: an effect, never the cause.
-_EFFECTS = ("ChildFailedError", "SignalException", "torch.distributed.elastic")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorLine:
-    """The line that most likely tells why a run failed, and where it stands."""
-
-    place: str
-    line: str
 
 
 def choose_log(
@@ -109,25 +90,3 @@ def _rest(file: Path, offset: int) -> Iterator[bytes]:
         stream.seek(offset)
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-
-
-def first_error(run: RunDir) -> ErrorLine | None:
-    """Return the first line that looks like an error in the newest attempt's node logs."""
-    for phase in reversed(run.record().phases):
-        for attempt in reversed(run.attempts(phase)):
-            files = [*run.node_logs(phase, attempt.attempt).values(), *run.batch_logs(phase)[-1:]]
-            for file in files:
-                if line := _error_line(file):
-                    return ErrorLine(place=str(file.relative_to(run.path)), line=line)
-            break
-    return None
-
-
-def _error_line(file: Path) -> str:
-    with file.open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, 2) - _SEARCHED_BYTES))
-        text = stream.read().decode(errors="replace")
-    for line in text.splitlines():
-        if _ERROR.match(line) and not any(word in line for word in _EFFECTS):
-            return printable(line.strip())
-    return ""

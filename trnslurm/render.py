@@ -61,7 +61,8 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
         ),
     }
     recipe = config.recipe
-    files |= snapshot(config.recipe_name, Path(config.recipe_dir), recipe.entry, parts=("prepare",))
+    parts = ("prepare", "triage")
+    files |= snapshot(config.recipe_name, Path(config.recipe_dir), recipe.entry, parts=parts)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 

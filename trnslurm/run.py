@@ -135,6 +135,10 @@ class RunDir:
         """Exists once a person asked to cancel: Slurm forgets that of a job that never started."""
         return self.state / "cancelled.json"
 
+    def was_stopped(self, phase: str, attempt: int) -> bool:
+        """Whether an attempt was asked to stop, so that its end is no crash."""
+        return (self.state / f"stop-{phase}-{attempt}.json").exists()
+
     @property
     def local_folder(self) -> Path:
         """What submitit's local controller writes of its own."""

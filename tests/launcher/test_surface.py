@@ -38,6 +38,7 @@ SURFACE = {
     "runs": "-a/--all --path --json",
     "status": "RUN --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
+    "triage": "RUN --phase --attempt --path --json",
     "cancel": "RUN --path",
     "exec": "RUN --node COMMAND --path",
     "export": (

@@ -22,6 +22,7 @@ _COMMANDS = {
     "runs": "watching",
     "status": "watching",
     "logs": "watching",
+    "triage": "triaging",
     "cancel": "watching",
     "resume": "submitting",
     "exec": "watching",

@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import figure
+from trnslurm.cli.triaging import echo_finding
 from trnslurm.data import PREPARE
+from trnslurm.failures import why_it_failed
 from trnslurm.follow import follow
-from trnslurm.logs import choose_log, first_error, print_log
+from trnslurm.logs import choose_log, print_log
 from trnslurm.run import RunDir
 from trnslurm.status import RunStatus
 
@@ -106,7 +108,7 @@ def _report(run: RunDir, status: RunStatus) -> None:
             f"{figure(last.get('tokens_per_s'), ',.0f')} tokens/s"
         )
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
-        if error := first_error(run):
-            click.echo(f"{error.place}: {error.line}")
+        if found := why_it_failed(run, status):
+            echo_finding(found)
         click.echo(f"logs: trnslurm logs {run.name}")
     click.echo(f"run directory: {run.path}")

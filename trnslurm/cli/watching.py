@@ -11,8 +11,10 @@ import click
 from trnslurm.allocation import exec_in_run
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import count, echo_json, echo_table, figure
+from trnslurm.cli.triaging import echo_finding
 from trnslurm.errors import RunError
-from trnslurm.logs import choose_log, first_error, follow_log, print_log
+from trnslurm.failures import why_it_failed
+from trnslurm.logs import choose_log, follow_log, print_log
 from trnslurm.run import RunDir
 from trnslurm.runs import find_run, list_runs
 from trnslurm.status import RunStatus, run_status, statuses_of
@@ -68,8 +70,9 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     """
     directory = _run(run, path)
     status = run_status(directory)
+    found = why_it_failed(directory, status)
     if as_json:
-        echo_json(asdict(status))
+        echo_json({**asdict(status), "failure": asdict(found) if found else None})
         return
     reason = f" ({status.reason})" if status.reason else ""
     click.echo(f"{status.run}: {status.state}{reason}")
@@ -94,8 +97,8 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     if "step" in status.metrics:
         step, loss = _progress(status)
         click.echo(f"step {step}, loss {loss}")
-    if status.state in ("FAILED", "NODE_FAIL", "LOST") and (error := first_error(directory)):
-        click.echo(f"{error.place}: {error.line}")
+    if found:
+        echo_finding(found)
     click.echo(f"run directory: {status.path}")
 
 

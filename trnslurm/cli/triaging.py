@@ -1,0 +1,52 @@
+"""triage: who failed first, and why; the same lines for other commands."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
+from trnslurm.cli.output import echo_json
+from trnslurm.failures import choose_attempt
+from trnslurm.runs import find_run
+from trnslurm.triage.finding import Finding, find_cause, nothing_found
+
+
+@click.command("triage")
+@run_argument
+@click.option(
+    "--phase", type=click.Choice(["precompile", "train", "prepare"]), help="Default: the last."
+)
+@click.option("--attempt", type=int, metavar="N", help="Default: the newest.")
+@path_option
+@json_option
+def triage_command(
+    run: str, phase: str | None, attempt: int | None, path: tuple[str, ...], as_json: bool
+) -> None:
+    """Say who failed first in an attempt of a run, why, and what to do.
+
+    All nodes' logs are searched, and what the workers left in state/. The exit code is 1 where
+    nothing tells of a failure.
+
+    \b
+    Example:
+      trnslurm triage last
+      trnslurm triage last --attempt 1 --json
+    """
+    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    chosen = choose_attempt(directory, phase=phase, attempt=attempt)
+    found = find_cause(directory.path, chosen.phase, chosen.attempt)
+    if as_json:
+        echo_json(asdict(found) if found else None)
+    elif found:
+        echo_finding(found)
+    else:
+        click.echo("\n".join(nothing_found(directory.path, chosen.phase, chosen.attempt)))
+    sys.exit(0 if found else 1)
+
+
+def echo_finding(found: Finding) -> None:
+    """Print who failed first, and why."""
+    click.echo("\n".join(found.report()))

@@ -1,0 +1,52 @@
+"""Says why an attempt failed, in a few lines.
+
+    python -m trnslurm.triage RUN_DIR [--phase train] [--attempt 2] [--json]
+
+Batch scripts run it after an attempt that failed.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from trnslurm.triage.finding import find_cause, nothing_found
+
+_STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print who failed first; return 1 if nothing tells of a failure."""
+    parser = argparse.ArgumentParser(prog="python -m trnslurm.triage", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--phase", help="default: that of the newest attempt")
+    parser.add_argument("--attempt", type=int, help="default: the newest")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    newest = _newest(options.run, options.phase)
+    if newest is None:
+        print(f"error: {options.run}: no attempt of a run has begun there", file=sys.stderr)
+        return 1
+    phase, attempt = newest[0], options.attempt or newest[1]
+    found = find_cause(options.run, phase, attempt)
+    if options.json:
+        print(json.dumps(asdict(found) if found else None, indent=2))
+    else:
+        print("\n".join(found.report() if found else nothing_found(options.run, phase, attempt)))
+    return 0 if found else 1
+
+
+def _newest(run: Path, phase: str | None) -> tuple[str, int] | None:
+    found = []
+    for file in (run / "state").glob("*.json"):
+        match = _STATE_FILE.fullmatch(file.name)
+        if match and phase in (None, match["phase"]):
+            found.append((file.stat().st_mtime_ns, match["phase"], int(match["attempt"])))
+    return max(found)[1:] if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

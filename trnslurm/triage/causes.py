@@ -1,0 +1,46 @@
+"""What a line of a log means: causes.toml, read once and matched."""
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+CAUSE, EFFECT, HARMLESS = "cause", "effect", "harmless"
+_FILE = Path(__file__).with_name("causes.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One entry of causes.toml, which says what the fields are."""
+
+    name: str
+    source: str
+    kind: str
+    pattern: re.Pattern[str]
+    example: str
+    cause: str
+    fix: str
+    weak: bool = False
+
+    @property
+    def strong(self) -> bool:
+        """Whether it explains a failure by itself."""
+        return self.kind == CAUSE and not self.weak
+
+
+@functools.cache
+def all_causes() -> tuple[Cause, ...]:
+    """Return every entry, in the file's order."""
+    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["cause"]
+    return tuple(Cause(**entry | {"pattern": re.compile(entry["pattern"])}) for entry in entries)
+
+
+def cause_of(lines: Iterable[str]) -> Cause | None:
+    """Return the first entry that matches the first line that any matches."""
+    for line in lines:
+        for cause in all_causes():
+            if cause.pattern.search(line):
+                return cause
+    return None

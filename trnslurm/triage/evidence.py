@@ -1,0 +1,219 @@
+"""What an attempt left behind that tells of failures: suspects, and lines that are known."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trnslurm.triage.causes import Cause, all_causes, cause_of
+from trnslurm.triage.reading import clean, read_log, read_record
+from trnslurm.triage.words import Words, read_words, time_in
+
+_NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
+_TERM, _ABORT = (-15, 143), (-6, 134)
+OWN_WORD = "triage: "
+"""Begins what this program prints, so that it does not take its own words for evidence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A worker, or a node, that failed; what it said last stands last."""
+
+    lines: tuple[str, ...]
+    place: str
+    """The file that tells it, in the run directory."""
+    rank: int | None = None
+    node: int | None = None
+    host: str = ""
+    when: float | None = None
+    known: Cause | None = None
+    """What its own words mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """A line whose meaning is known."""
+
+    cause: Cause
+    line: str
+    place: str
+    at: int
+    node: int | None
+    """None: in the batch script's log."""
+    when: float | None
+
+
+@dataclass
+class Evidence:
+    """All that was found of one attempt."""
+
+    suspects: list[Suspect] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    """By node, where the batch script wrote them down."""
+    completed: bool = False
+
+
+def gather(run: Path, phase: str, attempt: int) -> Evidence:
+    """Read the records and all logs of an attempt."""
+    state = read_record(run / "state" / f"{phase}-{attempt}.json")
+    hosts = [host for host in str(state.get("hosts", "")).split(",") if host]
+    found = Evidence(hosts=hosts, completed=state.get("state") == "COMPLETED")
+    found.suspects += _preflight(run, phase, attempt)
+    found.suspects += _stuck(run, phase, attempt)
+    recorded = list(_records(run, phase, attempt))
+    found.suspects += recorded
+    spoken = {suspect.rank for suspect in recorded}
+    per_node = read_record(run / "plan.json").get("workers_per_node")
+    for node, file in node_logs(run, phase, attempt):
+        text, place = read_log(file), str(file.relative_to(run))
+        hits = list(_hits(text, place, node))
+        found.hits += hits
+        host = hosts[node] if node < len(hosts) else ""
+        first_rank = node * per_node if isinstance(per_node, int) else None
+        words = read_words(text, first_rank)
+        for suspect in _workers(words, place, node, host, hits):
+            if suspect.rank is None or suspect.rank not in spoken:
+                found.suspects.append(suspect)
+    if batch := batch_log(run, phase, str(state.get("job_id", ""))):
+        part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
+        found.hits += _hits(part, place, None)
+        if not found.suspects:  # it failed before any node had a word
+            errors = read_words(part).of_nobody()
+            found.suspects += [_suspect(errors, place)] if errors else []
+    return found
+
+
+def node_logs(run: Path, phase: str, attempt: int) -> list[tuple[int, Path]]:
+    """Return the logs of an attempt by node."""
+    files = (run / "logs").glob(f"{phase}-{attempt}-node*.log")
+    return sorted((int(m["node"]), f) for f in files if (m := _NODE_LOG.fullmatch(f.name)))
+
+
+def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
+    """Return the batch script's own log of a job, or the newest there is of the phase."""
+    logs = [f for f in (run / "logs").glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
+    own = [f for f in logs if f.name == f"{phase}-{job_id}.log"]
+    return own[0] if own else max(logs, key=lambda f: f.stat().st_mtime, default=None)
+
+
+def _part_of(text: str, phase: str, attempt: int) -> str:
+    """Return what an attempt added to the batch log, without this program's own words.
+
+    A requeued job appends to it, and each attempt's last line names the attempt.
+    """
+    part: list[str] = []
+    ours = False
+    for line in text.split("\n"):
+        ended = re.match(rf"\S+ {phase} attempt (\d+): [A-Z]", line)
+        if ended and int(ended[1]) >= attempt:
+            break
+        if ended:
+            part, ours = [], False
+            continue
+        ours = ours or line.startswith(OWN_WORD)
+        if not ours:
+            part.append(line)
+    return "\n".join(part)
+
+
+def _suspect(lines: tuple[str, ...], place: str, **facts: Any) -> Suspect:
+    # From the end: of chained exceptions the last is what it died of.
+    known = cause_of(line for line in reversed(lines) if not line.startswith("  "))
+    return Suspect(lines=lines, place=place, known=known, **facts)
+
+
+def _records(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
+    for file in sorted((run / "state").glob(f"failed-{phase}-{attempt}-rank*.json")):
+        record = read_record(file)
+        said = clean(str(record.get("traceback") or record.get("error") or ""))
+        lines = tuple(line for line in said.split("\n") if line.strip())
+        if lines:
+            yield _suspect(lines, str(file.relative_to(run)), **_who(record))
+
+
+def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
+    file = run / "state" / f"stuck-{phase}-{attempt}.json"
+    if record := read_record(file):
+        line = f"watchdog: {clean(str(record.get('line', '')))}"
+        yield _suspect((line,), str(file.relative_to(run)), **_who(record))
+
+
+def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
+    for file in sorted((run / "state").glob(f"preflight-{phase}-{attempt}*.json")):
+        nodes = read_record(file).get("nodes")
+        for record in nodes if isinstance(nodes, list) else []:
+            problems = record.get("problems") if isinstance(record, dict) else None
+            if not isinstance(problems, list) or not problems or record.get("ok"):
+                continue
+            facts = {**_who(record), "rank": None, "when": file.stat().st_mtime}
+            host = facts["host"]
+            lines = tuple(f"preflight: {host}: {clean(str(p))}" for p in problems)
+            yield _suspect(lines, str(file.relative_to(run)), **facts)
+
+
+def _who(record: dict[str, Any]) -> dict[str, Any]:
+    def number(key: str, kinds: type | tuple[type, ...]) -> Any:
+        value = record.get(key)
+        return value if isinstance(value, kinds) and not isinstance(value, bool) else None
+
+    return {
+        "rank": number("rank", int), "node": number("node", int),
+        "host": clean(str(record.get("host") or "")), "when": number("time", (int, float)),
+    }  # fmt: skip
+
+
+def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
+    """Yield who failed on a node, by torchrun's report and what the workers said themselves."""
+    unsaid = words.of_nobody()
+    exits = sorted(words.exits, key=lambda e: e.when or 0)
+    reported = {e.rank for e in exits}
+    for failed in reversed(exits):  # torchrun puts the first one last
+        lines = words.of_rank(failed.rank) if failed.code > 0 else ()
+        if not lines and failed.code == 1 and unsaid:
+            lines, unsaid = unsaid, ()
+        facts = {"rank": failed.rank, "node": node, "host": host or failed.host}
+        yield _exit_of(
+            lines or _exit_words(failed.code, failed.said),
+            place,
+            hits,
+            facts | {"when": failed.when},
+        )
+    for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
+        yield _suspect(words.of_rank(rank), place, rank=rank, node=node, host=host)
+    if unsaid:
+        yield _suspect(unsaid, place, node=node, host=host)
+
+
+def _exit_of(lines: tuple[str, ...], place: str, hits: list[Hit], facts: dict[str, Any]) -> Suspect:
+    suspect = _suspect(lines, place, **facts)
+    if suspect.known and suspect.known.name == "signal-abort":
+        # NCCL and Gloo abort when a peer is gone: then their last line says so.
+        effects = [h for h in hits if h.cause.kind == "effect" and h.cause.source == "python"]
+        if effects:
+            return Suspect(lines=(effects[-1].line,), place=place, known=effects[-1].cause, **facts)
+    return suspect
+
+
+def _exit_words(code: int, said: str) -> tuple[str, ...]:
+    if said:
+        return (said,)
+    if code in _TERM:
+        return ("Signal 15 (SIGTERM) received",)
+    if code in _ABORT:
+        return ("Signal 6 (SIGABRT) received",)
+    return (f"it ended with exit code {code}, and left no traceback",)
+
+
+def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
+    """Yield the first line of each meaning."""
+    for cause in all_causes():
+        if not (match := cause.pattern.search(text)):
+            continue
+        begin = text.rfind("\n", 0, match.start()) + 1
+        end = text.find("\n", match.end())
+        line = text[begin : end if end >= 0 else None].strip()
+        if cause_of([line]) is cause:
+            when = time_in(line)
+            yield Hit(cause=cause, line=line, place=place, at=begin, node=node, when=when)

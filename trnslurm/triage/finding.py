@@ -1,0 +1,172 @@
+"""Chooses who failed first and why, and says it in a few lines."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
+from trnslurm.triage.evidence import (
+    OWN_WORD,
+    Evidence,
+    Hit,
+    Suspect,
+    batch_log,
+    gather,
+    node_logs,
+)
+from trnslurm.triage.words import useful_end
+
+_MAX_LINES = 7
+_MAX_COLUMNS = 200
+_SAME_S = 2.0  # torchrun's times are whole seconds, and it looks a moment after a worker's death
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Who failed first in an attempt, and why."""
+
+    phase: str
+    attempt: int
+    rank: int | None
+    node: int | None
+    host: str
+    when: float | None
+    """Unix seconds; of torchrun's report, whole ones."""
+    lines: tuple[str, ...]
+    name: str
+    """The entry in causes.toml; empty: none fits."""
+    kind: str
+    """cause; or effect, where nothing but consequences was found."""
+    cause: str
+    fix: str
+    evidence: str
+    """The file that tells it, in the run directory."""
+
+    def report(self) -> list[str]:
+        """Say it in at most 12 lines."""
+        time_text = time.strftime("%F %T", time.localtime(self.when)) if self.when else ""
+        at = f" at {time_text}" if time_text else ""
+        if self.kind == EFFECT:
+            what = f"only consequences were found; the first: {self._who()}{at}"
+        else:
+            what = f"{self._who()} failed first{at}" if self._who() else "the job's log says"
+        return [
+            _cut(f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"),
+            *(_cut(f"  {line}") for line in self.lines),
+            _cut(f"cause: {self.cause}"),
+            _cut(f"fix: {self.fix}"),
+            f"see: {self.evidence}",
+        ]
+
+    def _who(self) -> str:
+        node = "" if self.node is None else f"node {self.node}"
+        rank = "" if self.rank is None else f"rank {self.rank}"
+        place = f"{node} ({self.host})" if node and self.host else node or self.host
+        return f"{rank} on {place}" if rank and place else rank or place
+
+
+def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
+    """Return who failed first in an attempt, and why; None if nothing tells of a failure."""
+    evidence = gather(run, phase, attempt)
+    if evidence.completed:
+        return None
+    suspect, known = _choose(evidence)
+    if suspect is None:
+        return None
+    host = suspect.host
+    if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
+        host = evidence.hosts[suspect.node]
+    cause, fix = (known.cause, known.fix) if known else _unknown(suspect)
+    return Finding(
+        phase=phase, attempt=attempt, rank=suspect.rank, node=suspect.node, host=host,
+        when=suspect.when, lines=useful_end(suspect.lines, _MAX_LINES),
+        name=known.name if known else "", kind=known.kind if known else CAUSE,
+        cause=cause, fix=fix, evidence=suspect.place,
+    )  # fmt: skip
+
+
+def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
+    """Say that, and where a person may look."""
+    files = [file for _, file in node_logs(run, phase, attempt)]
+    batch = batch_log(run, phase, "")
+    names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    where = f"look into {shown}" if names else "it left no log"
+    return [f"{OWN_WORD}{phase} attempt {attempt}: nothing tells of a failure; {where}"]
+
+
+def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None]:
+    """Return who it was, and what explains it.
+
+    Causes go before what says little by itself, and both before consequences: a rank whose peer
+    died may be the only one with a traceback.
+    """
+    suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
+    hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
+    timed = [h for h in hits if h.cause.strong and h.when and _of_machines(h)]
+    first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
+    first += map(_as_suspect, timed)
+    if first:
+        chosen = min(first, key=_order)
+        return _explain(chosen, hits)
+    alone = sorted(hits, key=lambda h: (not h.cause.strong, not _of_machines(h), h.at))
+    for hit in alone:
+        if hit.cause.kind == CAUSE and (_of_machines(hit) or not suspects):
+            return _as_suspect(hit), hit.cause
+    if suspects:
+        chosen = min(suspects, key=_order)
+        return chosen, chosen.known
+    effects = [h for h in alone if h.cause.name != "worker-terminated"]
+    return (_as_suspect(effects[0]), effects[0].cause) if effects else (None, None)
+
+
+def _order(suspect: Suspect) -> tuple[float, int, int]:
+    when = math.inf if suspect.when is None else suspect.when
+    return when, -1 if suspect.node is None else suspect.node, suspect.rank or 0
+
+
+def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None]:
+    """Return what explains a failure: its own words, else those of the machines around it."""
+    own = chosen.known
+    if own and own.strong:
+        return chosen, own
+    near = [
+        hit for hit in hits
+        if hit.cause.kind == CAUSE and _of_machines(hit) and hit.node in (chosen.node, None)
+        and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
+    ]  # fmt: skip
+    strong = [hit for hit in near if hit.cause.strong]
+    weak = [hit for hit in near if not hit.cause.strong]
+    found = strong or ([] if own else weak)
+    if not found:
+        return chosen, own
+    best = min(found, key=lambda hit: (hit.node is None, hit.at))
+    if best.line in chosen.lines:
+        return chosen, best.cause
+    lines = (*useful_end(chosen.lines, _MAX_LINES - 1), best.line)
+    return Suspect(**vars(chosen) | {"lines": lines}), best.cause
+
+
+def _of_machines(hit: Hit) -> bool:
+    """Whether the line is not of a program that may have gone on after it."""
+    return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
+
+
+def _as_suspect(hit: Hit) -> Suspect:
+    return Suspect(
+        lines=(hit.line,), place=hit.place, node=hit.node, when=hit.when, known=hit.cause
+    )
+
+
+def _unknown(suspect: Suspect) -> tuple[str, str]:
+    if "exit code" in suspect.lines[-1]:
+        return "not told", f"read the last lines of {suspect.place}"
+    return (
+        f"{suspect.lines[-1].split(':')[0].strip()}, which is none of the known causes",
+        f"read what it says; more of it is in {suspect.place}",
+    )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _MAX_COLUMNS else f"{line[: _MAX_COLUMNS - 1]}…"

@@ -1,0 +1,82 @@
+"""Reads logs and records of any size and content, and makes what they say safe to print."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_HEAD_BYTES = 256 << 10
+_TAIL_BYTES = 2 << 20
+_CHUNK_BYTES = 8 << 20
+_RECORD_BYTES = 4 << 20
+# Between head and tail only these are looked for: a plain search reads a gigabyte in a second.
+_ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ", b"Root Cause (first observed")
+_BEFORE, _AFTER = 8 << 10, 56 << 10
+_MAX_FOUND = 32
+# Whole sequences first, so that nothing of a colour or a window title is left over.
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+# Control characters, and those that turn the direction of text.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """Return text without anything that could drive a terminal; its lines stay."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
+
+
+def read_log(file: Path) -> str:
+    """Return a log as text: whole, or of a big one its ends and what else looks like an error."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            parts = [_read(stream, begin, end) for begin, end in _windows(stream, size)]
+    except OSError:
+        return ""  # gone, or not for us to read: the other logs may tell
+    return clean(b"\n".join(parts).decode(errors="replace"))
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """Return a JSON object that a program left behind; empty if there is no whole one."""
+    try:
+        with file.open("rb") as stream:
+            data = json.loads(stream.read(_RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _windows(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
+    if size <= _HEAD_BYTES + _TAIL_BYTES:
+        return [(0, size)]
+    middle = range(_HEAD_BYTES, size - _TAIL_BYTES)
+    windows = [(0, middle.start)]
+    for place in _find(stream, middle):
+        begin, end = max(windows[-1][1], place - _BEFORE), min(middle.stop, place + _AFTER)
+        if begin < end:
+            windows.append((begin, end))
+        if len(windows) > _MAX_FOUND:
+            break
+    return [*windows, (middle.stop, size)]
+
+
+def _find(stream: BinaryIO, places: range) -> Iterator[int]:
+    """Yield where anchors stand, in order."""
+    overlap = max(map(len, _ANCHORS)) - 1
+    for begin in range(places.start, places.stop, _CHUNK_BYTES):
+        chunk = _read(stream, begin, min(begin + _CHUNK_BYTES + overlap, places.stop))
+        found: list[int] = []
+        for anchor in _ANCHORS:
+            at = chunk.find(anchor)
+            while 0 <= at < _CHUNK_BYTES and len(found) < 3 * _MAX_FOUND:
+                found.append(begin + at)
+                at = chunk.find(anchor, at + _AFTER)
+        yield from sorted(found)
+
+
+def _read(stream: BinaryIO, begin: int, end: int) -> bytes:
+    stream.seek(begin)
+    return stream.read(end - begin)
