@@ -148,11 +148,15 @@ def test_failed_run_shows_the_line_that_tells_why(make_run, cli) -> None:
     reason = "exit code 1 while running on node-1,node-2"
     failed = {"state": "FAILED", "exit_code": 1, "reason": reason}
     run = make_run(states={"precompile": [DONE], "train": [failed]})
-    run.node_log("train", 1, 0).write_text("fine\nSignalException: an effect\n")
+    run.node_log("train", 1, 0).write_text(
+        "fine\ntorch.distributed.elastic.SignalException: got signal: 15\n"
+    )
     run.node_log("train", 1, 1).write_text("fine\n[rank1]: ValueError: the cause\nmore\n")
     out = cli("status", run.name).out
     assert f"{run.name}: FAILED ({reason})" in out
-    assert "logs/train-1-node1.log: [rank1]: ValueError: the cause" in out
+    assert (
+        "train attempt 1: rank 1 on node 1 (node-2) failed first\n  ValueError: the cause\n" in out
+    )
 
 
 def test_runs_are_named_by_part_by_path_and_as_last(make_run, cli, site) -> None:

@@ -50,7 +50,9 @@ def test_one_failing_worker_ends_the_run(user) -> None:
     status = run.status()
     assert status["reason"] == f"exit code 1 while running on {hosts}"
     error = "ValueError: rank 1 was told to fail"
-    assert f"logs/train-1-node1.log: {error}" in run.shown()
+    shown = run.shown()
+    assert f"rank 1 on node 1 ({user.sandbox.node_name(2)}) failed first" in shown
+    assert f"\n  {error}\n" in shown and "see: logs/train-1-node1.log" in shown
     assert error in run.logs("--node", "1")
     assert "FAILED (exit code 1 while running" in run.logs("--batch")
 

@@ -37,6 +37,11 @@ def all_causes() -> tuple[Cause, ...]:
     return tuple(Cause(**entry | {"pattern": re.compile(entry["pattern"])}) for entry in entries)
 
 
+def named(name: str) -> Cause:
+    """Return the entry of a name."""
+    return next(cause for cause in all_causes() if cause.name == name)
+
+
 def cause_of(lines: Iterable[str]) -> Cause | None:
     """Return the first entry that matches the first line that any matches."""
     for line in lines:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.triage.causes import Cause, all_causes, cause_of
+from trnslurm.triage.causes import Cause, all_causes, cause_of, named
 from trnslurm.triage.reading import clean, read_log, read_record
 from trnslurm.triage.words import Words, read_words, time_in
 
@@ -137,7 +137,8 @@ def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
     file = run / "state" / f"stuck-{phase}-{attempt}.json"
     if record := read_record(file):
         line = f"watchdog: {clean(str(record.get('line', '')))}"
-        yield _suspect((line,), str(file.relative_to(run)), **_who(record))
+        place = str(file.relative_to(run))
+        yield Suspect(lines=(line,), place=place, known=named("stuck"), **_who(record))
 
 
 def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
@@ -150,7 +151,8 @@ def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
             facts = {**_who(record), "rank": None, "when": file.stat().st_mtime}
             host = facts["host"]
             lines = tuple(f"preflight: {host}: {clean(str(p))}" for p in problems)
-            yield _suspect(lines, str(file.relative_to(run)), **facts)
+            place = str(file.relative_to(run))
+            yield Suspect(lines=lines, place=place, known=named("preflight"), **facts)
 
 
 def _who(record: dict[str, Any]) -> dict[str, Any]:

@@ -71,16 +71,17 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     evidence = gather(run, phase, attempt)
     if evidence.completed:
         return None
-    suspect, known = _choose(evidence)
+    suspect, known, beside = _choose(evidence)
     if suspect is None:
         return None
+    lines = useful_end(suspect.lines, _MAX_LINES - len(beside))
     host = suspect.host
     if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
         host = evidence.hosts[suspect.node]
     cause, fix = (known.cause, known.fix) if known else _unknown(suspect)
     return Finding(
         phase=phase, attempt=attempt, rank=suspect.rank, node=suspect.node, host=host,
-        when=suspect.when, lines=useful_end(suspect.lines, _MAX_LINES),
+        when=suspect.when, lines=(*lines, *beside),
         name=known.name if known else "", kind=known.kind if known else CAUSE,
         cause=cause, fix=fix, evidence=suspect.place,
     )  # fmt: skip
@@ -96,8 +97,8 @@ def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     return [f"{OWN_WORD}{phase} attempt {attempt}: nothing tells of a failure; {where}"]
 
 
-def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None]:
-    """Return who it was, and what explains it.
+def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
+    """Return who it was, what explains it, and the line beside its own words that does.
 
     Causes go before what says little by itself, and both before consequences: a rank whose peer
     died may be the only one with a traceback.
@@ -113,12 +114,12 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None]:
     alone = sorted(hits, key=lambda h: (not h.cause.strong, not _of_machines(h), h.at))
     for hit in alone:
         if hit.cause.kind == CAUSE and (_of_machines(hit) or not suspects):
-            return _as_suspect(hit), hit.cause
+            return _as_suspect(hit), hit.cause, ()
     if suspects:
         chosen = min(suspects, key=_order)
-        return chosen, chosen.known
+        return chosen, chosen.known, ()
     effects = [h for h in alone if h.cause.name != "worker-terminated"]
-    return (_as_suspect(effects[0]), effects[0].cause) if effects else (None, None)
+    return (_as_suspect(effects[0]), effects[0].cause, ()) if effects else (None, None, ())
 
 
 def _order(suspect: Suspect) -> tuple[float, int, int]:
@@ -126,11 +127,11 @@ def _order(suspect: Suspect) -> tuple[float, int, int]:
     return when, -1 if suspect.node is None else suspect.node, suspect.rank or 0
 
 
-def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None]:
+def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
     """Return what explains a failure: its own words, else those of the machines around it."""
     own = chosen.known
     if own and own.strong:
-        return chosen, own
+        return chosen, own, ()
     near = [
         hit for hit in hits
         if hit.cause.kind == CAUSE and _of_machines(hit) and hit.node in (chosen.node, None)
@@ -140,12 +141,9 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None]:
     weak = [hit for hit in near if not hit.cause.strong]
     found = strong or ([] if own else weak)
     if not found:
-        return chosen, own
+        return chosen, own, ()
     best = min(found, key=lambda hit: (hit.node is None, hit.at))
-    if best.line in chosen.lines:
-        return chosen, best.cause
-    lines = (*useful_end(chosen.lines, _MAX_LINES - 1), best.line)
-    return Suspect(**vars(chosen) | {"lines": lines}), best.cause
+    return chosen, best.cause, () if best.line in chosen.lines else (best.line,)
 
 
 def _of_machines(hit: Hit) -> bool:

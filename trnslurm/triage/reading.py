@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _HEAD_BYTES = 256 << 10
-_TAIL_BYTES = 2 << 20
+_TAIL_BYTES = 1 << 20
 _CHUNK_BYTES = 8 << 20
 _RECORD_BYTES = 4 << 20
-# Between head and tail only these are looked for: a plain search reads a gigabyte in a second.
-_ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ", b"Root Cause (first observed")
+# Between head and tail only these are looked for: a plain search reads a gigabyte in seconds.
+_ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
 _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
 # Whole sequences first, so that nothing of a colour or a window title is left over.

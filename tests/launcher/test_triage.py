@@ -1,0 +1,397 @@
+"""triage: who failed first in an attempt, by its records and all logs, and what the lines mean."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnslurm.run import RunDir, write_json
+from trnslurm.triage import reading
+from trnslurm.triage.causes import Cause, all_causes
+from trnslurm.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.triage.reading import clean, read_log
+from trnslurm.triage.words import read_words, time_in
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "tests/triage_logs"
+FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
+PEER_GONE = (
+    "[rank{0}]: Traceback (most recent call last):\n"
+    '[rank{0}]:   File "train.py", line 7, in <module>\n'
+    "[rank{0}]: RuntimeError: [gloo/pair.cc:547] Connection closed by peer [127.0.0.1]:41702\n"
+)
+REPORT = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_10:00:{second:02}
+  host      : localhost
+  rank      : {rank} (local_rank: 0)
+  exitcode  : {code} (pid: 100)
+  error_file: <N/A>
+  traceback : {said}
+"""
+NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+@pytest.fixture
+def run(make_run) -> RunDir:
+    """A run of two nodes whose training has failed."""
+    return make_run(states={"train": [FAILED]}, phases=("train",), jobs={"train": "1002"})
+
+
+def log(run: RunDir, node: int, text: str, attempt: int = 1) -> None:
+    run.node_log("train", attempt, node).write_text(text)
+
+
+def report(rank: int, code: int, second: int = 0, said: str = NO_TRACEBACK) -> str:
+    return REPORT.format(rank=rank, code=code, second=second, said=said)
+
+
+def record(run: RunDir, rank: int, when: float, error: str, attempt: int = 1) -> None:
+    trace = f'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    g()\n{error}\n'
+    write_json(
+        run.state / f"failed-train-{attempt}-rank{rank}.json",
+        {"time": when, "rank": rank, "node": rank // 2, "host": f"node-{rank // 2 + 1}", "pid": 1,
+         "step": 3, "error": error, "traceback": trace},
+    )  # fmt: skip
+
+
+def found(run: RunDir) -> Finding:
+    finding = find_cause(run.path, "train", 1)
+    assert finding is not None
+    return finding
+
+
+# -- causes.toml
+
+
+@pytest.mark.parametrize("cause", all_causes(), ids=lambda c: c.name)
+def test_pattern_matches_its_example_and_no_other(cause: Cause) -> None:
+    assert [c.name for c in all_causes() if c.pattern.search(cause.example)] == [cause.name]
+    assert cause.kind in ("cause", "effect", "harmless")
+    assert cause.source in ("neuron", "slurm", "python", "trnslurm")
+    assert len(cause.cause) <= 120 and len(cause.fix) <= 120
+
+
+def test_names_are_unique() -> None:
+    names = [cause.name for cause in all_causes()]
+    assert len(set(names)) == len(names)
+
+
+def test_documented_as_they_are() -> None:
+    """The table in the docs is the data file's."""
+    rows = [f"| `{c.name}` | {c.kind} | {c.cause} | {c.fix} |" for c in all_causes()]
+    text = (ROOT / "docs/triage.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `.*$", text, re.MULTILINE) == rows
+
+
+# -- who failed first
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "last_line"),
+    [
+        ("raise", "", "ValueError: tokens 51 is beyond the vocabulary of 50"),
+        ("kill", "signal-kill", "Signal 9 (SIGKILL) received by PID 13165"),
+        ("exit", "", "it ended with exit code 7, and left no traceback"),
+        ("segfault", "signal-segv", "Signal 11 (SIGSEGV) received by PID 13621"),
+    ],
+)
+@pytest.mark.parametrize("cut", ["whole", "without reports"])
+def test_real_failures(run, case: str, name: str, last_line: str, cut: str) -> None:
+    """Rank 3 on node 1, though others have tracebacks too, and torchrun may name another one."""
+    for file in (LOGS / case).glob("*.log"):
+        text = file.read_text()
+        log(run, int(file.stem[-1]), text if cut == "whole" else text.partition("=====")[0])
+    run.plan_file.write_text('{"workers_per_node": 2}')
+    finding = found(run)
+    assert (finding.rank, finding.node, finding.host) == (3, 1, "node-2")
+    assert (finding.name, finding.kind) == (name, "cause")
+    assert finding.lines[-1].partition(" by PID")[0] == last_line.partition(" by PID")[0]
+    assert finding.evidence == "logs/train-1-node1.log"
+    assert finding.when or (case, cut) == ("raise", "without reports")
+
+
+def test_traceback_is_trimmed_to_the_jobs_own_frames(run) -> None:
+    shutil.copy(LOGS / "raise/train-1-node1.log", run.node_log("train", 1, 1))
+    assert found(run).report() == [
+        "triage: train attempt 1: rank 3 on node 1 (node-2) failed first at 2026-11-22 00:44:51",
+        '    File "/home/ada/jobs/toy/train.py", line 11, in <module>',
+        "      inner(x)",
+        '    File "/home/ada/jobs/toy/train.py", line 10, in inner',
+        '      raise ValueError("tokens 51 is beyond the vocabulary of 50")',
+        "  ValueError: tokens 51 is beyond the vocabulary of 50",
+        "cause: ValueError, which is none of the known causes",
+        "fix: read what it says; more of it is in logs/train-1-node1.log",
+        "see: logs/train-1-node1.log",
+    ]
+
+
+def test_records_tell_the_order_within_a_second(run) -> None:
+    record(run, 2, 1000.2, "RuntimeError: Connection reset by peer")
+    record(run, 3, 1000.7, "ValueError: later")
+    record(
+        run, 1, 1000.5, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    finding = found(run)
+    assert (finding.rank, finding.when, finding.name) == (1, 1000.5, "gpu-memory")
+    assert finding.evidence == "state/failed-train-1-rank1.json"
+    assert len(finding.report()) <= 12
+
+
+def test_killed_worker_goes_before_the_survivors_records(run) -> None:
+    record(run, 0, time_in("2026-11-22 10:00:00.1"), "RuntimeError: Connection closed by peer")
+    log(run, 1, report(2, -9, said="Signal 9 (SIGKILL) received by PID 100"))
+    assert (found(run).rank, found(run).name) == (2, "signal-kill")
+
+
+def test_out_of_memory_killer_explains_the_kill(run) -> None:
+    oom = "slurmstepd: error: Detected 1 oom_kill event in StepId=1002.0. Some of the step tasks"
+    log(run, 0, PEER_GONE.format(0) + report(0, 1, second=1))
+    log(run, 1, f"{oom}\n" + report(1, -9, said="Signal 9 (SIGKILL) received by PID 100"))
+    finding = found(run)
+    assert (finding.rank, finding.name) == (1, "oom-kill")
+    assert finding.lines[-1] == oom
+
+
+def test_error_line_is_of_the_worker_that_torchrun_names(run) -> None:
+    line = "error: /data/x.bin: no such file: set data: in the recipe"
+    log(run, 0, PEER_GONE.format(0))
+    log(run, 1, f"{line}\n{report(2, 1)}")
+    assert (found(run).rank, found(run).lines) == (2, (line,))
+
+
+def test_abort_after_a_lost_peer_is_an_effect(run) -> None:
+    log(run, 0, "terminate called: NCCL communicator was aborted\n" + report(0, -6, second=0))
+    log(run, 1, report(1, -11, second=1, said="Signal 11 (SIGSEGV) received by PID 100"))
+    assert (found(run).rank, found(run).name) == (1, "signal-segv")
+
+
+def test_ended_by_term_is_never_first(run) -> None:
+    log(run, 0, report(0, -15, second=0, said="Signal 15 (SIGTERM) received by PID 1"))
+    assert found(run).kind == "effect"
+    log(run, 1, report(1, 3, second=9))
+    assert (found(run).rank, found(run).lines[-1]) == (
+        1, "it ended with exit code 3, and left no traceback",
+    )  # fmt: skip
+
+
+def test_hardware_error_before_the_exception_is_the_cause(run) -> None:
+    stamp = "2026-Nov-22 09:59:58.0593 15042:15042 ERROR  TDRV:exec"
+    log(run, 0, "suspected hang in collectives operation 0\n" + PEER_GONE.format(0))
+    log(run, 1, f"{stamp} Uncorrectable HBM error\n[rank1]: RuntimeError: no\n" + report(1, 1, 1))
+    finding = found(run)
+    assert (finding.name, finding.node) == ("hbm-error", 1)
+
+
+def test_node_failure_in_the_batch_log_goes_before_consequences(run) -> None:
+    log(run, 0, PEER_GONE.format(0) + report(0, 1, second=9))
+    line = "slurmstepd: error: *** JOB 1002 ON node-1 CANCELLED AT 2026-11-22T10:00:01 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"  # noqa: E501
+    (run.logs / "train-1002.log").write_text(f"{line}\n")
+    assert (found(run).name, found(run).rank) == ("node-failed", None)
+    assert found(run).report()[0] == "triage: train attempt 1: the job's log says"
+
+
+def test_only_consequences_are_said_to_be_that(run) -> None:
+    log(run, 0, PEER_GONE.format(0))
+    first = found(run).report()[0]
+    assert "only consequences were found; the first: rank 0 on node 0 (node-1)" in first
+
+
+def test_harmless_lines_are_never_named(run) -> None:
+    log(run, 0, "EOFError: Ran out of input\nTarget is multiclass but average='binary'\n")
+    assert find_cause(run.path, "train", 1) is None
+
+
+def test_stuck_rank_and_preflight(run) -> None:
+    write_json(
+        run.state / "stuck-train-1.json",
+        {"time": 1000.0, "rank": 3, "node": 1, "host": "node-2", "line": "rank 3 stands still"},
+    )
+    record(run, 0, 1001.0, "ValueError: after it")
+    assert (found(run).rank, found(run).name) == (3, "stuck")
+    problem = "cannot reach 10.0.0.1:61000 (Connection refused)"
+    nodes = [
+        {"node": 0, "host": "node-1", "ok": True, "problems": [], "seconds": 1},
+        {"node": 1, "host": "node-2", "ok": False, "problems": [problem], "seconds": 1},
+    ]
+    for file in run.state.glob("[sf]*-train-1*.json"):
+        file.unlink()
+    write_json(run.state / "preflight-train-1.json", {"nodes": nodes, "bad": ["node-2"]})
+    finding = found(run)
+    assert (finding.node, finding.name, finding.kind) == (1, "preflight", "cause")
+    assert finding.lines == (f"preflight: node-2: {problem}",)
+
+
+def test_batch_log_is_read_for_its_attempt_only(make_run) -> None:
+    run = make_run(states={"train": [FAILED | {"job_id": "1002"}] * 3}, phases=("train",))
+    (run.logs / "train-1002.log").write_text(
+        "error: the first\n2026-01-01T00:00:00Z train attempt 1: FAILED (exit code 1)\n"
+        "error: the second\ntriage: train attempt 2: node 1 failed first\nerror: told again\n"
+        "2026-01-01T00:00:00Z train attempt 2: FAILED (exit code 1)\n"
+        "error: the third\n2026-01-01T00:00:00Z train attempt 3: FAILED (exit code 1)\n"
+    )
+    for attempt, word in enumerate(("first", "second", "third"), 1):
+        finding = find_cause(run.path, "train", attempt)
+        assert finding is not None and finding.lines == (f"error: the {word}",)
+
+
+def test_completed_or_silent_attempts_have_no_finding(make_run) -> None:
+    run = make_run(states={"train": [{"state": "COMPLETED"}, FAILED]}, phases=("train",))
+    log(run, 0, "ValueError: survived\n")
+    assert find_cause(run.path, "train", 1) is None
+    assert find_cause(run.path, "train", 2) is None
+    assert nothing_found(run.path, "train", 2) == [
+        "triage: train attempt 2: nothing tells of a failure; it left no log"
+    ]
+
+
+# -- hostile and huge logs
+
+
+def test_nothing_that_drives_a_terminal_is_left() -> None:
+    hostile = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J\x1bc 10%\r20%\u202eevil\u2028\x00\x08\t."
+    assert clean(hostile) == "red  2J 10%\n20%evil    ."
+
+
+def test_a_finding_is_clean_whatever_was_logged(run) -> None:
+    record(run, 0, 1.0, "ValueError: \x1b]0;owned\x07\x1b[2Jtext\x9b")
+    assert "\n".join(found(run).report()).isprintable() is False  # newlines only
+    assert all(line.isprintable() for line in found(run).report())
+
+
+def test_torn_lines_and_garbage_are_tolerated(run) -> None:
+    (run.state / "failed-train-1-rank9.json").write_text('{"rank": 9, "err')
+    (run.state / "stuck-train-1.json").write_text("[" * 100_000)
+    data = b"\xff\xfe\0\n[rank3]: Traceback (most recent call last):\n"
+    data += b"[rank2]: torn [rank3]:   File \"a.py\", line 1\n\x00\x80[rank3]: KeyError: 'x'\n"
+    data += b"[rank3]: KeyError: 'x'\n"
+    run.node_log("train", 1, 1).write_bytes(data)
+    assert (found(run).rank, found(run).lines[-1]) == (3, "KeyError: 'x'")
+
+
+def test_two_ranks_tracebacks_are_told_apart() -> None:
+    lines = [
+        [f"[rank{rank}]: {line}" for line in (
+            "Traceback (most recent call last):", f'  File "{rank}.py", line 1, in f',
+            f"KeyError: {rank}", "", "During handling of the above exception, another occurred:",
+            "", "Traceback (most recent call last):", f'  File "{rank}b.py", line 2, in g',
+            f"ValueError: {rank}")]
+        for rank in (0, 1)
+    ]  # fmt: skip
+    mixed = "\n".join(line for pair in zip(*lines, strict=True) for line in pair)
+    words = read_words(mixed)
+    for rank in (0, 1):
+        assert words.of_rank(rank)[-1] == f"ValueError: {rank}"
+        assert words.of_rank(rank)[1] == f"KeyError: {rank}"
+
+
+def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:
+    """An error in the middle of it is found; the rest is a hole, which reads as zeros."""
+    file = run.node_log("train", 1, 0)
+    with file.open("wb") as stream:
+        stream.seek(100 << 20)
+        stream.write(b"\n[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'x'\n")
+        stream.truncate(200 << 20)
+    tracemalloc.start()
+    start = time.monotonic()
+    assert found(run).lines == ("KeyError: 'x'",)
+    seconds, (_, peak) = time.monotonic() - start, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < 30
+    assert peak < 48 << 20
+
+
+def test_many_errors_do_not_make_it_read_all(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"\nerror: again and again" * 1_000_000)
+    assert len(read_log(file)) < (reading._MAX_FOUND + 2) * (64 << 10) + (3 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("slurm *** JOB 1 ON n CANCELLED AT 2026-01-02T03:04:05 ***", False),
+        ("2026-Jan-02 03:04:05.25 15042:15042 ERROR", False),
+        ("2026-01-02T03:04:05Z train: node 0", True),
+        ("2026-99-02 03:04:05", None),
+        ("step 3", None),
+    ],
+)
+def test_times(text: str, utc: bool | None) -> None:
+    when = time_in(text)
+    if utc is None:
+        assert when is None
+        return
+    assert when is not None
+    parts = time.gmtime(when) if utc else time.localtime(when)
+    assert time.strftime("%F %T", parts) == "2026-01-02 03:04:05"
+
+
+# -- where it is shown
+
+
+def test_command(make_run, cli) -> None:
+    run = make_run(states={"precompile": [FAILED], "train": [FAILED, FAILED]})
+    for attempt in (1, 2):
+        record(run, attempt, 5.0, f"ValueError: in attempt {attempt}", attempt=attempt)
+    done = cli("triage", run.name)
+    assert (done.code, done.out) == (0, "\n".join(_report(run, 2)) + "\n")
+    data = json.loads(cli("triage", run.name, "--attempt", "1", "--json").out)
+    assert (data["rank"], data["attempt"], data["kind"]) == (1, 1, "cause")
+    silent = cli("triage", run.name, "--phase", "precompile")
+    assert silent.code == 1 and "nothing tells of a failure" in silent.out
+    error = cli("triage", run.name, "--attempt", "7").error
+    assert error == f"{run.name} has no attempt 7 of train, only 2"
+    fresh = make_run("20260102-000000-fresh", jobs={})
+    assert "has not begun" in cli("triage", fresh.name).error
+
+
+def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_slurm) -> None:
+    crashed = {"state": "REQUEUED", "reason": "crash 1 of 3"}
+    run = make_run(states={"train": [crashed]}, phases=("train",), jobs={"train": "1002"})
+    fake_slurm.queue("1002|PENDING|BeginTime|x|")
+    record(run, 1, 5.0, "ModuleNotFoundError: No module named 'h5py'")
+    out = cli("status", run.name).out
+    assert "\nfix: install it there" in out and f"{run.name}: REQUEUED" in out
+    data: dict[str, Any] = json.loads(cli("status", run.name, "--json").out)
+    assert data["failure"]["name"] == "module-missing"
+    (run.state / "stop-train-1.json").write_text("{}")
+    assert "fix:" not in cli("status", run.name).out
+
+
+def test_as_a_program_with_the_nodes_python(run, tmp_path: Path) -> None:
+    """From a bundle's code/, where nothing else of ours is."""
+    shutil.copytree(ROOT / "trnslurm/triage", tmp_path / "code/trnslurm/triage")
+    (tmp_path / "code/trnslurm/__init__.py").touch()
+    record(run, 1, 5.0, "ValueError: x")
+
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-I", "-c",
+             "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
+             "runpy.run_module('trnslurm.triage', run_name='__main__', alter_sys=True)",
+             str(tmp_path / "code"), *arguments],
+            capture_output=True, text=True, timeout=60, check=False, cwd=run.path,
+        )  # fmt: skip
+
+    done = program(".", "--phase", "train", "--attempt", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == _report(run, 1)
+    assert json.loads(program(".", "--json").stdout)["rank"] == 1
+    assert program(str(tmp_path)).stderr.startswith("error: ")
+
+
+def _report(run: RunDir, attempt: int) -> list[str]:
+    finding = find_cause(run.path, "train", attempt)
+    assert finding is not None
+    return finding.report()
