@@ -230,6 +230,8 @@ def test_stuck_rank_and_preflight(run) -> None:
     finding = found(run)
     assert (finding.node, finding.name, finding.kind) == (1, "preflight", "cause")
     assert finding.lines == (f"preflight: node-2: {problem}",)
+    (run.state / "preflight-train-1.json").rename(run.state / "preflight-train-10.json")
+    assert find_cause(run.path, "train", 1) is None
 
 
 def test_batch_log_is_read_for_its_attempt_only(make_run) -> None:
@@ -261,6 +263,17 @@ def test_completed_or_silent_attempts_have_no_finding(make_run) -> None:
 def test_nothing_that_drives_a_terminal_is_left() -> None:
     hostile = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J\x1bc 10%\r20%\u202eevil\u2028\x00\x08\t."
     assert clean(hostile) == "red  2J 10%\n20%evil    ."
+
+
+def test_an_unfinished_escape_swallows_no_other_line() -> None:
+    assert clean("a\x1b]0;title\nb") == "a\nb"
+
+
+def test_a_line_without_end_does_not_make_patterns_slow(run) -> None:
+    log(run, 0, "error: x is damaged (" * 100_000)
+    start = time.monotonic()
+    assert found(run).lines[0].startswith("error: x is damaged")
+    assert time.monotonic() - start < 20
 
 
 def test_a_finding_is_clean_whatever_was_logged(run) -> None:
@@ -299,9 +312,9 @@ def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:
     """An error in the middle of it is found; the rest is a hole, which reads as zeros."""
     file = run.node_log("train", 1, 0)
     with file.open("wb") as stream:
-        stream.seek(100 << 20)
+        stream.seek(50 << 20)
         stream.write(b"\n[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'x'\n")
-        stream.truncate(200 << 20)
+        stream.truncate(100 << 20)
     tracemalloc.start()
     start = time.monotonic()
     assert found(run).lines == ("KeyError: 'x'",)

@@ -142,7 +142,9 @@ def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
 
 
 def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
-    for file in sorted((run / "state").glob(f"preflight-{phase}-{attempt}*.json")):
+    name = f"preflight-{phase}-{attempt}"
+    lone = sorted((run / "state").glob(f"{name}-node*.json"))  # that could not reach node 0
+    for file in [run / "state" / f"{name}.json", *lone]:
         nodes = read_record(file).get("nodes")
         for record in nodes if isinstance(nodes, list) else []:
             problems = record.get("problems") if isinstance(record, dict) else None
@@ -169,19 +171,16 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield who failed on a node, by torchrun's report and what the workers said themselves."""
     unsaid = words.of_nobody()
-    exits = sorted(words.exits, key=lambda e: e.when or 0)
+    # torchrun puts the first one last.
+    exits = sorted(words.exits[::-1], key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
-    for failed in reversed(exits):  # torchrun puts the first one last
+    for failed in exits:
         lines = words.of_rank(failed.rank) if failed.code > 0 else ()
         if not lines and failed.code == 1 and unsaid:
             lines, unsaid = unsaid, ()
+        lines = lines or _exit_words(failed.code, failed.said)
         facts = {"rank": failed.rank, "node": node, "host": host or failed.host}
-        yield _exit_of(
-            lines or _exit_words(failed.code, failed.said),
-            place,
-            hits,
-            facts | {"when": failed.when},
-        )
+        yield _exit_of(lines, place, hits, facts | {"when": failed.when})
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
         yield _suspect(words.of_rank(rank), place, rank=rank, node=node, host=host)
     if unsaid:

@@ -113,7 +113,7 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str
         return _explain(chosen, hits)
     alone = sorted(hits, key=lambda h: (not h.cause.strong, not _of_machines(h), h.at))
     for hit in alone:
-        if hit.cause.kind == CAUSE and (_of_machines(hit) or not suspects):
+        if hit.cause.kind == CAUSE and _stands_alone(hit, beside_effects=bool(suspects)):
             return _as_suspect(hit), hit.cause, ()
     if suspects:
         chosen = min(suspects, key=_order)
@@ -149,6 +149,13 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 def _of_machines(hit: Hit) -> bool:
     """Whether the line is not of a program that may have gone on after it."""
     return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
+
+
+def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
+    """Whether a line tells why, where no worker says more than that others are gone."""
+    if _of_machines(hit):
+        return True
+    return hit.cause.source == "trnslurm" if beside_effects else hit.cause.strong
 
 
 def _as_suspect(hit: Hit) -> Suspect:

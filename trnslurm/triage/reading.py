@@ -16,16 +16,19 @@ _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
 # Whole sequences first, so that nothing of a colour or a window title is left over.
 _ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
 )
 # Control characters, and those that turn the direction of text.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Patterns with a wildcard take the square of a line's length.
+_LONG = re.compile(r"([^\n]{1000})[^\n]+")
 
 
 def clean(text: str) -> str:
-    """Return text without anything that could drive a terminal; its lines stay."""
+    """Return text without anything that could drive a terminal; its lines stay, long ones cut."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
+    text = _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
+    return _LONG.sub(r"\1…", text)
 
 
 def read_log(file: Path) -> str:
