@@ -176,6 +176,20 @@ def test_abort_after_a_lost_peer_is_an_effect(run) -> None:
     assert (found(run).rank, found(run).name) == (1, "signal-segv")
 
 
+def test_abort_of_its_own_is_a_cause(run) -> None:
+    """What torchrun says at the end, and what the peers on its node say, excuses nobody."""
+    peers = PEER_GONE.format(1) + "torch.distributed.elastic.ChildFailedError:\n"
+    log(run, 0, peers + report(0, -6, said="Signal 6 (SIGABRT) received by PID 100"))
+    assert (found(run).rank, found(run).name, found(run).kind) == (0, "signal-abort", "cause")
+
+
+def test_survived_traceback_is_not_blamed(run) -> None:
+    survived = 'Traceback (most recent call last):\n  File "x.py", line 1\nOSError: no metadata\n'
+    log(run, 0, survived + PEER_GONE.format(0) + report(0, 1))
+    log(run, 1, report(1, -9, second=5, said="Signal 9 (SIGKILL) received by PID 100"))
+    assert found(run).rank == 1
+
+
 def test_ended_by_term_is_never_first(run) -> None:
     log(run, 0, report(0, -15, second=0, said="Signal 15 (SIGTERM) received by PID 1"))
     assert found(run).kind == "effect"

@@ -171,8 +171,7 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield who failed on a node, by torchrun's report and what the workers said themselves."""
     unsaid = words.of_nobody()
-    # torchrun puts the first one last.
-    exits = sorted(words.exits[::-1], key=lambda e: e.when or 0)
+    exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:
         lines = words.of_rank(failed.rank) if failed.code > 0 else ()
@@ -183,17 +182,18 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
         yield _exit_of(lines, place, hits, facts | {"when": failed.when})
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
         yield _suspect(words.of_rank(rank), place, rank=rank, node=node, host=host)
-    if unsaid:
+    if unsaid and not exits:  # else it was survived
         yield _suspect(unsaid, place, node=node, host=host)
 
 
 def _exit_of(lines: tuple[str, ...], place: str, hits: list[Hit], facts: dict[str, Any]) -> Suspect:
     suspect = _suspect(lines, place, **facts)
     if suspect.known and suspect.known.name == "signal-abort":
-        # NCCL and Gloo abort when a peer is gone: then their last line says so.
-        effects = [h for h in hits if h.cause.kind == "effect" and h.cause.source == "python"]
-        if effects:
-            return Suspect(lines=(effects[-1].line,), place=place, known=effects[-1].cause, **facts)
+        # NCCL and Gloo abort when a peer is gone, and say so: with their own rank, or with none.
+        own = [h for h in hits if "[rank" not in h.line or f"[rank{suspect.rank}]" in h.line]
+        for hit in own:
+            if hit.cause.name in ("peer-gone", "collective-timeout", "collective-aborted"):
+                return Suspect(lines=(hit.line,), place=place, known=hit.cause, **facts)
     return suspect
 
 

@@ -162,7 +162,7 @@ def _exits(text: str) -> list[Exit]:
         said = report["said"] if report["said"].startswith("Signal ") else ""
         when = time_in(report["time"])
         found.append(Exit(int(report["rank"]), int(report["code"]), report["host"], when, said))
-    return found
+    return found[::-1]  # torchrun puts the first one last
 
 
 def _deaths(text: str, first_rank: int | None) -> list[Exit]:
