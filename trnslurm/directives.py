@@ -23,12 +23,13 @@ _OWN_OPTIONS = {
     "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
     "--clusters": "", "--uid": "", "--gid": "", "--nodefile": "", "--parsable": "",
     "--quiet": "", "--help": "", "--usage": "", "--version": "",
-    "--test-only": "", "--kill-on-invalid-dep": "", "--signal": "",
+    "--test-only": "", "--kill-on-invalid-dep": "",
+    "--signal": "--set slurm.stop_before_s",
 }  # fmt: skip
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
 
 
-def training_options(spec: JobSpec) -> list[tuple[str, str]]:
+def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     """Return those of the jobs that train, or compile for it."""
     slurm = spec.config.cluster.slurm
     options = _named(
@@ -42,7 +43,14 @@ def training_options(spec: JobSpec) -> list[tuple[str, str]]:
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
+    if phase == "train" and (early_s := _stop_before_s(spec)):
+        options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
     return options + _common(spec.config, again="from the newest checkpoint")
+
+
+def _stop_before_s(spec: JobSpec) -> int:
+    """Return how many seconds before its time limit a training stops: never most of a short one."""
+    return min(spec.config.cluster.slurm.stop_before_s, spec.time_min["train"] * 60 // 5)
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:

@@ -168,7 +168,8 @@ def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, s
     if held:
         return "HELD", entry.why
     if last is not None:
-        return "REQUEUED", entry.why
+        said = last.reason if last.state == "REQUEUED" else ""
+        return "REQUEUED", "; ".join(filter(None, [said, entry.why]))
     return "PENDING", entry.why
 
 
@@ -176,9 +177,11 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     state, reason = _SLURM_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
     if last and entry.reason == "JobLaunchFailure":
         reason = "its batch script was killed"  # it had been launched: it wrote its state file
-    # The script's own word is more exact than Slurm's, where the two agree that it ended.
-    if last and last.state in _WRITTEN and (last.state == state or state == "FAILED"):
-        return last.state, last.reason
+    # The script's own word is more exact than Slurm's, where the two agree that it ended. That all
+    # is saved, or done, only the script knows.
+    if last and last.state in _WRITTEN:
+        if last.state in ("STOPPED", "COMPLETED", state) or state == "FAILED":
+            return last.state, last.reason
     # squeue keeps the reason for which a job once waited.
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 

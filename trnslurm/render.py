@@ -13,7 +13,7 @@ from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
-from trnslurm.config import Config
+from trnslurm.config import Cluster, Config
 from trnslurm.data import PREPARE, DataJob, data_path
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients
@@ -123,6 +123,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
         "phase": phase,
+        **_ending_values(cluster, phase == "train"),
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
         "device": spec.device,
@@ -136,7 +137,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "cpus_reason": "every CPU of the node, for its workers",
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
-        "directives": training_options(spec) if spec.on_slurm else [],
+        "directives": training_options(spec, phase) if spec.on_slurm else [],
         "neuron_cc_flags": config.recipe.neuron.cc_flags,
         **_graph_values(spec, phase),
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
@@ -147,6 +148,18 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
+    }
+
+
+def _ending_values(cluster: Cluster, trains: bool) -> dict[str, Any]:
+    """Return what the script needs to know of how its phase may end: only a training is requeued
+    by its own script, as only a training can say whether it got any further."""
+    slurm = cluster.slurm
+    return {
+        "trains": trains,
+        "requeues": trains and slurm.requeue and cluster.scheduler == "slurm",
+        "max_crashes": slurm.max_crashes,
+        "exclude_hours": slurm.exclude_hours,
     }
 
 
@@ -172,6 +185,7 @@ def _data_values(job: DataJob) -> dict[str, Any]:
     return _common_values(config) | {
         "title": f"Data of {config.title}, cluster {config.cluster_name}",
         "phase": PREPARE,
+        **_ending_values(config.cluster, False),
         "job_name": f"{job.name}-{PREPARE}",
         "on_slurm": True,
         "device": "",

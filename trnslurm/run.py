@@ -69,6 +69,10 @@ class Attempt:
     job_id: str = ""
     restarts: int = 0
     reason: str = ""
+    cause: str = ""
+    """What ended it, as trnslurm.node.ending says: crash, time limit, preempted, requeued."""
+    checkpoint: int = 0
+    """The newest checkpoint's step when it began, 0 if there was none."""
     exit_code: int | None = None
     hosts: str = ""
     host: str = ""

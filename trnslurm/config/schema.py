@@ -27,7 +27,14 @@ class Slurm:
     """None: all GPUs of a GPU type. Neuron devices are no GRES: use `exclusive`."""
     exclusive: bool = True
     requeue: bool = True
-    """Let Slurm start the job again after a node failure."""
+    """Let Slurm start the job again after a node failure; a training's script requeues it too."""
+    stop_before_s: int = 300
+    """Seconds before its time limit at which a training saves, ends and is requeued; at most a
+    fifth of the limit. Longer than a save takes, and 60 more: Slurm may signal late. 0: never."""
+    max_crashes: int = 3
+    """Crashes in a row without a new checkpoint after which a training is given up."""
+    exclude_hours: float = 24.0
+    """Hours for which a requeued training leaves out a node that was found bad; 0: none."""
     srun_wait_s: int = 60
     """How long srun waits for the other nodes after the first one ended well."""
     sbatch: tuple[str, ...] = ()

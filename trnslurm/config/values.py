@@ -41,6 +41,7 @@ _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
+    "slurm.stop_before_s": 0, "slurm.max_crashes": 1, "slurm.exclude_hours": 0,
     "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1, "slurm.data_cpus": 1,
     "slurm.data_time_min": 1, "data.bert.dupe_factor": 1, "data.bert.seed": 0,
     "data.bert.shards": 1, "data.bert.test_shards": 0,
