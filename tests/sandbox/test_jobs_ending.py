@@ -42,19 +42,21 @@ def test_cancel_while_running(user) -> None:
 
 def test_one_failing_worker_ends_the_run(user) -> None:
     """The others would wait for ever. Its error is shown, not what torchrun makes of it."""
-    run = user.submit("train.fail_phase=train", "train.fail_rank=1", nodes=2)
+    once = "slurm.max_crashes=1"
+    run = user.submit("train.fail_phase=train", "train.fail_rank=1", once, nodes=2)
     run.until("FAILED")
     eventually(lambda: not user.sandbox.queue())
     assert user.sandbox.processes_of(run) == []
     hosts = ",".join(user.sandbox.node_name(n) for n in (1, 2))
     status = run.status()
-    assert status["reason"] == f"exit code 1 while running on {hosts}"
+    why = f"exit code 1 while running on {hosts}"
+    assert status["reason"] == f"given up after a crash without a new checkpoint: {why}"
     error = "ValueError: rank 1 was told to fail"
     shown = run.shown()
     assert f"rank 1 on node 1 ({user.sandbox.node_name(2)}) failed first" in shown
     assert f"\n  {error}\n" in shown and "see: logs/train-1-node1.log" in shown
     assert error in run.logs("--node", "1")
-    assert "FAILED (exit code 1 while running" in run.logs("--batch")
+    assert "FAILED (given up after a crash" in run.logs("--batch")
 
 
 def test_failing_precompile_never_releases_training(user) -> None:
@@ -66,3 +68,30 @@ def test_failing_precompile_never_releases_training(user) -> None:
     assert run.phase("train")["state"] == "CANCELLED"
     assert run.facts() == {}
     assert "ValueError: rank 0 was told to fail" in run.shown()
+
+
+def test_cancelled_while_it_saves(user) -> None:
+    """A run that stops to be requeued, and is cancelled meanwhile, does not come back."""
+    run = user.submit("train.wait=true")
+    run.until_there(1)
+    user.sandbox.slurm("scancel", "--batch", "--signal=USR1", run.jobs["train"])
+    eventually(lambda: (run.path / "state/stop-train-1.json").exists())
+    user.sandbox.slurm("scancel", run.jobs["train"])
+    eventually(lambda: not user.sandbox.queue())
+    assert run.status()["state"] == "CANCELLED"
+    assert run.job()["Restarts"] == "0"
+
+
+def test_without_requeue(user) -> None:
+    """Then a training that has saved stays stopped, and one that fails has failed."""
+    stopping = user.submit("train.wait=true", "train.stop=true", "slurm.requeue=false")
+    failing = user.submit("train.fail_attempts=[1]", "slurm.requeue=false")
+    stopping.until_there(1)
+    user.sandbox.slurm("scancel", "--batch", "--signal=USR1", stopping.jobs["train"])
+    failing.until("FAILED")
+    stopping.until("STOPPED")
+    eventually(lambda: not user.sandbox.queue())
+    assert stopping.status()["reason"] == "time limit; saved step 10"
+    assert stopping.job()["JobState"] == "FAILED"  # nothing that waits for its success starts
+    host = failing.phase("train")["hosts"]
+    assert failing.status()["reason"] == f"exit code 1 while running on {host}"

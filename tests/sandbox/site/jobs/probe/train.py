@@ -13,6 +13,7 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     keys = plan["train"]
     phase, rank = os.environ["TRNSLURM_PHASE"], int(os.environ["RANK"])
+    attempt = int(os.environ["TRNSLURM_ATTEMPT"])
     if int(os.environ["WORLD_SIZE"]) != plan["workers"]:
         sys.exit(f"error: {os.environ['WORLD_SIZE']} workers, the plan has {plan['workers']}")
     if keys["deaf"]:
@@ -26,8 +27,38 @@ def main() -> None:
     fails = phase == keys["fail_phase"]
     if fails and rank == keys["fail_rank"]:
         raise ValueError(f"rank {rank} was told to fail")
+    if rank == 0 and attempt in keys["save"]:
+        Path(f"checkpoints/step-{attempt:08d}").mkdir(parents=True)
+    if attempt == 1 and keys["bad_node"] >= 0:
+        condemn(keys["bad_node"])
+    if attempt in keys["fail_attempts"]:
+        fails = True
+        if rank == 0:
+            sys.exit(f"error: attempt {attempt} was told to fail")
     while fails or (keys["wait"] and not Path("go").exists()):
         time.sleep(0.05)
+        if keys["stop"] and Path(f"state/stop-train-{attempt}.json").exists():
+            stop(rank, attempt)
+            break
+
+
+def stop(rank: int, attempt: int) -> None:
+    """Save, and say so, as a training does that was asked to stop."""
+    if rank == 0:
+        Path(f"checkpoints/step-{attempt * 10:08d}").mkdir(parents=True)
+        stopped = {"step": attempt * 10, "saved": True, "time": time.time()}
+        Path(f"state/stopped-train-{attempt}.json").write_text(json.dumps(stopped))
+
+
+def condemn(node: int) -> None:
+    """Write what a preflight does that found a node bad."""
+    nodes = [
+        {"node": n, "host": f"host-{n}", "ok": n != node, "problems": [], "seconds": 0.1}
+        for n in range(int(os.environ["WORLD_SIZE"]))
+    ]
+    nodes[node]["problems"] = ["a device is missing"]
+    report = {"nodes": nodes, "bad": [f"host-{node}"]}
+    Path("state/preflight-train-1.json").write_text(json.dumps(report))
 
 
 def write_facts(name: str) -> None:
