@@ -34,6 +34,10 @@ class SubmitError(TrnslurmError):
     """A job that was refused; nothing was left running."""
 
 
+class NoAnswerError(SubmitError):
+    """sbatch gave up waiting: whether the controller has the job is not known."""
+
+
 class SandboxError(TrnslurmError):
     """A sandbox that cannot be made, is not up, or refused a fault."""
 

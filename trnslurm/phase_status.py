@@ -19,9 +19,9 @@ FINAL = {
 }  # fmt: skip
 _STALE_S = 120  # four missed heartbeats
 _WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
-_QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
+STARTABLE = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 _ALIVE = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
-_SLURM_ENDED = {
+JOB_ENDED = {
     "BOOT_FAIL": ("FAILED", "its nodes failed to boot"),
     "CANCELLED": ("CANCELLED", ""),
     "COMPLETED": ("COMPLETED", ""),
@@ -32,6 +32,7 @@ _SLURM_ENDED = {
     "PREEMPTED": ("PREEMPTED", ""),
     "TIMEOUT": ("TIMEOUT", "time limit"),
 }
+LAUNCH_HELD = "held by Slurm, as its launch failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Seen:
 
 def is_live(entry: QueueEntry | None) -> bool:
     """Whether a job has not ended and still may start."""
-    if entry is None or entry.state in _SLURM_ENDED:
+    if entry is None or entry.state in JOB_ENDED:
         return False
     return not entry.reason.startswith("DependencyNeverSatisfied")
 
@@ -144,7 +145,7 @@ def _slurm_state(
         return "CANCELLED", "" if run.cancelled_file.exists() else wait.dropped
     if entry.state == "CONFIGURING":
         return "CONFIGURING", "its nodes are booting"
-    if entry.state in _QUEUED:
+    if entry.state in STARTABLE:
         return _queued(entry, last, wait)
     if entry.state in _ALIVE:
         if last and last.state == "REQUEUED":
@@ -166,7 +167,9 @@ def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, s
         return "PENDING", f"waiting for {wait.what}"
     held = "Held" in entry.reason or "held" in entry.reason or entry.state.endswith("HOLD")
     if held:
-        return "HELD", entry.why
+        # In Slurm's own words, with blanks or underscores: launch failed requeued held.
+        failed = entry.reason.replace("_", " ").startswith("launch failed")
+        return "HELD", LAUNCH_HELD if failed else entry.why
     if last is not None:
         said = last.reason if last.state == "REQUEUED" else ""
         return "REQUEUED", "; ".join(filter(None, [said, entry.why]))
@@ -174,14 +177,14 @@ def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, s
 
 
 def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
-    state, reason = _SLURM_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
+    state, reason = JOB_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
     if last and entry.reason == "JobLaunchFailure":
         reason = "its batch script was killed"  # it had been launched: it wrote its state file
     # The script's own word is more exact than Slurm's, where the two agree that it ended. That all
     # is saved, or done, only the script knows.
-    if last and last.state in _WRITTEN:
-        if last.state in ("STOPPED", "COMPLETED", state) or state == "FAILED":
-            return last.state, last.reason
+    said = last.state if last and last.state in _WRITTEN else ""
+    if last and said and (said in ("STOPPED", "COMPLETED", state) or state == "FAILED"):
+        return said, last.reason
     # squeue keeps the reason for which a job once waited.
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 

@@ -27,8 +27,10 @@ _TIME_REASONS = {
 }
 
 
-def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
-    """Return the bundle of a job."""
+def render(
+    spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
+) -> Bundle:
+    """Return the bundle of a job, with a snapshot of its code, or with `code` as it is."""
     environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
     for phase in spec.phases:
@@ -41,8 +43,8 @@ def render(spec: JobSpec, template_dirs: Sequence[Path]) -> Bundle:
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     recipe = spec.config.recipe
-    files |= snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
-    script = files[script_name("train", spec.config.cluster.scheduler)].decode()
+    files |= code or snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
+    script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
     files[INGREDIENTS] = _json(ingredients(spec, files, script))
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
@@ -225,8 +227,8 @@ def _job_environment(spec: JobSpec) -> dict[str, str]:
 def _by_hand(spec: JobSpec) -> list[str]:
     if not spec.on_slurm:
         return [" && ".join(f"bash {script_name(p, 'local')}" for p in spec.phases)]
-    if spec.phases == ("train",):
-        return ["sbatch train.sbatch"]
+    if len(spec.phases) == 1:
+        return [f"sbatch {script_name(spec.phases[0], 'slurm')}"]
     return [
         "id=$(sbatch --parsable precompile.sbatch)",
         'sbatch --dependency=afterok:"${id%%;*}" --kill-on-invalid-dep=yes train.sbatch',

@@ -7,17 +7,17 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
-from trnslurm.trust import cleaned, commands_of, read_fields, refuse_writable
+from trnslurm.json_lines import first_object, last_object
+from trnslurm.trust import commands_of, read_fields, refuse_writable
 
 _NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
 _STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
-_TAIL_BYTES = 64 * 1024
 # What a record names ends up in paths and in Slurm's arguments.
 _NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
 _JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
@@ -57,6 +57,8 @@ class Record:
     was left out (left_out), the job of another run that compiles them (waits_for)."""
     earlier: Mapping[str, int] = field(default_factory=dict)
     """Phase -> its attempts before the run was resumed."""
+    history: tuple[Mapping[str, Any], ...] = ()
+    """What the run was each time before it was resumed: nodes, jobs, state, reason; and when."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,16 @@ class RunDir:
         return (self.state / f"stop-{phase}-{attempt}.json").exists()
 
     @property
+    def turns(self) -> Path:
+        """Who submits, or has submitted, the run: one at a time."""
+        return self.state / "turns"
+
+    @property
+    def files_aside(self) -> Path:
+        """The files of another node count, until its own are replaced by them."""
+        return self.path / ".next"
+
+    @property
     def local_folder(self) -> Path:
         """What submitit's local controller writes of its own."""
         return self.state / "local"
@@ -216,21 +228,11 @@ class RunDir:
 
     def first_metrics(self) -> dict[str, Any]:
         """Return the first line of metrics.jsonl, empty if there is none yet."""
-        try:
-            with self.metrics_file.open("rb") as file:
-                return _first_object([file.readline()])
-        except OSError:
-            return {}
+        return first_object(self.metrics_file)
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the newest whole line of metrics.jsonl, without reading all of it."""
-        try:
-            with self.metrics_file.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL_BYTES))
-                return _first_object(reversed(file.read().splitlines()))
-        except OSError:
-            return {}
+        return last_object(self.metrics_file)
 
 
 def _check_record(record: Record) -> None:
@@ -255,17 +257,6 @@ def write_json(file: Path, data: Any) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _first_object(lines: Iterable[bytes]) -> dict[str, Any]:
-    for line in lines:
-        try:
-            data = json.loads(line)
-        except ValueError:
-            continue  # cut off by the tail's start, or still being written
-        if isinstance(data, dict):
-            return dict(cleaned(data))
-    return {}
 
 
 def _read_attempt(file: Path, phase: str, attempt: int) -> Attempt:

@@ -120,21 +120,21 @@ class Slurm:
             raise SlurmError(words or f"{command}: exit code {done.returncode}")
         return done.stdout
 
-    def queue(self, users: Sequence[str]) -> dict[str, QueueEntry]:
+    def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
         """Return every job of these users that the controller remembers, by id, in one call."""
         text = self.call(
             "squeue", "--noheader", "--states=all", f"--users={','.join(users)}",
-            "--format=%A|%T|%r|%S|%N",
+            "--format=%A|%T|%r|%S|%N", timeout_s=timeout_s,
         )  # fmt: skip
         return {e.job_id: e for line in text.splitlines() if (e := _queue_entry(line))}
 
-    def jobs_in(self, directory: str, user: str) -> dict[str, str]:
-        """Return name -> id of the jobs that were submitted from a directory."""
+    def jobs_in(self, directory: str, user: str) -> list[str]:
+        """Return the jobs that were submitted from a directory."""
         text = self.call(
             "squeue", "--noheader", "--states=all", f"--users={user}", "--format=%A|%j|%Z"
         )
         rows = [line.split("|", 2) for line in text.splitlines()]
-        return {row[1]: row[0] for row in rows if len(row) == 3 and row[2] == directory}
+        return [row[0] for row in rows if len(row) == 3 and row[2] == directory]
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
         """Return what sacct knows of the jobs; empty where there is no accounting."""
@@ -165,6 +165,14 @@ class Slurm:
         except SlurmError as error:
             if "Invalid job id" not in str(error):
                 raise
+
+    def ask_to_stop(self, job_id: str) -> None:
+        """Send a job's batch script the signal on which it saves and ends."""
+        self.call("scancel", "--batch", "--signal=USR1", job_id)
+
+    def release(self, job_id: str) -> None:
+        """Let a held job go."""
+        self.call("scontrol", "release", job_id)
 
 
 def _queue_entry(line: str) -> QueueEntry | None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trnslurm.errors import RunError, SlurmError
-from trnslurm.phase_status import FINAL, PhaseStatus, Seen, Wait, phase_status
-from trnslurm.run import Record, RunDir
+from trnslurm.mending import mend_of
+from trnslurm.phase_status import (
+    FINAL,
+    STARTABLE,
+    PhaseStatus,
+    Seen,
+    Wait,
+    phase_status,
+)
+from trnslurm.run import Attempt, Record, RunDir
 from trnslurm.slurm import Slurm
+
+_LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +44,27 @@ class RunStatus:
     """As in run.json: the key of its graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last line of metrics.jsonl."""
+    mend: str = ""
+    """The command that mends what Slurm does not mend by itself."""
+    attempts: tuple[Attempt, ...] = ()
+    """Every attempt of its last phase, before it was resumed too."""
+    history: tuple[Mapping[str, Any], ...] = ()
+    """As in run.json: what the run was each time before it was resumed."""
 
     @property
     def final(self) -> bool:
         return self.state in FINAL
 
 
-def run_status(run: RunDir) -> RunStatus:
-    """Return the status of one run."""
+def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
+    """Return the status of one run; with `leftovers`, ask Slurm about one that completed too."""
     statuses, broken = statuses_of([run])
     if broken:
         raise broken[0]
-    return statuses[0]
+    status = statuses[0]
+    if leftovers and status.state == "COMPLETED" and _left_in_queue(run.record()):
+        return replace(status, mend=f"trnslurm cancel {run.name}")
+    return status
 
 
 def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]]:
@@ -92,7 +111,7 @@ def _ask_controllers(records: Sequence[tuple[RunDir, Record]]) -> dict[str | Non
 
 
 def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> Seen:
-    unsettled = [(run, record) for run, record in records if not _settled(run, record)]
+    unsettled = [(run, record) for run, record in records if not is_complete(run, record)]
     if not unsettled:
         return Seen({}, {})
     try:
@@ -103,13 +122,25 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
     return Seen(queue, slurm.accounting(forgotten))
 
 
-def _settled(run: RunDir, record: Record) -> bool:
-    """Whether the state files alone have the last word."""
+def _left_in_queue(record: Record) -> bool:
+    """Whether Slurm holds a job of a run that has completed, as after a restart of its own."""
+    if record.scheduler != "slurm":
+        return False
+    try:
+        queue = Slurm(record.bin_dir).queue([record.user], timeout_s=_LEFT_TIMEOUT_S)
+    except SlurmError:
+        return False
+    return any(queue[job].state in STARTABLE for job in record.jobs.values() if job in queue)
+
+
+def is_complete(run: RunDir, record: Record) -> bool:
+    """Whether the state files alone have the last word: whatever Slurm makes of the job now."""
     last = run.attempts_since(record, record.phases[-1])
     return bool(last) and last[-1].state == "COMPLETED"
 
 
 def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
+    seen = None if is_complete(run, record) else seen
     found = _run_ahead(run, record)
     ahead = _status(*found, seen) if found else None
     phases: list[PhaseStatus] = []
@@ -121,11 +152,16 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         )
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
+    if state == "RUNNING" and run.cancelled_file.exists():
+        reason = reason or "cancelled: it saves a checkpoint and ends"
+    in_vain = ahead is not None and ahead.final and ahead.state != "COMPLETED"
+    mend = mend_of(run, record, state, phases, ahead.mend if ahead and in_vain else "")
     return RunStatus(
         run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
         precompile=record.precompile, metrics=run.last_metrics(),
+        mend=mend, attempts=tuple(run.attempts(record.phases[-1])), history=record.history,
     )  # fmt: skip
 
 

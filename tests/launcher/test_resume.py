@@ -1,10 +1,22 @@
-"""resume: a run whose precompile failed is submitted again, in its own directory."""
+"""resume: a run that has not completed is submitted again, in its own directory."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from subprocess import PIPE
 
 import pytest
+
+from trnslurm.local_job import own_process
+from trnslurm.run import RunDir, write_json
 
 from .conftest import write_attempt
 
@@ -91,31 +103,137 @@ def test_runs_of_a_chain_that_wait(graphs, site, fake_slurm, cli) -> None:
     assert arguments(fake_slurm)[2][0] == "--dependency=afterok:1006"
 
 
+def begun(site, cli, **attempt) -> RunDir:
+    """A run whose training has begun."""
+    assert cli(*TOY).code == 0
+    run = site.run()
+    write_attempt(run, "precompile", 1, state="COMPLETED", job_id="1001")
+    write_attempt(run, "train", 1, **{"state": "FAILED", "job_id": "1002"} | attempt)
+    return run
+
+
+@pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "PREEMPTED", "STOPPED", "CANCELLED"])
+def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: str) -> None:
+    """In its directory, its attempts counted on; a mark of cancel is taken away."""
+    run = begun(site, cli, state=state, reason="why")
+    graphs.fill(graphs.facts(cli, "toy", "--nodes", "2"))
+    fake_slurm.queue()
+    fake_slurm.forget_calls()
+    if state == "CANCELLED":
+        write_json(run.cancelled_file, {})
+    done = cli("resume", "last")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Submitted {run.name}  train 1003\n")
+    assert arguments(fake_slurm) == [[run.name]]
+    assert not run.cancelled_file.exists()
+    record = run.record()
+    assert (record.earlier["train"], record.nodes, dict(record.jobs)) == (1, 2, {"train": "1003"})
+    (before,) = record.history
+    assert before["jobs"] == {"precompile": "1001", "train": "1002"}
+    assert (before["nodes"], before["state"], before["reason"]) == (2, state, "why")
+    fake_slurm.queue("1003|RUNNING|None|N/A|")
+    write_attempt(run, "train", 2, state="RUNNING", job_id="1003")
+    shown = cli("status", "last").out
+    assert f"attempts: 2: 1 {state} (why), 2 RUNNING" in shown
+    assert f"when it was {state} on 2 nodes" in shown
+
+
 @pytest.mark.parametrize(
     ("state", "queue", "words"),
     [
         ("COMPLETED", (), "is COMPLETED: there is nothing to resume"),
-        ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: cancel it first"),
-        ("FAILED", (), "its training has begun: resume cannot do that yet"),
+        ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it go on, or `trnslurm cancel "),
+        ("REQUEUED", ("1002|PENDING|BeginTime|N/A|",), "is REQUEUED (its start time has not come)"),
+        ("STARTING", ("1002|CONFIGURING|None|N/A|",), "is CONFIGURING (its nodes are booting)"),
+        ("FAILED", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it go on"),
     ],
 )
-def test_refused_once_training_has_begun(
+def test_refused_while_it_goes_on(
     graphs, site, fake_slurm, cli, state: str, queue: tuple[str, ...], words: str
 ) -> None:
-    assert cli(*TOY).code == 0
-    write_attempt(site.run(), "precompile", 1, state="COMPLETED", job_id="1001")
-    write_attempt(site.run(), "train", 1, state=state, job_id="1002")
+    begun(site, cli, state=state)
     fake_slurm.queue(*queue)
     assert words in cli("resume", "last").error
     assert len(fake_slurm.calls("sbatch")) == 2
 
 
+def test_refused_while_it_is_being_cancelled(graphs, site, fake_slurm, cli) -> None:
+    run = begun(site, cli, state="RUNNING")
+    fake_slurm.queue("1002|RUNNING|None|N/A|")
+    write_json(run.cancelled_file, {})
+    assert cli("resume", "last").error == (
+        f"{run.name} is being cancelled: resume it once it has ended"
+    )
+
+
 def test_refused_while_anything_is_pending(graphs, fake_slurm, cli) -> None:
     assert cli(*TOY).code == 0
-    assert "is PENDING: cancel it first, or let it go on" in cli("resume", "last").error
-    # Refused when it was submitted, but a job of it was taken after all.
-    fake_slurm.queue("1001|FAILED|None|N/A|", "1002|PENDING|Priority|N/A|")
-    assert "cancel" in cli("resume", "last").error
+    assert "is PENDING (precompile: waiting for jobs of" in cli("resume", "last").error
+
+
+def test_refused_while_the_controller_is_silent(graphs, site, fake_slurm, cli) -> None:
+    begun(site, cli)
+    fake_slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    assert "Unable to contact slurm controller" in cli("resume", "last").error
+    assert len(fake_slurm.calls("sbatch")) == 2
+
+
+def test_refused_while_a_script_that_slurm_forgot_shows_life(graphs, site, fake_slurm, cli) -> None:
+    run = begun(site, cli, state="RUNNING")
+    fake_slurm.queue()
+    run.heartbeat_file.touch()
+    assert "is LOST, but its script showed life 0 s ago" in cli("resume", "last").error
+    then = time.time() - 70
+    os.utime(run.heartbeat_file, (then, then))
+    assert cli("resume", "last").code == 0
+
+
+def test_a_job_that_was_never_recorded(graphs, site, fake_slurm, cli) -> None:
+    """As after a submission that was killed: what waits is replaced, what runs is refused."""
+    run = begun(site, cli)
+    run.write_record(replace(run.record(), jobs={}))
+    fake_slurm.queue("1002|RUNNING|None|N/A|")
+    assert "still has job 1002: `trnslurm cancel" in cli("resume", "last").error
+    fake_slurm.queue("1002|PENDING|Priority|N/A|")
+    assert cli("resume", "last").code == 0
+    (call,) = fake_slurm.calls("scancel")
+    assert call.arguments == ["1002"]
+    assert "1003" in run.record().jobs.values()
+
+
+def test_two_at_once_are_one(graphs, site, fake_slurm, cli) -> None:
+    """Of many that resume a run at the same moment, one submits it; the others say who did."""
+    run = begun(site, cli)
+    fake_slurm.queue()
+    fake_slurm.forget_calls()
+    argv = [sys.executable, "-m", "trnslurm", "resume", run.name]
+    with ExitStack() as stack:
+        starts = [
+            stack.enter_context(subprocess.Popen(argv, stdout=PIPE, stderr=PIPE, text=True))
+            for _ in range(4)
+        ]
+        ends = [(p.communicate(timeout=60), p.returncode) for p in starts]
+    assert sorted(code for _, code in ends) == [0, 1, 1, 1]
+    for (_, err), code in ends:
+        assert not code or re.search(r"is being submitted by|was submitted by|is PENDING", err), err
+    assert [call.cwd for call in fake_slurm.calls("sbatch")] == [run.path, run.path]
+
+
+def test_turn_of_who_died_is_over(graphs, site, fake_slurm, cli) -> None:
+    run = begun(site, cli)
+    fake_slurm.queue()
+    newest = max(int(file.stem) for file in run.turns.iterdir())
+    here = {"user": "ada", "host": socket.gethostname()}
+    write_json(run.turns / f"{newest + 1}.json", here | {"process": own_process()})
+    assert f"is being submitted by ada on {socket.gethostname()} (process {os.getpid()})" in (
+        cli("resume", "last").error
+    )
+    write_json(run.turns / f"{newest + 1}.json", here | {"process": "1@1"})
+    assert cli("resume", "last").code == 0
+    assert [file.name for file in run.turns.iterdir()] == [f"{newest + 2}.json"]
+    # Of another host nobody can tell but by the time.
+    write_json(run.turns / f"{newest + 3}.json", {"user": "ada", "host": "login2"})
+    assert "by ada on login2" in cli("resume", "last").error
 
 
 def test_refused_if_its_files_have_changed(failed, fake_slurm, cli) -> None:

@@ -56,7 +56,7 @@ CASES = {
     "held by an admin": case(
         "HELD", "held by an administrator", queue=("1002|PENDING|JobHeldAdmin|N/A|",)),
     "held after a failed launch": case(
-        "HELD", "launch failed requeued held",
+        "HELD", "held by Slurm, as its launch failed",
         queue=("1002|PENDING|launch failed requeued held|N/A|",), train=[RUNNING]),
     "requeued and held": case(
         "HELD", "", queue=("1002|REQUEUE_HOLD|None|N/A|",), train=[RUNNING]),

@@ -16,6 +16,7 @@ import trnslurm
 from trnslurm import submit as submission
 from trnslurm.run import RunDir
 from trnslurm.status import run_status
+from trnslurm.submit import cancelling
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
@@ -92,7 +93,7 @@ def test_cancel_works_on_a_full_disk(site, fake_slurm, cli, monkeypatch) -> None
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(submission, "write_json", full)
+    monkeypatch.setattr(cancelling, "write_json", full)
     assert cli("cancel", "last").code == 0
     assert sorted(fake_slurm.calls("scancel")[0].arguments) == ["1001", "1002"]
 

@@ -39,13 +39,13 @@ SURFACE = {
     "status": "RUN --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "triage": "RUN --phase --attempt --path --json",
-    "cancel": "RUN --path",
+    "cancel": "RUN --now --path --json",
     "exec": "RUN --node COMMAND --path",
     "export": (
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
-    "resume": "RUN --path -f/--follow --detach --json",
+    "resume": "RUN -n/--nodes --path -f/--follow --detach --json",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",
     "compile verify": "KEYS --path -c/--cluster",

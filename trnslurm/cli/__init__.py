@@ -24,7 +24,7 @@ _COMMANDS = {
     "logs": "watching",
     "triage": "triaging",
     "cancel": "watching",
-    "resume": "submitting",
+    "resume": "resuming",
     "exec": "watching",
     "export": "exporting",
     "compile": "compiling",

@@ -15,35 +15,27 @@ from trnslurm.cli.graphs import graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
-    json_option,
-    path_option,
     recipe_argument,
-    run_argument,
-    run_roots,
     spec_options,
     workspace_of,
 )
-from trnslurm.cli.output import count, dollars, echo_json, hours
+from trnslurm.cli.output import count, dollars, hours
+from trnslurm.cli.started import report_started, say
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.handover import no_result
-from trnslurm.run import RunDir
-from trnslurm.runs import find_run
 from trnslurm.spec import make_spec
 from trnslurm.submit import (
     Job,
     Link,
     Need,
-    cancel,
     job_of,
     job_of_bundle,
     needs_of,
     refuse_unprepared,
-    resume,
     submit_chain,
 )
 
-_INTERRUPTED = 130
 # What may be said of a reviewed bundle's submission; all else is settled in its files.
 _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
 
@@ -140,85 +132,9 @@ def _submit_links(
     links: Sequence[Link], cache: CompileCache, *, follow: bool, detach: bool, as_json: bool
 ) -> None:
     runs = submit_chain(
-        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach, say=_say
+        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach, say=say
     )
-    _report(runs, local=links[0].job.local, follow=follow, detach=detach, as_json=as_json)
-
-
-def _report(
-    runs: Sequence[RunDir], *, local: bool, follow: bool, detach: bool, as_json: bool
-) -> None:
-    """Name the runs and their jobs, and stay with them if that is wanted."""
-    jobs = [{} if local else dict(run.record().jobs) for run in runs]
-    if as_json:
-        said = [
-            {"run": run.name, "directory": str(run.path), "jobs": ids}
-            for run, ids in zip(runs, jobs, strict=True)
-        ]
-        echo_json(said if len(said) > 1 else said[0])
-    else:
-        for run, ids in zip(runs, jobs, strict=True):
-            words = "".join(f"  {phase} {job_id}" for phase, job_id in ids.items())
-            click.echo(f"Submitted {run.name}{words}")
-    if follow or (local and not detach):
-        sys.exit(_follow_all(runs, local=local, quiet=as_json))
-    if not as_json:
-        click.echo(f"See: trnslurm status {runs[0].name}")
-
-
-@click.command("resume")
-@run_argument
-@path_option
-@click.option("-f", "--follow", is_flag=True, help="On Slurm: stay until the run has ended.")
-@click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
-@json_option
-def resume_command(
-    run: str, path: tuple[str, ...], follow: bool, detach: bool, as_json: bool
-) -> None:
-    """Submit a run again whose training never began, and the runs that wait for it.
-
-    For a run whose precompile failed or was cancelled. It goes on in its directory: precompile,
-    unless its graphs are compiled by now, then train. Nothing of it may be running or pending.
-
-    \b
-    Example:
-      trnslurm resume last
-    """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
-    runs = resume(directory, detach=detach, say=_say)
-    local = directory.record().scheduler == "local"
-    _report(runs, local=local, follow=follow, detach=detach, as_json=as_json)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
-    """Follow one run after the other; those after one that failed end with it."""
-    worst = 0
-    for run in runs:
-        code = _follow(run, local=local, quiet=quiet)
-        worst = max(worst, code)
-        if code == _INTERRUPTED:
-            break
-    return worst
-
-
-def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
-    from trnslurm.cli.following import follow_run
-
-    try:
-        status = follow_run(run, quiet=quiet)
-    except KeyboardInterrupt:
-        if not local:
-            click.echo(f"\n{run.name} goes on: trnslurm status {run.name}", err=True)
-            return _INTERRUPTED
-        click.echo("\nStopping …", err=True)
-        cancel(run)
-        click.echo(f"{run.name}: CANCELLED", err=True)
-        return _INTERRUPTED
-    return 0 if status.state == "COMPLETED" else 1
+    report_started(runs, local=links[0].job.local, follow=follow, detach=detach, as_json=as_json)
 
 
 def _size_line(need: Need) -> str:

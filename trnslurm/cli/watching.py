@@ -20,6 +20,8 @@ from trnslurm.runs import find_run, list_runs
 from trnslurm.status import RunStatus, run_status, statuses_of
 from trnslurm.submit import cancel
 
+_SHOWN_ATTEMPTS = 5
+
 
 def _run(word: str, path: tuple[str, ...]) -> RunDir:
     return find_run(word, run_roots(workspace_of({"path": path})))
@@ -69,7 +71,7 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
       trnslurm status last
     """
     directory = _run(run, path)
-    status = run_status(directory)
+    status = run_status(directory, leftovers=True)
     found = why_it_failed(directory, status)
     if as_json:
         echo_json({**asdict(status), "failure": asdict(found) if found else None})
@@ -97,9 +99,23 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     if "step" in status.metrics:
         step, loss = _progress(status)
         click.echo(f"step {step}, loss {loss}")
+    _say_attempts(status)
     if found:
         echo_finding(found)
+    if status.mend:
+        click.echo(f"to mend it: {status.mend}")
     click.echo(f"run directory: {status.path}")
+
+
+def _say_attempts(status: RunStatus) -> None:
+    """Say how often it began, and how the last of its attempts ended."""
+    if len(status.attempts) > 1:
+        ends = [f"{a.attempt} {a.state}{a.reason and f' ({a.reason})'}" for a in status.attempts]
+        more = "… " if len(ends) > _SHOWN_ATTEMPTS else ""
+        click.echo(f"attempts: {len(ends)}: {more}{', '.join(ends[-_SHOWN_ATTEMPTS:])}")
+    for before in status.history:
+        nodes = count(int(before["nodes"]), "node")
+        click.echo(f"resumed {before['resumed']}, when it was {before['state']} on {nodes}")
 
 
 @click.command("logs")
@@ -146,23 +162,34 @@ def logs_command(
 
 @click.command("cancel")
 @run_argument
+@click.option("--now", is_flag=True, help="Do not wait until a training has saved.")
 @path_option
-def cancel_command(run: str, path: tuple[str, ...]) -> None:
+@json_option
+def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
     """Cancel a run: every phase of it, and the runs of a chain that wait for it.
+
+    A training that runs on Slurm saves a checkpoint and ends; `trnslurm resume` goes on from it.
 
     \b
     Example:
       trnslurm cancel last
+      trnslurm cancel last --now
     """
     directory = _run(run, path)
-    before = run_status(directory)
+    before = run_status(directory, leftovers=True)
     # What is lost may still run, and so may an early phase of what was refused.
     settled = before.state != "LOST" and all(p.final for p in before.phases)
-    if before.final and settled:
-        click.echo(f"{directory.name} has ended already: {before.state}")
+    settled = settled and before.mend != f"trnslurm cancel {directory.name}"
+    cancelled = [] if before.final and settled else cancel(directory, now=now)
+    if as_json:
+        echo_json([{"run": each.run.name, "saves": each.saves} for each in cancelled])
         return
-    for cancelled in cancel(directory):
-        click.echo(f"Cancelled {cancelled.name}")
+    if not cancelled:
+        click.echo(f"{directory.name} has ended already: {before.state}")
+    for each in cancelled:
+        name = each.run.name
+        saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
+        click.echo(saving if each.saves else f"Cancelled {name}")
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})

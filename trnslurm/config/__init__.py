@@ -3,6 +3,7 @@
 from trnslurm.config.load import (
     describe,
     read_cluster,
+    read_config,
     refuse_locked,
     resolve,
     resolve_cluster,
@@ -28,6 +29,7 @@ __all__ = [
     "preset_before",
     "presets_of",
     "read_cluster",
+    "read_config",
     "refuse_locked",
     "resolve",
     "resolve_cluster",

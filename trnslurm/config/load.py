@@ -98,6 +98,22 @@ def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
     return build(Cluster, checked)
 
 
+def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Config:
+    """Return the configuration that a bundle's config.yaml has, checked again."""
+    tree = check(head["config"], _ALL, where)
+    check_values(tree)
+    return Config(
+        recipe_name=str(head["recipe_name"]),
+        recipe_dir=recipe_dir,
+        preset=head["preset"],
+        cluster_name=str(head["cluster_name"]),
+        cluster=build(Cluster, tree),
+        recipe=build(Recipe, tree),
+        tree=tree,
+        origins={key: Origin(layer="run", source=where) for key, _ in flatten(tree)},
+    )
+
+
 def describe(file: Path) -> str:
     """Return the one-line description that a recipe or a profile gives of itself."""
     return str(read_yaml(file).get("description", ""))

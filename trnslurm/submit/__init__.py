@@ -10,33 +10,34 @@ from __future__ import annotations
 import contextlib
 import getpass
 import importlib.metadata
-import os
 import platform
 import shutil
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.compiled import CompileCache
-from trnslurm.errors import RunError, SlurmError, SubmitError
+from trnslurm.errors import RunError
 from trnslurm.provenance import git_patch, git_state
-from trnslurm.run import Record, RunDir, write_json
+from trnslurm.run import Record, RunDir
 from trnslurm.run_root import check_run_root, create_run
 from trnslurm.runs import remember_root
-from trnslurm.slurm import Slurm
+from trnslurm.submit.cancelling import Cancelled, cancel
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
 from trnslurm.submit.precompile import Need, needs_of, still_compiles
-from trnslurm.submit.resuming import begin_anew, job_ahead, what_to_resume
-from trnslurm.trust import refuse_foreign
+from trnslurm.submit.resuming import Resumed, resume
+from trnslurm.submit.starting import privacy_of, starter, utc_now
+from trnslurm.submit.turns import turn
 
 __all__ = [
+    "Cancelled",
     "Job",
     "Link",
     "Need",
+    "Resumed",
     "cancel",
     "job_of",
     "job_of_bundle",
@@ -69,52 +70,29 @@ def submit_chain(
         refuse_unprepared(link.job)
     job = links[0].job  # all are of one cluster
     root = check_run_root(Path(job.profile.run_root))
-    start = _starter(job, detach)  # what is missing on this host is found before anything is made
-    with _privacy_of(job), Claims(cache or CompileCache(job.profile), say) as claims:
-        runs = _make_runs(links, root, command, claims)
-        start(runs)
+    start = starter(
+        job, detach=detach
+    )  # what is missing on this host is found before anything is made
+    with privacy_of(job), Claims(cache or CompileCache(job.profile), say) as claims:
+        with contextlib.ExitStack() as turns:
+            runs = _make_runs(links, root, command, claims, turns)
+            start(runs)
         claims.complete()
     return runs
-
-
-def resume(
-    run: RunDir, *, detach: bool = False, say: Callable[[str], None] = lambda text: None
-) -> list[RunDir]:
-    """Submit a run again, and those that wait for it; what has begun to train is refused."""
-    found = what_to_resume(run)
-    job = found[0][1]
-    ahead = job_ahead(run)
-    start = _starter(job, detach, after=ahead)
-    with _privacy_of(job), Claims(CompileCache(job.profile), say) as claims:
-        for each, its_job in found:
-            begin_anew(each, its_job)
-            claims.settle(its_job, each)
-        runs = [each for each, _ in found]
-        start(runs)
-        claims.complete()
-    return runs
-
-
-@contextlib.contextmanager
-def _privacy_of(job: Job) -> Iterator[None]:
-    """Let what is written be as private as the profile says, whatever this shell's umask."""
-    umask = os.umask(0o027 if job.profile.group_readable else 0o077)
-    try:
-        yield
-    finally:
-        os.umask(umask)
 
 
 def _make_runs(
-    links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims
-) -> list[RunDir]:
-    """Make the run directories, all of them or none."""
+    links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims,
+    turns: contextlib.ExitStack,
+) -> list[RunDir]:  # fmt: skip
+    """Make the run directories, all of them or none; nobody may resume them meanwhile."""
     runs: list[RunDir] = []
     try:
         for link in links:
             job = link.after(runs[-1]) if runs else link.job
             run = _make_run(job, root, command, after=runs[-1].name if runs else "")
             runs.append(run)
+            turns.enter_context(turn(run))
             claims.settle(job, run)
             if len(runs) > 1:
                 ahead = runs[-2]
@@ -143,68 +121,6 @@ def _make_run(job: Job, root: Path, command: Sequence[str], *, after: str) -> Ru
     return run
 
 
-def _starter(job: Job, detach: bool, *, after: str = "") -> Callable[[Sequence[RunDir]], None]:
-    # submitit takes 80 ms to import; only a submission needs it.
-    if job.local:
-        from trnslurm.submit import on_this_machine
-
-        python = on_this_machine.find_python(job.profile.python)
-        return lambda runs: on_this_machine.start(runs, python, detach=detach)
-    from trnslurm.submit import on_slurm
-
-    slurm = Slurm(job.profile.slurm.bin_dir)
-    slurm.path("sbatch")
-    return lambda runs: on_slurm.start(runs, slurm, after=after)
-
-
-def cancel(run: RunDir) -> list[RunDir]:
-    """Cancel every phase of a run, and the runs that wait for it; return all of them."""
-    refuse_foreign(run.path, "cancel")
-    record = run.record()
-    if record.scheduler == "local" and record.host != socket.gethostname():
-        raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
-    runs = [run, *_waiting_for(record, run)]
-    # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
-    for each in runs:
-        try:
-            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": _now()})
-        except OSError:
-            pass  # a full disk is no reason to let the job run on
-    try:
-        if record.scheduler == "local":
-            from trnslurm.submit import on_this_machine
-
-            on_this_machine.stop(run)
-        else:
-            # The last phase first: else the end of the first could still release it.
-            slurm = Slurm(record.bin_dir)
-            jobs = [job for each in runs for job in _jobs_of(each, slurm)]
-            if jobs:
-                slurm.cancel(jobs[::-1])
-    except SlurmError:
-        for each in runs:
-            each.cancelled_file.unlink(missing_ok=True)
-        raise
-    return runs
-
-
-def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
-    """Give the run that waits for a run, the one that waits for that, and so on."""
-    while record.then:
-        run = run.beside(record.then)
-        try:
-            record = run.record()
-            refuse_foreign(run.path, "cancel")
-        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
-            return
-        yield run
-
-
-def _jobs_of(run: RunDir, slurm: Slurm) -> list[str]:
-    record = run.record()
-    return list(record.jobs.values()) or list(slurm.jobs_in(str(run.path), record.user).values())
-
-
 def _record(job: Job, run: RunDir, command: Sequence[str], after: str) -> Record:
     return Record(
         run=run.name,
@@ -215,7 +131,7 @@ def _record(job: Job, run: RunDir, command: Sequence[str], after: str) -> Record
         scheduler=job.profile.scheduler,
         nodes=job.nodes,
         phases=job.phases,
-        created=_now(),
+        created=utc_now(),
         user=getpass.getuser(),
         host=socket.gethostname(),
         bin_dir=job.profile.slurm.bin_dir,
@@ -229,7 +145,3 @@ def _record(job: Job, run: RunDir, command: Sequence[str], after: str) -> Record
         sha256=job.bundle.sha256(),
         after=after,
     )
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

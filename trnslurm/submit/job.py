@@ -68,11 +68,13 @@ class Link:
     """The same, once the run that it goes on from has a directory."""
 
 
-def job_of(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
-    """Render a spec into a job that can be submitted."""
+def job_of(
+    spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
+) -> Job:
+    """Render a spec into a job that can be submitted; `code`: of a bundle that there is already."""
     config: Config = spec.config
     return Job(
-        bundle=render(spec, template_dirs),
+        bundle=render(spec, template_dirs, code=code),
         name=spec.name,
         recipe=config.recipe_name,
         preset=config.preset,

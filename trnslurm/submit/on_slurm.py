@@ -16,17 +16,13 @@ from pathlib import Path
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from trnslurm.errors import SlurmError, SubmitError, TrnslurmError
+from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
 from trnslurm.run import RunDir, write_json
 from trnslurm.slurm import Slurm, overriding, own_words
 
 _TIMEOUT_S = 60
 # A controller that was busy answers again before it has read all that was sent to it meanwhile.
 _LOOKS_S = (0, 10, 20)
-
-
-class NoAnswerError(SubmitError):
-    """sbatch gave up waiting: whether the controller has the job is not known."""
 
 
 class RenderedSlurm(SlurmExecutor):
@@ -65,7 +61,8 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
                 previous = _submit(run, phase, slurm, after=_awaited(run, phase, previous))
             except TrnslurmError as error:
                 _take_back(runs, slurm, error)
-                raise SubmitError(f"{error} (script kept: {run.script(phase)})") from None
+                kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
+                raise kind(f"{error} (script kept: {run.script(phase)})") from None
             run.add_job(phase, previous)
             if interrupts:
                 _take_back(runs, slurm, SubmitError("interrupted"))
@@ -128,7 +125,7 @@ def _take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> No
         write_json(run.cancelled_file, {"by": "trnslurm submit", "why": str(error)})
     silent = _cancel_all(runs, slurm, looking=isinstance(error, NoAnswerError))
     if silent:
-        raise SubmitError(
+        raise NoAnswerError(
             f"{error}; and then {silent}: once it answers, trnslurm cancel {runs[0].name}"
         ) from None
 
@@ -142,7 +139,7 @@ def _cancel_all(runs: Sequence[RunDir], slurm: Slurm, *, looking: bool) -> Slurm
         time.sleep(wait_s)
         try:
             places = [(str(run.path), record.user) for run, record in records if looking]
-            found = [job for place in places for job in slurm.jobs_in(*place).values()]
+            found = [job for place in places for job in slurm.jobs_in(*place)]
             jobs = known | set(found)
             if jobs:
                 slurm.cancel(sorted(jobs, reverse=True))

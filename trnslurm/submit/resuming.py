@@ -1,44 +1,149 @@
-"""Submits a run again whose training never began, in the same directory.
+"""Submits a run again, in the same directory: it goes on from its newest checkpoint.
 
-This is the way on after a precompile that failed: Slurm has then dropped the training that waited
-for it. A training that has begun is not resumed yet.
+Whatever ended it, nothing of it may be left in the queue, and the controller must say so. The job
+finds the checkpoint by itself; a run whose training never began begins with it.
 """
 
 from __future__ import annotations
 
-import socket
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from trnslurm.compiled import CompileCache
+from trnslurm.data import PREPARE
 from trnslurm.errors import RunError
-from trnslurm.phase_status import is_live
 from trnslurm.run import Record, RunDir
 from trnslurm.slurm import Slurm
 from trnslurm.status import RunStatus, run_status
+from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, job_of_bundle, refuse_unprepared
+from trnslurm.submit.leftovers import end_leftovers, held_after_launch, refuse_living
+from trnslurm.submit.resizing import adopt_files, lay_aside, resized
+from trnslurm.submit.starting import privacy_of, starter, utc_now
+from trnslurm.submit.turns import turn
 from trnslurm.trust import refuse_foreign
 
 
-def what_to_resume(run: RunDir) -> list[tuple[RunDir, Job]]:
-    """Return a run and those that wait for its end, with their bundles; refuse what cannot be."""
-    found: list[tuple[RunDir, Job]] = []
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What was done so that a run goes on."""
+
+    runs: list[RunDir]
+    """The run, and those that wait for it."""
+    released: tuple[str, ...] = ()
+    """Jobs that were held, and now go on; nothing was submitted then."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One run that is to be submitted again."""
+
+    run: RunDir
+    job: Job
+    status: RunStatus
+
+
+def resume(
+    run: RunDir, *, nodes: int | None = None, template_dirs: Sequence[Path] = (),
+    detach: bool = False, say: Callable[[str], None] = lambda text: None,
+) -> Resumed:  # fmt: skip
+    """Submit a run again, on `nodes` nodes if that is another number, and those that wait for it.
+
+    A run that is only held by Slurm, because its launch failed, is released instead.
+    """
+    chain = list(_with_waiting(run))
+    with contextlib.ExitStack() as turns:
+        for each in chain:
+            turns.enter_context(turn(each))
+        statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
+        if nodes is None and (released := _release(run.record(), statuses[0])):
+            return Resumed(runs=[run], released=released)
+        found = [
+            _Found(each, _job_again(each, nodes, template_dirs), status)
+            for each, status in zip(chain, statuses, strict=True)
+        ]
+        _submit(found, after=_job_ahead(run), detach=detach, say=say)
+    return Resumed(runs=chain)
+
+
+def _submit(
+    found: Sequence[_Found], *, after: str, detach: bool, say: Callable[[str], None]
+) -> None:
+    job = found[0].job
+    start = starter(job, detach=detach, after=after)
+    # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
+    for each in reversed(found):
+        end_leftovers(each.run, each.run.record())
+    with privacy_of(job), Claims(CompileCache(job.profile), say) as claims:
+        for each in found:
+            _begin_anew(each)
+            claims.settle(each.job, each.run)
+        start([each.run for each in found])
+        claims.complete()
+
+
+def _with_waiting(run: RunDir) -> Iterator[RunDir]:
     next_run: RunDir | None = run
     while next_run:
         refuse_foreign(next_run.path, "resume")
         record = next_run.record()
-        _refuse_begun(next_run, record, run_status(next_run))
-        found.append((next_run, _job_as_submitted(next_run, record)))
+        yield next_run
         next_run = next_run.beside(record.then) if record.then else None
-    return found
 
 
-def begin_anew(run: RunDir, job: Job) -> None:
+def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
+    adopt_files(run)  # an earlier resume may have been interrupted
+    record = run.record()
+    if PREPARE in record.phases:
+        raise RunError(f"{run.name} prepares data: submit it again, it goes on where it was")
+    status = run_status(run)
+    if status.state == "COMPLETED":
+        raise RunError(f"{run.name} is COMPLETED: there is nothing to resume")
+    # What waits for a run that has ended never starts, though Slurm may not have noticed yet.
+    if not (waiting and status.state == "PENDING"):
+        refuse_living(run, record, status)
+    return status
+
+
+def _release(record: Record, status: RunStatus) -> tuple[str, ...]:
+    """Release the jobs of a run that needs no more than that, and return them."""
+    if status.state != "HELD":
+        return ()
+    held = held_after_launch(record, status)
+    for job in held:
+        Slurm(record.bin_dir).release(job)
+    return tuple(held)
+
+
+def _job_again(run: RunDir, nodes: int | None, template_dirs: Sequence[Path]) -> Job:
+    """Return what is submitted: the very files that were, or those for another node count."""
+    job = job_of_bundle(run.path)
+    now = job.bundle.sha256()
+    if changed := [name for name, sha in run.record().sha256.items() if now.get(name) != sha]:
+        raise RunError(f"{run.path / changed[0]} is not as it was submitted: submit it anew")
+    refuse_unprepared(job)
+    return job if nodes in (None, job.nodes) else resized(run, job, nodes, template_dirs)
+
+
+def _begin_anew(found: _Found) -> None:
     """Make its record that of a run not yet submitted; its attempts are counted on."""
+    run, job, record = found.run, found.job, found.run.record()
     earlier = {p: last[-1].attempt for p in job.phases if (last := run.attempts(p))}
-    run.write_record(replace(run.record(), jobs={}, refused="", earlier=earlier))
+    before = {
+        "nodes": record.nodes, "jobs": dict(record.jobs), "state": found.status.state,
+        "reason": found.status.reason, "resumed": utc_now(),
+    }  # fmt: skip
+    history = (*record.history, before) if record.jobs else record.history
+    anew = replace(record, nodes=job.nodes, jobs={}, refused="", earlier=earlier, history=history)
+    lay_aside(run, job.bundle)
+    run.write_record(replace(anew, sha256=job.bundle.sha256()))
+    adopt_files(run)
     run.cancelled_file.unlink(missing_ok=True)
 
 
-def job_ahead(run: RunDir) -> str:
+def _job_ahead(run: RunDir) -> str:
     """Return the job that the run must wait for: the last of the run before it, if that goes on."""
     record = run.record()
     if not record.after:
@@ -50,39 +155,3 @@ def job_ahead(run: RunDir) -> str:
     if status.final or record.scheduler == "local":
         raise RunError(f"{run.name} goes on from {ahead.name}, which is {status.state}")
     return ahead.record().jobs[record.phases[-1]]
-
-
-def _refuse_begun(run: RunDir, record: Record, status: RunStatus) -> None:
-    if "train" not in record.phases:
-        raise RunError(f"{run.name} prepares data: submit it again, it goes on where it was")
-    if status.state == "COMPLETED":
-        raise RunError(f"{run.name} is COMPLETED: there is nothing to resume")
-    if any(not phase.final for phase in status.phases) or not status.final:
-        raise RunError(f"{run.name} is {status.state}: cancel it first, or let it go on")
-    if run.attempts("train"):
-        raise RunError(
-            f"{run.name} is {status.state}, and its training has begun: resume cannot do that yet; "
-            f"trnslurm submit {record.recipe} --from {run.name} begins with its newest checkpoint"
-        )
-    if record.scheduler == "local" and record.host != socket.gethostname():
-        raise RunError(f"{run.name} runs on {record.host}: resume it there")
-    # What is forgotten by the controller, or was never told to us, may still wait in its queue.
-    if record.scheduler == "slurm" and (left := _still_queued(run, record)):
-        raise RunError(f"{run.name} still has the jobs {', '.join(left)}: cancel them first")
-
-
-def _still_queued(run: RunDir, record: Record) -> list[str]:
-    slurm = Slurm(record.bin_dir)
-    there = set(slurm.jobs_in(str(run.path), record.user).values())
-    queue = slurm.queue([record.user])
-    return sorted(job for job in there if is_live(queue.get(job)))
-
-
-def _job_as_submitted(run: RunDir, record: Record) -> Job:
-    """Read the bundle back, and prove that it is the one that was submitted."""
-    job = job_of_bundle(run.path)
-    now = job.bundle.sha256()
-    if changed := [name for name, sha in record.sha256.items() if now.get(name) != sha]:
-        raise RunError(f"{run.path / changed[0]} is not as it was submitted: submit it anew")
-    refuse_unprepared(job)
-    return job

@@ -1,0 +1,110 @@
+"""Ends runs: a training that runs is asked to save and end, all else is cancelled at once."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trnslurm.errors import RunError, SlurmError, SubmitError
+from trnslurm.run import Record, RunDir, write_json
+from trnslurm.slurm import Slurm
+from trnslurm.status import is_complete
+from trnslurm.submit.starting import utc_now
+from trnslurm.trust import refuse_foreign
+
+_TRAIN = "train"
+_SAVES = re.compile(r"^\s*trap .*\bUSR1\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """A run that was cancelled."""
+
+    run: RunDir
+    saves: bool
+    """Whether it was asked to save a checkpoint first, and ends by itself."""
+
+
+def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
+    """Cancel every phase of a run, and the runs that wait for it.
+
+    A training that runs on Slurm saves a checkpoint and ends, unless it shall end `now`.
+    """
+    refuse_foreign(run.path, "cancel")
+    record = run.record()
+    if record.scheduler == "local" and record.host != socket.gethostname():
+        raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
+    runs = [run, *_waiting_for(record, run)]
+    # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
+    for each in runs:
+        if is_complete(each, each.record()):
+            continue  # a job that Slurm has left of it is cancelled, the run is what it is
+        try:
+            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_now()})
+        except OSError:
+            pass  # a full disk is no reason to let the job run on
+    try:
+        if record.scheduler == "local":
+            from trnslurm.submit import on_this_machine
+
+            on_this_machine.stop(run)
+            return [Cancelled(each, saves=False) for each in runs]
+        return _cancel_on_slurm(runs, Slurm(record.bin_dir), now=now)
+    except SlurmError:
+        for each in runs:
+            each.cancelled_file.unlink(missing_ok=True)
+        raise
+
+
+def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Cancelled]:
+    training = {} if now else {each: _training(each, slurm) for each in runs}
+    saving = {job for job in training.values() if job}
+    # The last phase first: else the end of the first could still release it.
+    jobs = [job for each in runs for job in _jobs_of(each, slurm) if job not in saving]
+    if jobs:
+        slurm.cancel(jobs[::-1])
+    for job in saving:
+        slurm.ask_to_stop(job)
+    return [Cancelled(each, saves=bool(training.get(each))) for each in runs]
+
+
+def _training(run: RunDir, slurm: Slurm) -> str:
+    """Return the job of a training that would heed the signal; empty if there is none.
+
+    Its script must have got as far as to run, and have a trap: the signal kills any other.
+    """
+    record = run.record()
+    job = record.jobs.get(_TRAIN, "")
+    last = run.attempts_since(record, _TRAIN)[-1:]
+    if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
+        return ""
+    try:
+        traps = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+    entry = slurm.queue([record.user]).get(job)
+    return job if traps and entry and entry.state == "RUNNING" else ""
+
+
+def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
+    """Give the run that waits for a run, the one that waits for that, and so on."""
+    while record.then:
+        run = run.beside(record.then)
+        try:
+            record = run.record()
+            refuse_foreign(run.path, "cancel")
+        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
+            return
+        yield run
+
+
+def _jobs_of(run: RunDir, slurm: Slurm) -> list[str]:
+    """Return what was recorded; what was not, as its submission was interrupted, is looked for."""
+    record = run.record()
+    known = list(record.jobs.values())
+    return known if set(record.phases) <= set(record.jobs) else [
+        *known, *(j for j in slurm.jobs_in(str(run.path), record.user) if j not in known)
+    ]  # fmt: skip

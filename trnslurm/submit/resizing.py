@@ -1,0 +1,119 @@
+"""The files of a run for another node count: rendered from its own config.yaml, and put in place.
+
+The code stays byte for byte what was submitted. What else there is, is rendered anew, by templates
+that may be others than those of the submission: so they must first give the files that are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from trnslurm import __version__
+from trnslurm.bundle import Bundle
+from trnslurm.config import Config, read_config
+from trnslurm.errors import ConfigError, PlanError, RunError
+from trnslurm.render import render
+from trnslurm.run import RunDir
+from trnslurm.spec import JobSpec, make_spec
+from trnslurm.submit.job import Job, job_of
+
+_SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be
+
+
+def resized(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
+    """Return a run's job for another node count, or refuse what would not be the same training."""
+    head = yaml.safe_load(job.bundle.files["config.yaml"])
+    source = run.code / "jobs" / job.recipe
+    config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
+    code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
+    was = _spec(config, job, job.nodes)
+    again = render(was, template_dirs, code=code).files
+    if other := [n for n, data in job.bundle.files.items() if not _same(n, data, again.get(n))]:
+        raise RunError(
+            f"{run.path / other[0]} (rendered by trnslurm {head['trnslurm']}) is not what trnslurm "
+            f"{__version__} renders: for {nodes} nodes more than the count would change; resume it "
+            f"on {job.nodes}, or trnslurm submit {job.recipe} --from {run.name} --nodes {nodes}"
+        )
+    try:
+        spec = _spec(config, job, nodes)
+    except (PlanError, ConfigError) as error:
+        why = str(error).partition("; nearest")[0]
+        raise RunError(f"--nodes {nodes}: {why}{_nearest(config, job, nodes)}") from None
+    if spec.batch.global_batch != was.batch.global_batch:
+        raise RunError(
+            f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "
+            f"{was.batch.global_batch} on {job.nodes}, {spec.batch.global_batch} on {nodes}; "
+            f"that is another training: trnslurm submit {job.recipe} --from {run.name}"
+        )
+    return job_of(spec, template_dirs, code=code)
+
+
+def lay_aside(run: RunDir, bundle: Bundle) -> None:
+    """Write down what differs from the files that are there, beside them."""
+    changed = {n: d for n, d in bundle.files.items() if not _is(run.path / n, d)}
+    if not changed:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(run.files_aside)
+    Bundle(files=changed).write(_made(run.files_aside))
+
+
+def adopt_files(run: RunDir) -> None:
+    """Put the files laid aside in their places if the record names them, and else drop them.
+
+    It may be interrupted anywhere, and called again: between the record and the last file the
+    record is the truth, and what is missing of it still lies aside.
+    """
+    if not run.files_aside.is_dir():
+        return
+    wanted = run.record().sha256
+    for file in sorted(run.files_aside.iterdir()):
+        if wanted.get(file.name) == hashlib.sha256(file.read_bytes()).hexdigest():
+            file.replace(run.path / file.name)
+    shutil.rmtree(run.files_aside)
+
+
+def _spec(config: Config, job: Job, nodes: int) -> JobSpec:
+    """Join it as submission did; a run that only precompiles has no other phase."""
+    spec = make_spec(config, nodes, name=job.name)
+    time_min = {phase: t for phase, t in spec.time_min.items() if phase in job.phases}
+    return replace(spec, phases=job.phases, time_min=time_min)
+
+
+def _nearest(config: Config, job: Job, nodes: int) -> str:
+    """Name the node counts nearest to this one that can be."""
+    fit = [n for n in range(1, max(_SEARCHED_NODES, 2 * nodes) + 1) if _fits(config, job, n)]
+    near = [n for n in fit if n < nodes][-1:] + [n for n in fit if n > nodes][:1]
+    return f"; nearest: {' or '.join(map(str, near))} nodes" if near else ""
+
+
+def _fits(config: Config, job: Job, nodes: int) -> bool:
+    try:
+        _spec(config, job, nodes)
+    except (PlanError, ConfigError):
+        return False
+    return True
+
+
+def _same(name: str, stored: bytes, rendered: bytes | None) -> bool:
+    if rendered is None or not name.endswith(".json"):
+        return stored == rendered
+    # config.yaml, from which these are rendered again, does not keep the order of the keys.
+    return bool(json.loads(stored) == json.loads(rendered))
+
+
+def _is(file: Path, data: bytes) -> bool:
+    return file.is_file() and file.read_bytes() == data
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
