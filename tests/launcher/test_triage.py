@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
-import sys
-import time
-import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from trnslurm.run import RunDir, write_json
-from trnslurm.triage import reading
 from trnslurm.triage.causes import Cause, all_causes
 from trnslurm.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.triage.reading import clean, read_log
-from trnslurm.triage.words import read_words, time_in
+from trnslurm.triage.words import time_in
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/triage_logs"
@@ -269,156 +261,3 @@ def test_completed_or_silent_attempts_have_no_finding(make_run) -> None:
     assert nothing_found(run.path, "train", 2) == [
         "triage: train attempt 2: nothing tells of a failure; it left no log"
     ]
-
-
-# -- hostile and huge logs
-
-
-def test_nothing_that_drives_a_terminal_is_left() -> None:
-    hostile = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J\x1bc 10%\r20%\u202eevil\u2028\x00\x08\t."
-    assert clean(hostile) == "red  2J 10%\n20%evil    ."
-
-
-def test_an_unfinished_escape_swallows_no_other_line() -> None:
-    assert clean("a\x1b]0;title\nb") == "a\nb"
-
-
-def test_a_line_without_end_does_not_make_patterns_slow(run) -> None:
-    log(run, 0, "error: x is damaged (" * 100_000)
-    start = time.monotonic()
-    assert found(run).lines[0].startswith("error: x is damaged")
-    assert time.monotonic() - start < 20
-
-
-def test_a_finding_is_clean_whatever_was_logged(run) -> None:
-    record(run, 0, 1.0, "ValueError: \x1b]0;owned\x07\x1b[2Jtext\x9b")
-    assert "\n".join(found(run).report()).isprintable() is False  # newlines only
-    assert all(line.isprintable() for line in found(run).report())
-
-
-def test_torn_lines_and_garbage_are_tolerated(run) -> None:
-    (run.state / "failed-train-1-rank9.json").write_text('{"rank": 9, "err')
-    (run.state / "stuck-train-1.json").write_text("[" * 100_000)
-    data = b"\xff\xfe\0\n[rank3]: Traceback (most recent call last):\n"
-    data += b"[rank2]: torn [rank3]:   File \"a.py\", line 1\n\x00\x80[rank3]: KeyError: 'x'\n"
-    data += b"[rank3]: KeyError: 'x'\n"
-    run.node_log("train", 1, 1).write_bytes(data)
-    assert (found(run).rank, found(run).lines[-1]) == (3, "KeyError: 'x'")
-
-
-def test_two_ranks_tracebacks_are_told_apart() -> None:
-    lines = [
-        [f"[rank{rank}]: {line}" for line in (
-            "Traceback (most recent call last):", f'  File "{rank}.py", line 1, in f',
-            f"KeyError: {rank}", "", "During handling of the above exception, another occurred:",
-            "", "Traceback (most recent call last):", f'  File "{rank}b.py", line 2, in g',
-            f"ValueError: {rank}")]
-        for rank in (0, 1)
-    ]  # fmt: skip
-    mixed = "\n".join(line for pair in zip(*lines, strict=True) for line in pair)
-    words = read_words(mixed)
-    for rank in (0, 1):
-        assert words.of_rank(rank)[-1] == f"ValueError: {rank}"
-        assert words.of_rank(rank)[1] == f"KeyError: {rank}"
-
-
-def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:
-    """An error in the middle of it is found; the rest is a hole, which reads as zeros."""
-    file = run.node_log("train", 1, 0)
-    with file.open("wb") as stream:
-        stream.seek(50 << 20)
-        stream.write(b"\n[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'x'\n")
-        stream.truncate(100 << 20)
-    tracemalloc.start()
-    start = time.monotonic()
-    assert found(run).lines == ("KeyError: 'x'",)
-    seconds, (_, peak) = time.monotonic() - start, tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert seconds < 30
-    assert peak < 48 << 20
-
-
-def test_many_errors_do_not_make_it_read_all(tmp_path: Path) -> None:
-    file = tmp_path / "log"
-    file.write_bytes(b"\nerror: again and again" * 1_000_000)
-    assert len(read_log(file)) < (reading._MAX_FOUND + 2) * (64 << 10) + (3 << 20)
-
-
-@pytest.mark.parametrize(
-    ("text", "utc"),
-    [
-        ("slurm *** JOB 1 ON n CANCELLED AT 2026-01-02T03:04:05 ***", False),
-        ("2026-Jan-02 03:04:05.25 15042:15042 ERROR", False),
-        ("2026-01-02T03:04:05Z train: node 0", True),
-        ("2026-99-02 03:04:05", None),
-        ("step 3", None),
-    ],
-)
-def test_times(text: str, utc: bool | None) -> None:
-    when = time_in(text)
-    if utc is None:
-        assert when is None
-        return
-    assert when is not None
-    parts = time.gmtime(when) if utc else time.localtime(when)
-    assert time.strftime("%F %T", parts) == "2026-01-02 03:04:05"
-
-
-# -- where it is shown
-
-
-def test_command(make_run, cli) -> None:
-    run = make_run(states={"precompile": [FAILED], "train": [FAILED, FAILED]})
-    for attempt in (1, 2):
-        record(run, attempt, 5.0, f"ValueError: in attempt {attempt}", attempt=attempt)
-    done = cli("triage", run.name)
-    assert (done.code, done.out) == (0, "\n".join(_report(run, 2)) + "\n")
-    data = json.loads(cli("triage", run.name, "--attempt", "1", "--json").out)
-    assert (data["rank"], data["attempt"], data["kind"]) == (1, 1, "cause")
-    silent = cli("triage", run.name, "--phase", "precompile")
-    assert silent.code == 1 and "nothing tells of a failure" in silent.out
-    error = cli("triage", run.name, "--attempt", "7").error
-    assert error == f"{run.name} has no attempt 7 of train, only 2"
-    fresh = make_run("20260102-000000-fresh", jobs={})
-    assert "has not begun" in cli("triage", fresh.name).error
-
-
-def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_slurm) -> None:
-    crashed = {"state": "REQUEUED", "reason": "crash 1 of 3"}
-    run = make_run(states={"train": [crashed]}, phases=("train",), jobs={"train": "1002"})
-    fake_slurm.queue("1002|PENDING|BeginTime|x|")
-    record(run, 1, 5.0, "ModuleNotFoundError: No module named 'h5py'")
-    out = cli("status", run.name).out
-    assert "\nfix: install it there" in out and f"{run.name}: REQUEUED" in out
-    data: dict[str, Any] = json.loads(cli("status", run.name, "--json").out)
-    assert data["failure"]["name"] == "module-missing"
-    (run.state / "stop-train-1.json").write_text("{}")
-    assert "fix:" not in cli("status", run.name).out
-
-
-def test_as_a_program_with_the_nodes_python(run, tmp_path: Path) -> None:
-    """From a bundle's code/, where nothing else of ours is."""
-    shutil.copytree(ROOT / "trnslurm/triage", tmp_path / "code/trnslurm/triage")
-    (tmp_path / "code/trnslurm/__init__.py").touch()
-    record(run, 1, 5.0, "ValueError: x")
-
-    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-I", "-c",
-             "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
-             "runpy.run_module('trnslurm.triage', run_name='__main__', alter_sys=True)",
-             str(tmp_path / "code"), *arguments],
-            capture_output=True, text=True, timeout=60, check=False, cwd=run.path,
-        )  # fmt: skip
-
-    done = program(".", "--phase", "train", "--attempt", "1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == _report(run, 1)
-    assert json.loads(program(".", "--json").stdout)["rank"] == 1
-    assert program(str(tmp_path)).stderr.startswith("error: ")
-
-
-def _report(run: RunDir, attempt: int) -> list[str]:
-    finding = find_cause(run.path, "train", attempt)
-    assert finding is not None
-    return finding.report()

@@ -1,0 +1,81 @@
+"""Where triage is shown: its command, status, and the program that batch scripts run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trnslurm.run import RunDir, write_json
+from trnslurm.triage.finding import find_cause
+
+ROOT = Path(__file__).parents[2]
+FAILED = {"state": "FAILED", "exit_code": 1}
+
+
+def record(run: RunDir, rank: int, error: str, attempt: int = 1) -> None:
+    write_json(
+        run.state / f"failed-train-{attempt}-rank{rank}.json",
+        {"time": 5.0, "rank": rank, "node": 0, "host": "node-1", "error": error, "traceback": ""},
+    )
+
+
+def test_command(make_run, cli) -> None:
+    run = make_run(states={"precompile": [FAILED], "train": [FAILED, FAILED]})
+    for attempt in (1, 2):
+        record(run, attempt, f"ValueError: in attempt {attempt}", attempt=attempt)
+    done = cli("triage", run.name)
+    assert (done.code, done.out) == (0, "\n".join(_report(run, 2)) + "\n")
+    data = json.loads(cli("triage", run.name, "--attempt", "1", "--json").out)
+    assert (data["rank"], data["attempt"], data["kind"]) == (1, 1, "cause")
+    silent = cli("triage", run.name, "--phase", "precompile")
+    assert silent.code == 1 and "nothing tells of a failure" in silent.out
+    error = cli("triage", run.name, "--attempt", "7").error
+    assert error == f"{run.name} has no attempt 7 of train, only 2"
+    fresh = make_run("20260102-000000-fresh", jobs={})
+    assert "has not begun" in cli("triage", fresh.name).error
+
+
+def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_slurm) -> None:
+    crashed = {"state": "REQUEUED", "reason": "crash 1 of 3"}
+    run = make_run(states={"train": [crashed]}, phases=("train",), jobs={"train": "1002"})
+    fake_slurm.queue("1002|PENDING|BeginTime|x|")
+    record(run, 1, "ModuleNotFoundError: No module named 'h5py'")
+    out = cli("status", run.name).out
+    assert "\nfix: install it there" in out and f"{run.name}: REQUEUED" in out
+    data: dict[str, Any] = json.loads(cli("status", run.name, "--json").out)
+    assert data["failure"]["name"] == "module-missing"
+    (run.state / "stop-train-1.json").write_text("{}")
+    assert "fix:" not in cli("status", run.name).out
+
+
+def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
+    """From a bundle's code/, where nothing else of ours is."""
+    run = make_run(states={"train": [FAILED]})
+    shutil.copytree(ROOT / "trnslurm/triage", tmp_path / "code/trnslurm/triage")
+    (tmp_path / "code/trnslurm/__init__.py").touch()
+    record(run, 1, "ValueError: x")
+
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-I", "-c",
+             "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
+             "runpy.run_module('trnslurm.triage', run_name='__main__', alter_sys=True)",
+             str(tmp_path / "code"), *arguments],
+            capture_output=True, text=True, timeout=60, check=False, cwd=run.path,
+        )  # fmt: skip
+
+    done = program(".", "--phase", "train", "--attempt", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == _report(run, 1)
+    assert json.loads(program(".", "--json").stdout)["rank"] == 1
+    assert program(str(tmp_path)).stderr.startswith("error: ")
+
+
+def _report(run: RunDir, attempt: int) -> list[str]:
+    finding = find_cause(run.path, "train", attempt)
+    assert finding is not None
+    return finding.report()
