@@ -1,0 +1,288 @@
+"""How an attempt of a training is judged, and which nodes the next one leaves out."""
+
+import json
+import os
+
+import pytest
+
+from trnslurm.node import ending, left_out
+from trnslurm.node.ending import Attempt, Facts, crashes_in_a_row, judge
+
+GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
+
+
+def attempt(**fields):
+    return Attempt(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
+
+
+def facts(**fields):
+    known = {"attempts": [attempt()], "exit_code": 1, "newest": 0, "max_crashes": 3}
+    return Facts(**{**known, "requeue": True, **fields})
+
+
+def told(**fields):
+    """The verdict in a line: state, state if requeue is refused, cause, reason."""
+    verdict = judge(facts(**fields))
+    return "|".join((verdict.state, verdict.refused, verdict.cause, verdict.reason))
+
+
+TERM = {word: [attempt(state=word)] for word in ("CANCELLED", "TIMEOUT", "PREEMPTED", "REQUEUED")}
+SAVED = {"saved": 40, "newest": 40}
+EARLY = {"stop": "time limit", "exit_code": 0, **SAVED}
+LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": False}
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict"),
+    [
+        # It ended by itself, whatever was asked of it.
+        ({"exit_code": 0}, "COMPLETED|COMPLETED||"),
+        ({"exit_code": 0, "stop": "time limit"}, "COMPLETED|COMPLETED||"),
+        ({"exit_code": 0, "cancelled": True, "stop": "cancelled"}, "COMPLETED|COMPLETED||"),
+        ({"exit_code": 0, "attempts": TERM["TIMEOUT"]}, "COMPLETED|COMPLETED||"),
+        # The early signal.
+        (EARLY, "REQUEUED|STOPPED|time limit|time limit; saved step 40"),
+        ({**EARLY, "requeue": False}, "STOPPED|STOPPED|time limit|time limit; saved step 40"),
+        ({**EARLY, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
+        (
+            {**EARLY, "attempts": [attempt(checkpoint=40)]},
+            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+        ),
+        ({"stop": "cancelled", **SAVED, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
+        # Asked for in another way, by a file that somebody wrote.
+        ({"stop": "", **SAVED}, "STOPPED|STOPPED||saved step 40"),
+        ({"stop": "terminated", **SAVED}, "STOPPED|STOPPED||terminated; saved step 40"),
+        # TERM.
+        ({"attempts": TERM["CANCELLED"]}, "CANCELLED|CANCELLED||"),
+        ({"attempts": TERM["CANCELLED"], **SAVED}, "CANCELLED|CANCELLED||saved step 40"),
+        ({"attempts": TERM["REQUEUED"]}, "REQUEUED|REQUEUED|requeued|requeued"),
+        (
+            {"attempts": TERM["REQUEUED"], "requeue": False, **SAVED},
+            "REQUEUED|REQUEUED|requeued|requeued; saved step 40",
+        ),
+        ({"attempts": TERM["REQUEUED"], "cancelled": True}, "CANCELLED|CANCELLED||"),
+        (
+            {"attempts": TERM["TIMEOUT"]},
+            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+        ),
+        (
+            {"attempts": TERM["TIMEOUT"], "newest": 30},
+            "REQUEUED|TIMEOUT|time limit|time limit; step 30 was saved before",
+        ),
+        (
+            {"attempts": TERM["TIMEOUT"], **SAVED},
+            "REQUEUED|STOPPED|time limit|time limit; saved step 40",
+        ),
+        ({"attempts": TERM["PREEMPTED"]}, "REQUEUED|PREEMPTED|preempted|preempted"),
+        (
+            {"attempts": TERM["PREEMPTED"], "requeue": False},
+            "PREEMPTED|PREEMPTED|preempted|preempted",
+        ),
+        (
+            {"attempts": TERM["PREEMPTED"], **SAVED},
+            "REQUEUED|STOPPED|preempted|preempted; saved step 40",
+        ),
+        # TERM on this machine.
+        (LOCAL, "CANCELLED|CANCELLED||"),
+        ({**LOCAL, **SAVED}, "STOPPED|STOPPED||saved step 40"),
+        ({**LOCAL, **SAVED, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
+    ],
+)
+def test_ends_that_were_asked_for(known, verdict):
+    assert told(**known) == verdict
+
+
+CRASHED = attempt(state="REQUEUED", cause="crash")
+NO_CRASHES = [
+    attempt(state="REQUEUED", cause=cause) for cause in ("time limit", "preempted", "requeued")
+]
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict"),
+    [
+        (
+            {},
+            "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: "
+            "exit code 1 while running on a,b",
+        ),
+        ({"requeue": False}, "FAILED|FAILED|crash|exit code 1 while running on a,b"),
+        ({"max_crashes": 1}, f"FAILED|FAILED|crash|{GAVE_UP.format('a crash')}"),
+        # While it was asked to stop, and nobody ended it: it failed to save.
+        (
+            {"stop": "time limit", "max_crashes": 1},
+            f"FAILED|FAILED|crash|{GAVE_UP.format('a crash')}",
+        ),
+        (
+            {"newest": 30},
+            "REQUEUED|FAILED|crash|crash after step 30 was saved: exit code 1 while running on a,b",
+        ),
+        (
+            {"attempts": [CRASHED, attempt()], "trouble": "b: stuck"},
+            "REQUEUED|FAILED|crash|crash 2 of 3 without a new checkpoint: b: stuck",
+        ),
+        (
+            {"attempts": [CRASHED, *NO_CRASHES, CRASHED, attempt()]},
+            f"FAILED|FAILED|crash|{GAVE_UP.format('3 crashes in a row')}",
+        ),
+    ],
+)
+def test_crashes(known, verdict):
+    assert told(**known) == verdict
+
+
+@pytest.mark.parametrize(
+    ("attempts", "newest", "count"),
+    [
+        ([], 0, 0),
+        ([CRASHED, CRASHED], 0, 2),
+        ([CRASHED, *NO_CRASHES], 0, 1),
+        ([attempt(state=word) for word in ("STARTING", "RUNNING", "FAILED")], 0, 3),  # no word
+        ([attempt(state=w) for w in ("COMPLETED", "STOPPED", "CANCELLED", "TIMEOUT")], 0, 0),
+        ([CRASHED, CRASHED], 10, 0),  # the last one left a checkpoint
+        ([CRASHED, attempt(checkpoint=10), attempt(checkpoint=10)], 10, 2),  # the first did
+        ([CRASHED, attempt(checkpoint=10), attempt(state="TIMEOUT", checkpoint=10)], 10, 1),
+        # Damaged ones were set aside: that is no progress.
+        ([attempt(checkpoint=30), attempt(checkpoint=20)], 20, 2),
+    ],
+)
+def test_crashes_since_a_new_checkpoint(attempts, newest, count):
+    assert crashes_in_a_row(attempts, newest) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('said "no"\n\tto C:\\x', "said 'no' to C:/x"),
+        ("\x1b[31mred\x00 \x7f é", "[31mred  "),
+        ("x" * 500, "x" * 300),
+        ("", ""),
+    ],
+)
+def test_reasons_are_safe_in_a_shell_and_in_json(text, line):
+    assert ending.one_line(text).rstrip() == line.rstrip()
+    assert json.loads(f'"{ending.one_line(text)}"') is not None
+
+
+def test_nodes_to_leave_out():
+    leave_out = left_out.to_leave_out
+    assert leave_out([], [], []) == "-"
+    assert leave_out(["users"], [], []) == "-"
+    assert leave_out(["users"], [], ["b"]) == "b,users"
+    assert leave_out(["b", "users"], ["b"], ["b"]) == "-"
+    assert leave_out(["b", "users"], ["b"], ["c"]) == "c,users"
+    assert leave_out(["b"], ["b"], []) == ""
+    assert leave_out([], ["b"], ["b"]) == "b"  # a new job of the same run
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, **data):
+        (tmp_path / "state" / f"{name}.json").write_text(json.dumps(data))
+
+    return write
+
+
+def preflight(*bad, host="ip-10-0-0-{}"):
+    nodes = [
+        {"node": n, "host": host.format(n), "ok": n not in bad, "problems": []} for n in (0, 1)
+    ]
+    for n in bad:
+        nodes[n]["problems"] = ["15 of 16 devices", "and more"]
+    return {"nodes": nodes, "bad": [host.format(n) for n in bad]}
+
+
+def test_a_bad_node_is_left_out_until_its_time_is_over(run):
+    run("preflight-train-1", **preflight(1))
+    why = "preflight failed; 15 of 16 devices"
+    given = {"hosts": ["a", "b"], "excluded": ["users"]}
+    found = left_out.update(1, **given, hours=2, now=1000.0)
+    assert found == ("b,users", f"b: {why}")
+    assert left_out.read_excluded() == {"b": {"until": 8200.0, "why": why}}
+    run("stuck-train-2", node=0, host="c", line="worker 3 is stuck")
+    given = {"hosts": ["c", "d"], "excluded": ["b", "users"]}
+    assert left_out.update(2, **given, hours=2, now=8000.0)[0] == "b,c,users"
+    given = {"hosts": ["d", "e"], "excluded": ["b", "c", "users"]}
+    assert left_out.update(3, **given, hours=2, now=8300.0) == ("c,users", "")
+    assert left_out.read_excluded().keys() == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "hosts", "hours", "excluded"),
+    [
+        ([0], ["a"], 1, "a"),  # a job of one node
+        ([0, 1], ["a", "b"], 1, "-"),  # what is wrong with all is not theirs
+        ([1], ["a", "b"], 0, "-"),
+        ([1], ["a"], 1, "-"),  # no node of this job
+    ],
+)
+def test_when_a_node_is_left_out(run, bad, hosts, hours, excluded):
+    run("preflight-train-1", **preflight(*bad))
+    assert left_out.update(1, hosts, [], hours=hours, now=0.0)[0] == excluded
+    assert ("preflight failed" in left_out.update(1, hosts, [], hours=hours, now=0.0)[1]) == (
+        hosts != ["a"] or bad == [0]
+    )
+
+
+def test_nodes_that_did_not_reach_the_first_one(run):
+    run("preflight-train-1-node1", nodes=[preflight(1)["nodes"][1]], bad=["ip-10-0-0-1"])
+    assert left_out.bad_nodes(1, ["a", "b"]).keys() == {"b"}
+
+
+def state_file(run, number, **fields):
+    known = {"phase": "train", "attempt": number, "state": "RUNNING", "job_id": "7"}
+    run(f"train-{number}", **{**known, "hosts": "a,b", "checkpoint": 0, **fields})
+
+
+def asked(capsys, when, number, *options):
+    words = [when, "--attempt", str(number), "--max-crashes", "2", *options]
+    assert ending.main(words) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_files_of_a_run(run, capsys, tmp_path):
+    """One job after another; crashes of an earlier job are its own."""
+    for number in (1, 2):
+        state_file(run, number, job_id="6", state="FAILED", cause="crash", reason="r")
+    state_file(run, 3)
+    assert asked(capsys, "begin", 3) == []
+    (tmp_path / "checkpoints/step-00000020.tmp-3").mkdir()
+    why = "exit code 9 while running on a,b"
+    end = ("--exit-code", "9", "--requeue", "--exclude-hours", "1")
+    assert asked(capsys, "end", 3, *end) == [
+        "REQUEUED", f"crash 1 of 2 without a new checkpoint: {why}", "crash", "FAILED", "-",
+    ]  # fmt: skip
+    (tmp_path / "checkpoints/step-00000020").mkdir()
+    assert asked(capsys, "end", 3, *end)[1] == f"crash after step 20 was saved: {why}"
+    run("stop-train-3", cause="time limit")
+    run("stopped-train-3", step=20, saved=True)
+    run("preflight-train-3", **preflight(0))
+    assert asked(capsys, "end", 3, "--exit-code", "0", *end[2:], "--excluded", "x y") == [
+        "REQUEUED", "time limit; saved step 20", "time limit", "STOPPED", "a,x,y",
+    ]  # fmt: skip
+    run("cancelled")
+    assert asked(capsys, "end", 3, *end)[:2] == ["CANCELLED", "saved step 20"]
+
+
+def test_a_job_that_dies_without_a_word_again_and_again(run, capsys):
+    state_file(run, 1)
+    state_file(run, 2)
+    assert asked(capsys, "begin", 2) == []
+    os.truncate("state/train-2.json", 0)  # before it had written a word: of which job?
+    state_file(run, 3)
+    assert asked(capsys, "begin", 3) == []
+    state_file(run, 4)
+    assert asked(capsys, "begin", 4) == [
+        "given up after 2 crashes in a row without a new checkpoint: it ended without a word"
+    ]
+
+
+def test_damaged_files_are_no_files(run, capsys, tmp_path):
+    state_file(run, 1)
+    for name in ("stopped-train-1", "preflight-train-1", "excluded", "stuck-train-1"):
+        (tmp_path / f"state/{name}.json").write_text("[1")
+    assert asked(capsys, "end", 1, "--exit-code", "1", "--requeue")[0] == "REQUEUED"
