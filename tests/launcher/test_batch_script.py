@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,20 @@ SCONTROL = """\
 echo "$*" >> "{here}/asked"
 if [ -e "{here}/busy" ]; then rm "{here}/busy"; exit 1; fi
 case "$2" in
-  hostnames) printf 'node-1\\nnode-2\\n' ;;
+  hostnames) if [ "$3" = node-9 ]; then echo node-9; else printf 'node-1\\nnode-2\\n'; fi ;;
   node) echo "NodeName=$4 Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=$4 " ;;
   job) cat "{here}/job" ;;
+  config) echo 'KillWait                = 1 sec' ;;
+  4711) [ ! -e "{here}/refuses" ] || { echo 'Requests are "not" accepted' >&2; exit 1; } ;;
 esac
 """
-SLEEP = '#!/bin/bash\nif [ "$1" = 30 ]; then exec /bin/sleep 30; fi\n'
+SLEEP = """\
+#!/bin/bash
+case $1 in 30) exec /bin/sleep 30 ;; 0.2) exec /bin/sleep 0.2 ;; esac
+"""
+RUNNING = "JobState=RUNNING Reason=None Restarts=0 PreemptTime=None "
+ENDING = "JobState=COMPLETING Reason={} Restarts={} PreemptTime={} ExcNodeList=(null) "
+WAITS = "#!/bin/bash\ntouch logs/train-1-node0.log\nexec /bin/sleep 60\n"
 
 
 class Script:
@@ -51,6 +60,22 @@ class Script:
         with self.start(nodes) as process:
             self.said = process.communicate(timeout=60)[0].decode()
         return process.returncode
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The script, once srun has started the node; then it must end."""
+        with self.start() as process:
+            deadline = time.monotonic() + 30
+            while not (self.bundle / "logs/train-1-node0.log").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield process
+            self.said = process.communicate(timeout=60)[0].decode()
+
+    def asked(self, word: str) -> list[str]:
+        """The orders of a kind that the controller got."""
+        lines = (self.commands / "asked").read_text().splitlines()
+        return [line for line in lines if line.startswith(word)]
 
     def state(self, attempt: int = 1) -> dict[str, object]:
         state: dict[str, object] = json.loads(
@@ -116,36 +141,97 @@ def test_srun_that_started_nothing_is_tried_again(script: Script) -> None:
 
 
 def test_failed_rank_is_not_tried_again(script: Script) -> None:
+    """Not here: the job is requeued, until it has crashed too often without a new checkpoint."""
+    (script.commands / "job").write_text(RUNNING)
     script.command(
-        "srun", '#!/bin/bash\necho x >> "{here}/tries"\ntouch logs/train-1-node1.log\nexit 9\n'
+        "srun",
+        '#!/bin/bash\necho x >> "{here}/tries"\ntouch "logs/train-$(wc -l < "{here}/tries")'
+        '-node1.log"\nexit 9\n',
     )
+    assert [script.run() for _ in range(3)] == [9, 9, 9]
+    assert (script.commands / "tries").read_text() == "x\nx\nx\n"
+    why = "without a new checkpoint: exit code 9 while running on node-1,node-2"
+    assert [
+        (said["state"], said["cause"], said["reason"]) for said in map(script.state, (1, 2, 3))
+    ] == [
+        ("REQUEUED", "crash", f"crash 1 of 3 {why}"),
+        ("REQUEUED", "crash", f"crash 2 of 3 {why}"),
+        ("FAILED", "crash", f"given up after 3 crashes in a row {why}"),
+    ]
+    assert script.asked("requeue") == ["requeue 4711"] * 2
+    # Slurm starts it all the same, as after a node failure.
+    assert script.run() == 1
+    assert "given up after 3 crashes in a row" in str(script.state(4)["reason"])
+    assert len((script.commands / "tries").read_text()) == 6
+
+
+def test_requeue_that_is_refused(script: Script) -> None:
+    (script.commands / "job").write_text(RUNNING)
+    (script.commands / "refuses").touch()
+    script.command("srun", "#!/bin/bash\ntouch logs/train-1-node1.log\nexit 9\n")
     assert script.run() == 9
-    assert (script.commands / "tries").read_text() == "x\n"
+    state = script.state()
+    assert state["state"] == "FAILED"
+    assert str(state["reason"]).endswith("; it could not be requeued: Requests are not accepted")
+
+
+def test_verdict_without_a_python_is_the_exit_code(script: Script) -> None:
+    ending = script.bundle / "code/trnslurm/node/ending.py"
+    ending.write_text("raise SystemExit(3)\n")
+    script.command("srun", "#!/bin/bash\ntouch logs/train-1-node1.log\nexit 9\n")
+    assert script.run() == 9
     assert script.state()["reason"] == "exit code 9 while running on node-1,node-2"
+    assert script.state()["state"] == "FAILED"
+
+
+def test_early_signal(script: Script) -> None:
+    """The workers save, and say so; a bad node is left out of what follows."""
+    (script.commands / "job").write_text(RUNNING + "ExcNodeList=node-9 ")
+    saves = """\
+        until [ -e state/stop-train-1.json ]; do /bin/sleep 0.05; done
+        mkdir -p checkpoints/step-00000020
+        echo '{"step": 20, "saved": true}' > state/stopped-train-1.json
+        echo '{"node": 1, "host": "x", "line": "stuck"}' > state/stuck-train-1.json
+        """
+    script.command("srun", f"#!/bin/bash\ntouch logs/train-1-node0.log\n{saves}")
+    with script.running() as process:
+        os.kill(process.pid, signal.SIGUSR1)
+    assert process.returncode == 143, script.said
+    state = script.state()
+    assert (state["state"], state["reason"]) == ("REQUEUED", "time limit; saved step 20")
+    stop = json.loads((script.bundle / "state/stop-train-1.json").read_text())
+    assert stop["cause"] == "time limit"
+    assert script.asked("update") == ["update JobId=4711 ExcNodeList=node-2,node-9"]
+
+
+def test_cancelled_as_it_ends(script: Script) -> None:
+    """Slurm would start the job again."""
+    (script.commands / "job").write_text(ENDING.format("None", 0, "None"))
+    script.command("srun", "#!/bin/bash\ntouch logs/train-1-node1.log\nexit 9\n")
+    script.run()
+    assert script.state()["state"] == "CANCELLED"
+    assert script.asked("requeue") == []
 
 
 @pytest.mark.parametrize(
-    ("job", "word"),
+    ("job", "word", "requeued"),
     [
-        ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None ", "CANCELLED"),
-        ("JobState=COMPLETING Reason=TimeLimit Restarts=0 PreemptTime=None ", "TIMEOUT"),
-        ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=None ", "REQUEUED"),
-        ("JobState=COMPLETING Reason=None Restarts=0 PreemptTime=2026-01-01T00:00 ", "PREEMPTED"),
-        ("", "CANCELLED"),
+        (ENDING.format("None", 0, "None"), "CANCELLED", 0),
+        (ENDING.format("TimeLimit", 0, "None"), "TIMEOUT", 0),
+        (ENDING.format("None", 1, "None"), "REQUEUED", 0),
+        (ENDING.format("None", 0, "2026-01-01T00:00"), "REQUEUED", 1),
+        ("", "CANCELLED", 0),
     ],
 )
-def test_term_is_told_apart(script: Script, job: str, word: str) -> None:
+def test_term_is_told_apart(script: Script, job: str, word: str, requeued: int) -> None:
     (script.commands / "job").write_text(job)
-    script.command("srun", "#!/bin/bash\ntouch logs/train-1-node0.log\nexec /bin/sleep 60\n")
-    with script.start() as process:
-        deadline = time.monotonic() + 30
-        while not (script.bundle / "logs/train-1-node0.log").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    script.command("srun", WAITS)
+    with script.running() as process:
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=60)
     assert process.returncode == 143
-    assert script.state()["state"] == word
+    assert script.state()["state"] == word, script.said
+    assert len(script.asked("requeue")) == requeued
+    assert (script.bundle / "state/stop-train-1.json").exists()
 
 
 def test_cancelled_run_does_not_come_back(script: Script) -> None:
