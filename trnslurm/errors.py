@@ -26,6 +26,10 @@ class RunError(TrnslurmError):
     """A run directory that is missing, damaged or not ours."""
 
 
+class NotYetError(RunError):
+    """What a run does not allow now, but will by itself."""
+
+
 class SlurmError(TrnslurmError):
     """A Slurm command that is missing, failed or did not answer in time."""
 

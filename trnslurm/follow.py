@@ -15,9 +15,9 @@ _LOCAL_END_POLLS = 1500  # half a minute
 _SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
 
 
-def follow(run: RunDir) -> Iterator[RunStatus]:
+def follow(run: RunDir, every_s: float | None = None) -> Iterator[RunStatus]:
     """Yield the status now and after every poll; the last one is final."""
-    poll_s = _LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S
+    poll_s = every_s or (_LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S)
     while True:
         status = run_status(run)
         yield status

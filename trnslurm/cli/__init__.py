@@ -25,6 +25,7 @@ _COMMANDS = {
     "triage": "triaging",
     "cancel": "watching",
     "resume": "resuming",
+    "watch": "resuming",
     "exec": "watching",
     "export": "exporting",
     "compile": "compiling",

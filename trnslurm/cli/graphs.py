@@ -44,6 +44,17 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
     return f"Graphs: {_state(need.compiled)}; precompile first{cost and f', {cost}'}"
 
 
+def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
+    """Return the line of a node count that a run may go on with later."""
+    where = f"Graphs on {count(need.job.nodes, 'node')}"
+    if need.verdict == "elsewhere" and need.other:
+        return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
+    if not need.phases:
+        return f"{where}: {_state(need.compiled)}"
+    cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, need.limit_node_hours)
+    return f"{where}: {_state(need.compiled)}; precompile beside it{cost and f', {cost}'}"
+
+
 def expected_cost(
     cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
 ) -> str:

@@ -1,15 +1,23 @@
-"""resume: a run goes on where it was."""
+"""resume, watch: a run goes on where it was."""
 
 from __future__ import annotations
+
+import re
+import sys
+import time
 
 import click
 
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import echo_json
-from trnslurm.cli.started import report_started, say
+from trnslurm.cli.started import INTERRUPTED, report_started, say
 from trnslurm.errors import ConfigError
 from trnslurm.runs import find_run
-from trnslurm.submit import resume
+from trnslurm.submit import Resumed, resume
+from trnslurm.watch import watch
+
+_EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @click.command("resume")
@@ -49,7 +57,67 @@ def resume_command(
                    "released": list(done.released)})  # fmt: skip
         return
     if done.released:
-        click.echo(f"Released job {', '.join(done.released)} of {directory.name}")
+        click.echo(_done(done))
         return
     local = directory.record().scheduler == "local"
     report_started(done.runs, local=local, follow=follow, detach=detach, as_json=as_json)
+
+
+@click.command("watch")
+@run_argument
+@click.option("--resume", "resuming", is_flag=True, help="Resume it when it stops before its end.")
+@click.option("--every", metavar="TIME", default="30s", show_default=True, help="30s, 5m, 1h.")
+@click.option(
+    "--max", "most", type=click.IntRange(min=1), default=3, show_default=True,
+    help="Give up after so many resumes without a newer checkpoint.",
+)  # fmt: skip
+@path_option
+def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[str, ...]) -> None:
+    """Print each change of a run's state, until it ends.
+
+    With --resume it is looked after unattended: what Slurm does not mend by itself is mended, and a
+    training that ended before its last step is resumed. Ctrl-C leaves the run alone.
+
+    The exit code is 0 if the run has completed, and else 1.
+
+    \b
+    Example:
+      trnslurm watch last
+      trnslurm watch last --resume --every 1m
+    """
+    directory = find_run(run, run_roots(workspace_of({"path": path})))
+
+    def go_on() -> str:
+        return _done(resume(directory, detach=True, say=_say_when))
+
+    try:
+        status = watch(
+            directory, say=_say_when, every_s=parse_every(every),
+            resume=go_on if resuming else None, most=most,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        click.echo(f"\n{directory.name} is left alone: trnslurm status {directory.name}", err=True)
+        sys.exit(INTERRUPTED)
+    if status.mend:
+        click.echo(f"to mend it: {status.mend}")
+    sys.exit(0 if status.state == "COMPLETED" else 1)
+
+
+def parse_every(text: str) -> float:
+    """Return the seconds of a time like 30s, 5m or 1h."""
+    match = _EVERY.fullmatch(text)
+    if not match or not float(match[1]):
+        raise ConfigError(f"--every {text}: expected a time as 30s, 5m or 1h")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def _done(done: Resumed) -> str:
+    """Say what was done for a run to go on."""
+    (run, *_) = done.runs
+    if done.released:
+        return f"Released job {', '.join(done.released)} of {run.name}"
+    return f"Resumed {run.name}"
+
+
+def _say_when(text: str) -> None:
+    click.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -15,27 +16,34 @@ INTERRUPTED = 130
 
 
 def report_started(
-    runs: Sequence[RunDir], *, local: bool, follow: bool, detach: bool, as_json: bool
-) -> None:
-    """Name the runs and their jobs, and stay with them if that is wanted."""
-    jobs = [{} if local else dict(run.record().jobs) for run in runs]
+    runs: Sequence[RunDir], others: Sequence[RunDir] = (), *, local: bool, follow: bool,
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Name the runs and their jobs, and stay with them if that is wanted.
+
+    `others` were started beside them, and are not followed.
+    """
     if as_json:
-        said = [
-            {"run": run.name, "directory": str(run.path), "jobs": ids}
-            for run, ids in zip(runs, jobs, strict=True)
-        ]
+        said = [_facts(run, local=local) for run in runs]
+        said[0] |= {"elastic": [_facts(run, local=local) for run in others]} if others else {}
         echo_json(said if len(said) > 1 else said[0])
     else:
-        for run, ids in zip(runs, jobs, strict=True):
-            words = "".join(f"  {phase} {job_id}" for phase, job_id in ids.items())
-            click.echo(f"Submitted {run.name}{words}")
+        for run in (*runs, *others):
+            jobs = _facts(run, local=local)["jobs"].items()
+            click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
     if follow or (local and not detach):
         sys.exit(_follow_all(runs, local=local, quiet=as_json))
     if not as_json:
         click.echo(f"See: trnslurm status {runs[0].name}")
 
 
+def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:
+    jobs = {} if local else dict(run.record().jobs)
+    return {"run": run.name, "directory": str(run.path), "jobs": jobs}
+
+
 def say(text: str) -> None:
+    """Say something that is no result."""
     click.echo(text, err=True)
 
 

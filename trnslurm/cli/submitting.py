@@ -11,10 +11,11 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.cli.chaining import links_of
-from trnslurm.cli.graphs import graphs_line
+from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
+    parse_nodes,
     recipe_argument,
     spec_options,
     workspace_of,
@@ -29,10 +30,14 @@ from trnslurm.submit import (
     Job,
     Link,
     Need,
+    alone,
     job_of,
     job_of_bundle,
+    jobs_ahead,
+    need_of,
     needs_of,
     refuse_unprepared,
+    submit_ahead,
     submit_chain,
 )
 
@@ -49,6 +54,11 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
     type=click.Choice(["auto", "always", "never"]),
     help="A precompile job: auto: unless its graphs are compiled; never: training compiles.",
 )
+@click.option(
+    "--elastic",
+    metavar="N,N",
+    help="Compile for these numbers of nodes as well, for a resume there.",
+)
 @click.option("--chain", is_flag=True, help="Submit the presets that follow as well.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option("--dry-run", is_flag=True, help="Say what it would take, and stop there.")
@@ -57,8 +67,8 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 @click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 def submit_command(
-    recipe: str | None, nodes: int, chain: bool, rendered: str | None, dry_run: bool, yes: bool,
-    follow: bool, detach: bool, as_json: bool, **options: Any,
+    recipe: str | None, nodes: int, elastic: str | None, chain: bool, rendered: str | None,
+    dry_run: bool, yes: bool, follow: bool, detach: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a job: precompile if needed, then train.
 
@@ -71,11 +81,15 @@ def submit_command(
     follows this one in the recipe, which waits for the run before and goes on from its result;
     there --set PRESET:KEY=VALUE is for the run of one preset only.
 
+    --elastic compiles the graphs for other numbers of nodes beside the run, which does not wait for
+    them: `trnslurm resume --nodes` then begins at once.
+
     \b
     Example:
       trnslurm submit gpt2_zero1 --nodes 2
       trnslurm submit gpt2_zero1 --nodes 2 --cluster trn1 --dry-run
       trnslurm submit gpt2_zero1 --nodes 2 --precompile never
+      trnslurm submit gpt2_zero1 --nodes 2 --elastic 1,4
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
       trnslurm submit --rendered reviewed
@@ -86,10 +100,12 @@ def submit_command(
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     if rendered is not None:
         _refuse_options()
-        links = [_alone(job_of_bundle(Path(rendered)))]
+        links, others = [alone(job_of_bundle(Path(rendered)))], list[Job]()
     else:
         assert recipe is not None
-        links = _links(recipe, options, nodes, chain=chain)
+        if chain and elastic:
+            raise click.UsageError("--elastic is for one run, not for a --chain")
+        links, others = _links(recipe, options, nodes, chain=chain, elastic=elastic)
     for link in links:
         refuse_unprepared(link.job)
     cache = CompileCache(links[0].job.profile)
@@ -98,43 +114,49 @@ def submit_command(
         click.echo(_size_line(need), err=not dry_run)
         if line := graphs_line(need, cache):
             click.echo(line, err=not dry_run)
+    ahead = [need_of(job, cache) for job in others]
+    for need in ahead:
+        click.echo(graphs_ahead_line(need, cache), err=not dry_run)
     if dry_run:
         return
+    ahead = [need for need in ahead if need.phases]
     if not yes:
-        _confirm(needs)
-    _submit_links(links, cache, follow=follow, detach=detach, as_json=as_json)
+        _confirm([*needs, *ahead])
+    _submit_links(links, cache, ahead, follow=follow, detach=detach, as_json=as_json)
 
 
-def _links(recipe: str, options: dict[str, Any], nodes: int, *, chain: bool) -> list[Link]:
+def _links(
+    recipe: str, options: dict[str, Any], nodes: int, *, chain: bool, elastic: str | None
+) -> tuple[list[Link], list[Job]]:
+    """Return the jobs of the runs, and those that compile for other node counts."""
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
     if chain:
-        return links_of(workspace, recipe, options, nodes, cluster, preset)
+        return links_of(workspace, recipe, options, nodes, cluster, preset), []
     config = config_of(workspace, recipe, options, cluster, preset)
     if problem := no_result(config):
         raise ConfigError(problem)
     spec = make_spec(config, nodes, name=options["name"])
-    return [_alone(job_of(spec, workspace.template_dirs()))]
-
-
-def _alone(job: Job) -> Link:
-    return Link(job, lambda _: job)
+    counts = parse_nodes(elastic) if elastic else []
+    others = jobs_ahead(config, spec, counts, workspace.template_dirs()) if counts else []
+    return [alone(job_of(spec, workspace.template_dirs()))], others
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     """Submit, say so, and stay with the run if that is wanted; its end is then our exit code."""
-    _submit_links(
-        [_alone(job)], CompileCache(job.profile), follow=follow, detach=detach, as_json=as_json
-    )
+    cache = CompileCache(job.profile)
+    _submit_links([alone(job)], cache, [], follow=follow, detach=detach, as_json=as_json)
 
 
 def _submit_links(
-    links: Sequence[Link], cache: CompileCache, *, follow: bool, detach: bool, as_json: bool
-) -> None:
-    runs = submit_chain(
-        links, [Path(sys.argv[0]).name, *sys.argv[1:]], cache=cache, detach=detach, say=say
-    )
-    report_started(runs, local=links[0].job.local, follow=follow, detach=detach, as_json=as_json)
+    links: Sequence[Link], cache: CompileCache, ahead: Sequence[Need], *, follow: bool,
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    runs = submit_chain(links, command, cache=cache, detach=detach, say=say)
+    others = submit_ahead([need.job for need in ahead], command, cache=cache, say=say)
+    local = links[0].job.local
+    report_started(runs, others, local=local, follow=follow, detach=detach, as_json=as_json)
 
 
 def _size_line(need: Need) -> str:

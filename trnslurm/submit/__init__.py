@@ -19,15 +19,24 @@ from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.compiled import CompileCache
-from trnslurm.errors import RunError
+from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.provenance import git_patch, git_state
 from trnslurm.run import Record, RunDir
 from trnslurm.run_root import check_run_root, create_run
 from trnslurm.runs import remember_root
 from trnslurm.submit.cancelling import Cancelled, cancel
 from trnslurm.submit.claiming import Claims
-from trnslurm.submit.job import Job, Link, job_of, job_of_bundle, job_of_data, refuse_unprepared
-from trnslurm.submit.precompile import Need, needs_of, still_compiles
+from trnslurm.submit.elastic import jobs_ahead
+from trnslurm.submit.job import (
+    Job,
+    Link,
+    alone,
+    job_of,
+    job_of_bundle,
+    job_of_data,
+    refuse_unprepared,
+)
+from trnslurm.submit.precompile import Need, need_of, needs_of, still_compiles
 from trnslurm.submit.resuming import Resumed, resume
 from trnslurm.submit.starting import privacy_of, starter, utc_now
 from trnslurm.submit.turns import turn
@@ -38,22 +47,26 @@ __all__ = [
     "Link",
     "Need",
     "Resumed",
+    "alone",
     "cancel",
     "job_of",
     "job_of_bundle",
     "job_of_data",
+    "jobs_ahead",
+    "need_of",
     "needs_of",
     "refuse_unprepared",
     "resume",
     "still_compiles",
     "submit",
+    "submit_ahead",
     "submit_chain",
 ]
 
 
 def submit(job: Job, command: Sequence[str], *, detach: bool = False) -> RunDir:
     """Make the run directory and start the job; what was refused is said in one line."""
-    (run,) = submit_chain([Link(job, lambda _: job)], command, detach=detach)
+    (run,) = submit_chain([alone(job)], command, detach=detach)
     return run
 
 
@@ -78,6 +91,19 @@ def submit_chain(
             runs = _make_runs(links, root, command, claims, turns)
             start(runs)
         claims.complete()
+    return runs
+
+
+def submit_ahead(
+    jobs: Sequence[Job], command: Sequence[str], *, cache: CompileCache, say: Callable[[str], None]
+) -> list[RunDir]:
+    """Start jobs that nothing waits for; one that is refused is said, and the others start."""
+    runs: list[RunDir] = []
+    for job in jobs:
+        try:
+            runs += submit_chain([alone(job)], command, cache=cache, detach=True, say=say)
+        except TrnslurmError as error:
+            say(f"warning: {job.name}: {error}")
     return runs
 
 

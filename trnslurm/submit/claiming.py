@@ -52,7 +52,9 @@ class Claims:
         # What waits for another run would keep others waiting with it: it claims nothing.
         need = self._alone(job) if record.after else self._claimed(job, run)
         self._keys.add(need.compiled.key)
-        run.write_record(replace(record, phases=need.phases, precompile=need.record()))
+        # A run that only precompiles keeps that phase, which finds out that there is nothing to do.
+        phases = need.phases or job.phases
+        run.write_record(replace(record, phases=phases, precompile=need.record()))
 
     def complete(self) -> None:
         """Write down which jobs compile, for others to wait for."""

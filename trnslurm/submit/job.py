@@ -68,6 +68,11 @@ class Link:
     """The same, once the run that it goes on from has a directory."""
 
 
+def alone(job: Job) -> Link:
+    """Return the link of a job that goes on from no other."""
+    return Link(job, lambda _: job)
+
+
 def job_of(
     spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
 ) -> Job:

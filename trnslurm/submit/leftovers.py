@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.errors import RunError
+from trnslurm.errors import NotYetError, RunError
 from trnslurm.local_job import local_job_alive
 from trnslurm.phase_status import JOB_ENDED, LAUNCH_HELD, STARTABLE, is_live
 from trnslurm.run import Attempt, Record, RunDir
@@ -25,12 +25,12 @@ def refuse_living(run: RunDir, record: Record, status: RunStatus) -> None:
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise RunError(f"{name} runs on {record.host}: resume it there")
     if not status.final and run.cancelled_file.exists():
-        raise RunError(f"{name} is being cancelled: resume it once it has ended")
+        raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
     if status.state == "HELD" and status.reason.endswith(LAUNCH_HELD):
         return
     if not status.final:
         reason = f" ({status.reason})" if status.reason else ""
-        raise RunError(
+        raise NotYetError(
             f"{name} is {status.state}{reason}: let it go on, or `trnslurm cancel {name}` first"
         )
     _refuse_unheard_of(run, record, status)
@@ -43,7 +43,7 @@ def _refuse_unheard_of(run: RunDir, record: Record, status: RunStatus) -> None:
     if record.scheduler == "local" or status.state != "LOST" or age_s is None:
         return
     if last and last[0].state == "RUNNING" and age_s < _SILENT_S:
-        raise RunError(
+        raise NotYetError(
             f"{run.name} is LOST, but its script showed life {age_s:.0f} s ago: "
             f"resume it in {_SILENT_S - age_s:.0f} s, if it has been silent until then"
         )
@@ -61,7 +61,7 @@ def end_leftovers(run: RunDir, record: Record) -> None:
         running = [j for j, e in left.items() if e.state not in {*STARTABLE, "COMPLETING"}]
         if running or time.monotonic() > deadline:
             ids = ", ".join(running or left)
-            raise RunError(
+            raise NotYetError(
                 f"{run.name} still has job {ids}: `trnslurm cancel {run.name}`, and wait for its "
                 "end"
             )
@@ -97,7 +97,7 @@ def _await_local_end(run: RunDir, record: Record) -> None:
     deadline = time.monotonic() + _ENDING_S
     while local_job_alive(record) or _any_alive(run, attempts):
         if time.monotonic() > deadline:
-            raise RunError(f"{run.name} still has processes here: trnslurm cancel {run.name}")
+            raise NotYetError(f"{run.name} still has processes here: trnslurm cancel {run.name}")
         time.sleep(_POLL_S)
 
 

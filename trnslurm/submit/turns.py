@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trnslurm.errors import RunError
+from trnslurm.errors import NotYetError, RunError
 from trnslurm.local_job import own_process, process_alive
 from trnslurm.run import RunDir, write_json
 
@@ -44,19 +44,19 @@ def _take(run: RunDir) -> Path:
     numbers = _numbers(run.turns)
     newest = max(numbers, default=0)
     if newest and (holder := _who_has(_file(run.turns, newest))):
-        raise RunError(f"{run.name} is being submitted by {holder}: wait, and look at its status")
+        raise NotYetError(f"{run.name} is being submitted by {holder}: look at its status")
     file = _file(run.turns, newest + 1)
     try:
         with file.open("x", encoding="utf-8") as stream:
             json.dump(_holder(), stream)
     except FileExistsError:
-        raise RunError(
+        raise NotYetError(
             f"{run.name} was submitted by somebody else just now: look at its status"
         ) from None
     for number in _numbers(run.turns):
         if number > newest + 1:  # we looked long ago: others came since
             file.unlink()
-            raise RunError(f"{run.name} was submitted by somebody else: look at its status")
+            raise NotYetError(f"{run.name} was submitted by somebody else: look at its status")
         if number < newest + 1:
             _file(run.turns, number).unlink(missing_ok=True)
     return file
