@@ -27,9 +27,9 @@ def watch(
     without a newer checkpoint. A controller that is silent is waited for.
     """
     budget = _Budget(run, most)
-    say = _once(say)
+    say_state, say_why = _once(say), _once(say)
     while True:
-        status = _until_stuck(run, say, every_s, mending=resume is not None)
+        status = _until_stuck(run, say_state, every_s, mending=resume is not None)
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
         if budget.used_up():
@@ -39,9 +39,9 @@ def watch(
             say(resume())
             budget.resumed()
         except (NoAnswerError, NotYetError, SlurmError) as error:
-            say(f"waiting: {error}")
+            say_why(f"waiting: {error}")
         except SubmitError as error:  # as over a limit of the site, which others may free
-            say(f"not resumed: {error}")
+            say_why(f"not resumed: {error}")
             budget.resumed()
         time.sleep(every_s or 1.0)
 

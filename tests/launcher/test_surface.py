@@ -24,8 +24,8 @@ SURFACE = {
     "plan": f"RECIPE -n/--nodes {SPEC} --json",
     "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
-        f"RECIPE -n/--nodes {SPEC} --precompile --chain --rendered --dry-run -y/--yes -f/--follow "
-        "--detach --json"
+        f"RECIPE -n/--nodes {SPEC} --precompile --elastic --chain --rendered --dry-run -y/--yes "
+        "-f/--follow --detach --json"
     ),
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
@@ -46,6 +46,7 @@ SURFACE = {
         "-c/--cluster --path --json"
     ),
     "resume": "RUN -n/--nodes --path -f/--follow --detach --json",
+    "watch": "RUN --resume --every --max --path",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",
     "compile verify": "KEYS --path -c/--cluster",
@@ -73,6 +74,8 @@ DEFAULTS = {
     ("logs", "node"): 0,
     ("logs", "lines"): 100,
     ("exec", "node"): 0,
+    ("watch", "every"): "30s",
+    ("watch", "most"): 3,
     ("export", "form"): "hf",
     ("export", "dtype"): "float32",
     ("env check", "timeout"): 600.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,10 +36,16 @@ def meanwhile(*acts: tuple[Callable[[], bool], Callable[[], None]]) -> Iterator[
     """Do each of these as soon as its condition is true, beside the command."""
 
     def play() -> None:
-        for is_time, act in acts:
-            while not is_time():
-                time.sleep(0.02)
-            act()
+        deadline = time.monotonic() + 20
+        try:
+            for is_time, act in acts:
+                while not is_time():
+                    assert time.monotonic() < deadline, "what was waited for never came"
+                    time.sleep(0.02)
+                act()
+        except BaseException:
+            _thread.interrupt_main()  # the command would wait for ever
+            raise
 
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
@@ -72,7 +79,6 @@ def test_it_is_resumed_until_it_completes(run, fake_slurm, cli) -> None:
     """A time limit, then a held job, which is released."""
     write_attempt(run, "train", 1, state="TIMEOUT", reason="time limit")
     fake_slurm.queue()
-    fake_slurm.answer("released")
     with meanwhile(
         (lambda: "1002" in run.record().jobs.values(),
          lambda: fake_slurm.queue("1002|PENDING|launch failed requeued held|N/A|")),
@@ -123,6 +129,7 @@ def test_a_cancelled_run_is_left_alone(run, fake_slurm, cli) -> None:
 
 def test_a_silent_controller_is_waited_for(run, fake_slurm, cli) -> None:
     write_attempt(run, "train", 1, state="TIMEOUT", reason="time limit")
+    fake_slurm.queue()
     fake_slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
     with meanwhile(
         (lambda: len(fake_slurm.calls("squeue")) > 5, lambda: fake_slurm.relent("squeue")),
