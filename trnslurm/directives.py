@@ -50,7 +50,7 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
 
 def _stop_before_s(spec: JobSpec) -> int:
     """Return how many seconds before its time limit a training stops: never most of a short one."""
-    return min(spec.config.cluster.slurm.stop_before_s, spec.time_min["train"] * 60 // 5)
+    return min(spec.config.cluster.slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:
