@@ -42,7 +42,7 @@ class Site:
     def profile(self, name: str = "pc", **changes: Any) -> Path:
         """Write a cluster profile."""
         tree = PROFILE | {"run_root": str(self.run_root)} | changes
-        return self.write(f"cluster-config/{name}.yaml", yaml.safe_dump(tree, allow_unicode=True))
+        return self.write(f"cluster-config/{name}.yaml", yaml.safe_dump(tree))
 
     def recipe(self, text: str = TOY, name: str = "toy") -> Path:
         """Write a recipe with a job that does nothing."""

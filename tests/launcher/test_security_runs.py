@@ -1,0 +1,244 @@
+"""Runs, bundles and templates that another user made, and secrets: what is refused, what is shown.
+
+Another user's directory is made by giving one away, which only root can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trnslurm.run import RunDir
+from trnslurm.runs import find_run
+
+NOBODY = 65534
+CANARY = "c4n4ry-of-a-secret-value"
+root_only = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+
+
+def given_away(run: RunDir) -> RunDir:
+    """Make a run another user's."""
+    for path in (run.path, *run.path.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    return run
+
+
+@root_only
+@pytest.mark.parametrize("command", ["cancel", "resume", "export", "exec"])
+def test_runs_of_others_are_not_run(make_run, fake_slurm, cli, command: str) -> None:
+    run = given_away(make_run(states={"precompile": [{"state": "FAILED", "exit_code": 1}]}))
+    fake_slurm.queue("1002|RUNNING|None|N/A|node-1")
+    words = ["--", "true"] if command == "exec" else []
+    error = cli(command, run.path, *words).error
+    assert error.startswith(f"{run.path} belongs to nobody, and what is in it would run as you")
+    assert not [c for c in fake_slurm.calls() if c.command not in ("squeue", "sacct")]
+
+
+@root_only
+def test_runs_of_others_can_be_looked_at(make_run, fake_slurm, cli, tmp_path: Path) -> None:
+    """But their word is not taken for where Slurm's commands are, nor are they our last."""
+    own = make_run("20260101-000000-own")
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "squeue").write_text("#!/bin/sh\ntouch PWNED\n")
+    (evil / "squeue").chmod(0o755)
+    os.chown(evil, NOBODY, NOBODY)
+    run = given_away(make_run("20260202-000000-other", bin_dir=str(evil)))
+    done = cli("status", run.path)
+    assert (done.code, done.err) == (0, "")
+    assert fake_slurm.calls("squeue")
+    assert cli("runs").code == 0
+    assert not Path("PWNED").exists()
+    assert find_run("last", [run.path.parent]).path == own.path
+
+
+@root_only
+def test_reviewed_bundle_of_another_is_not_submitted(site, fake_slurm, cli) -> None:
+    site.recipe()
+    assert cli("render", "toy", "-c", "pc", "-o", "bundle").code == 0
+    os.chown("bundle/node.sh", NOBODY, NOBODY)
+    assert "bundle/node.sh belongs to nobody" in cli("submit", "--rendered", "bundle").error
+    assert fake_slurm.calls() == []
+
+
+def test_bundle_that_everybody_can_write_to(site, fake_slurm, cli) -> None:
+    site.recipe()
+    assert cli("render", "toy", "-c", "pc", "-o", "bundle").code == 0
+    Path("bundle").chmod(0o777)
+    assert "bundle can be written by everybody" in cli("submit", "--rendered", "bundle").error
+    Path("bundle").chmod(0o755)
+    Path("bundle/code/jobs/toy/more").symlink_to("/etc/passwd")
+    assert "bundle/code/jobs/toy/more is a link" in cli("submit", "--rendered", "bundle").error
+    assert fake_slurm.calls() == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "resume"])
+def test_run_that_others_can_write_to(make_run, fake_slurm, cli, mode: int, command: str) -> None:
+    run = make_run()
+    run.path.chmod(mode)
+    error = cli(command, run.path).error
+    assert "can be written by" in error and "chmod" in error
+    assert fake_slurm.calls() == []
+
+
+@root_only
+def test_run_root_of_another(site, fake_slurm, cli) -> None:
+    site.recipe()
+    site.run_root.mkdir()
+    os.chown(site.run_root, NOBODY, NOBODY)
+    assert "is another user's, who could replace" in cli("submit", "toy", "-c", "pc", "-y").err
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_run_directories_are_private(site, fake_slurm, cli) -> None:
+    site.recipe()
+    assert cli("submit", "toy", "-c", "pc", "-y").code == 0
+    run = site.run()
+    modes = {path.stat().st_mode & 0o777 for path in (run.path, *run.path.rglob("*"))}
+    assert modes == {0o700, 0o600}
+
+
+# Fields of run.json that would lead elsewhere, or into a command.
+HOSTILE_RECORDS: dict[str, Any] = {
+    "after": "../../x", "then": "..", "recipe": "../../../tmp/x", "phases": ["../x"],
+    "jobs": {"train": "--user=root"}, "precompile": {"waits_for": "1,singleton"}, "nodes": "2",
+    "bin_dir": ["/x"], "user": 3, "scheduler": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", HOSTILE_RECORDS)
+@pytest.mark.parametrize("command", ["status", "cancel", "resume", "logs"])
+def test_record_that_leads_elsewhere(make_run, fake_slurm, cli, field: str, command: str) -> None:
+    run = make_run()
+    record = json.loads(run.record_file.read_text())
+    run.record_file.write_text(json.dumps(record | {field: HOSTILE_RECORDS[field]}))
+    assert "run.json: damaged or unreadable" in cli(command, run.path).error
+    assert fake_slurm.calls() == []
+
+
+def test_nothing_steers_the_terminal(make_run, fake_slurm, cli) -> None:
+    red = "\x1b[31mred\u202e\x07"
+    failed = {"state": "FAILED", "reason": red, "hosts": red, "exit_code": 1}
+    run = make_run(
+        f"20260101-{red}", cluster=red, recipe=red, preset=red, states={"train": [failed]}
+    )
+    run.metrics_file.write_text(json.dumps({"step": red, "steps": red, "loss": 1.0}) + "\n")
+    run.node_log("train", 1, 0).write_text(f"ValueError: {red}\n")
+    named = RunDir(run.path.rename(run.path.with_name("20260101-000000-x")))
+    (named.state / "train-2.json").write_text('{"attempt": "2", "restarts": {}}')
+    for words in (("status", named.path), ("runs",), ("status", named.path, "--json")):
+        done = cli(*words)
+        assert (done.code, done.err) == (0, "")
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.out)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (f"env.HF_TOKEN={CANARY}", "env.HF_TOKEN"), (f"env.WANDB_API_KEY={CANARY}", "env.WANDB"),
+        (f"env.AWS_SECRET_ACCESS_KEY={CANARY}", "env.AWS"), (f"env.DB_PASSWORD={CANARY}", "env.DB"),
+        (f"neuron.env.MY_KEY={CANARY}", "neuron.env.MY_KEY"), ("env.A=hf_" + "x" * 34, "env.A"),
+        (f"activate=[export HF_TOKEN={CANARY}]", "activate: HF_TOKEN"),
+        ("slurm.sbatch=['--comment=AKIA0123456789ABCDEF']", "slurm.sbatch"),
+    ],
+)  # fmt: skip
+def test_secrets_are_refused(site, fake_slurm, cli, setting: str, words: str) -> None:
+    site.recipe()
+    error = cli("submit", "toy", "-c", "pc", "-y", "--set", setting).error
+    assert f"{words} looks like a secret" in error or words in error
+    assert "file of mode 0600" in error and CANARY not in error
+    assert not site.run_root.exists()
+
+
+def test_paths_of_secrets_are_not(site, fake_slurm, cli) -> None:
+    site.recipe()
+    words = ("--set", "env.HF_TOKEN_PATH=/home/ada/.hf-token", "--set", "env.DISABLE_CC_TOKEN=1")
+    assert cli("submit", "toy", "-c", "pc", "-y", *words).code == 0
+
+
+def test_no_secret_of_this_shell_is_anywhere(site, fake_slurm, cli, monkeypatch) -> None:
+    """Not those of its environment, nor of hidden files beside the recipe's."""
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, CANARY)
+    site.recipe()
+    git: Callable[..., Any] = lambda *words: subprocess.run(  # noqa: E731
+        ["git", "-C", str(site.root), "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    git("init", "-q")
+    site.write("jobs/toy/.env", "nothing")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    site.write("jobs/toy/.env", f"HF_TOKEN={CANARY}")
+    site.write("jobs/toy/.netrc", f"password {CANARY}")
+    site.write("jobs/toy/train.py", "print('changed')\n")
+    assert cli("submit", "toy", "-c", "pc", "-y").code == 0
+    run = site.run()
+    assert "changed" in run.patch_file.read_text()
+    made = [f for f in (*run.path.rglob("*"), *Path.home().rglob("*")) if f.is_file()]
+    assert len(made) > 40
+    assert not [f for f in made if CANARY.encode() in f.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ lipsum.__globals__['os'].system('touch PWNED') }}",
+        "{{ cycler.__init__.__globals__.os.popen('touch PWNED').read() }}",
+        "{{ ''|attr('__class__') }}", "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ batch.__init__.__globals__ }}", "{% set x = directives.append(1) %}",
+        "{{ self.__init__.__globals__ }}", "{% include '/etc/passwd' %}",
+        "{% include '../../../../../../etc/passwd' %}", "{% import 'os' as os %}",
+        "{{ range(10**9)|list|length }}", "{% include 'node.sh.j2' %}",
+    ],
+)  # fmt: skip
+def test_templates_of_users_are_in_a_sandbox(site, fake_slurm, cli, text: str) -> None:
+    site.recipe()
+    site.write("templates/node.sh.j2", f"#!/bin/bash\n{text}\n")
+    done = cli("render", "toy", "-c", "pc", "-o", "bundle")
+    assert done.code == 1 and len(done.error) < 400
+    assert not Path("bundle").exists() and not Path("PWNED").exists()
+
+
+def test_recipes_links_lead_nowhere_else(site, fake_slurm, cli, tmp_path: Path) -> None:
+    recipe = site.recipe().parent
+    (tmp_path / "secret").write_text(CANARY)
+    (recipe / "data.txt").symlink_to(tmp_path / "secret")
+    assert "data.txt is a link that leads out of" in cli("render", "toy", "-c", "pc").error
+    (recipe / "data.txt").unlink()
+    (recipe.parent / "shared.py").write_text("x = 1\n")
+    (recipe / "shared.py").symlink_to("../shared.py")
+    assert cli("render", "toy", "-c", "pc").code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("data.text=../../x", "data.text has '..'"), ("data.text=/etc/passwd", "data.text must"),
+        ("data.dataset=..", "data.dataset has '..'"), ("data.path=../x", "data.path has '..'"),
+        ("data.checkpoint=https://h/x/..", "must be the URL of a file"),
+        ("data.checkpoint=https://ada:pw@h/x.pt", "must be the URL of a file"),
+        ("slurm.bin_dir=bin", "it must be absolute"), ("entry=../x.py", "is not there"),
+        ("train={x: &a [*a]}", "is not a value"), ("seed=2024-99-99", "is not a value"),
+    ],
+)  # fmt: skip
+def test_values_that_lead_elsewhere(site, fake_slurm, cli, setting: str, words: str) -> None:
+    site.recipe()
+    assert words in cli("render", "toy", "-c", "pc", "--set", setting).error
+
+
+def test_checkpoint_whose_manifest_leads_elsewhere(make_run, site, fake_slurm, cli) -> None:
+    site.recipe()
+    saved = make_run().checkpoints / "step-00000003"
+    saved.mkdir(parents=True)
+    manifest = {"files": {"../../../x": {"bytes": 1}}, "facts": {"recipe": "toy"}}
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    assert "which lies elsewhere" in cli("render", "toy", "-c", "pc", "--from", saved).error

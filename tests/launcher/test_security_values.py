@@ -1,0 +1,282 @@
+"""Hostile texts in every field, name and option: refused in one line, or nothing but text.
+
+The fields are found by looking at the schema, the options by looking at the command line, so that
+new ones are covered without a word here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from trnslurm.bundle import Bundle, snapshot
+from trnslurm.cluster_python import probe_script
+from trnslurm.config import Workspace, resolve
+from trnslurm.config.schema import Cluster, Config, Recipe
+from trnslurm.config.tree import lookup, merge, nest, plain
+from trnslurm.config.values import check_cluster_values
+from trnslurm.data import Own, make_data_job
+from trnslurm.errors import TrnslurmError
+from trnslurm.render import render, render_data_job
+from trnslurm.spec import make_spec
+
+from .hostile import FIELDS, HOSTILE, MARK, filled
+from .test_surface import COMMANDS, VERBS
+
+TOY: dict[str, Any] = {
+    "steps": 3, "batch": {"global_batch": 64}, "data": {"path": "toy", "text": "text.txt"},
+    "graphs": {"free": []},
+}  # fmt: skip
+# In the place of the nodes' Python: it says what the workers would have been started with.
+PYTHON = """#!/bin/bash
+case $2 in
+  torch.*) printf '%s\\0' "$@" > "{out}/started"; env -0 > "{out}/environment" ;;
+  trnslurm.node.ports) echo 41001 41002 ;;
+  trnslurm.node.graphs) echo 0123456789abcdef ;;
+esac
+"""
+# Hostile ones are not there to be run; another test has them, by names that can be.
+PROGRAMS = ("python", "slurm.bin_dir", "entry")
+COMMANDS_OF_A_NODE = {
+    "srun": 'SLURM_NODEID=0 exec "${@: -3}"\n',
+    "scontrol": "case $2 in hostnames) printf 'node-1\\nnode-2\\n' ;;\n"
+    '  node) echo "NodeName=$4 Arch=x NodeAddr=10.1.2.3 NodeHostName=$4 " ;; esac\n',
+    "ip": "echo 2: eth0 inet 10.1.2.3/24\n",
+    "neuron_parallel_compile": 'exec "$@"\n',
+    "sleep": "exec /bin/sleep 0.1\n",
+}
+
+
+class Attack:
+    """A site whose recipe and profile are made hostile, and what its scripts do."""
+
+    def __init__(self, site: Any, home: Path) -> None:
+        self.site, self.home = site, home
+        self.commands = home / "commands"
+        self.commands.mkdir()
+        for name, text in COMMANDS_OF_A_NODE.items():
+            self._program(self.commands / name, f"#!/bin/bash\n{text}")
+        self.python = self._program(home / "python", PYTHON.replace("{out}", str(home)))
+
+    @staticmethod
+    def _program(file: Path, text: str) -> Path:
+        file.write_text(text)
+        file.chmod(0o755)
+        return file
+
+    def config(self, changes: Mapping[type, Mapping[str, Any]], **names: str) -> Config:
+        """Write recipe and profile with these changes, and resolve them."""
+        profile = {
+            "python": str(self.python), "compile_cache": str(self.home / "cache"),
+            "slurm": {"partition": "compute", "time_min": 60, "bin_dir": str(self.commands)},
+        }  # fmt: skip
+        cluster, recipe = names.get("cluster", "pc"), names.get("recipe", "toy")
+        self.site.profile(cluster, **merge(profile, changes.get(Cluster, {})))
+        tree = merge(plain(TOY), {k: v for c, t in changes.items() if c is not Cluster
+                                  for k, v in t.items()})  # fmt: skip
+        self.site.recipe(yaml.safe_dump(tree), name=recipe)
+        self.site.write(f"jobs/{recipe}/text.txt", "text\n")
+        workspace = Workspace.discover([str(self.site.root)])
+        return resolve(workspace, recipe, cluster=cluster, preset=names.get("preset"))
+
+    def bundles(self, config: Config) -> list[Bundle]:
+        """Render everything that can be made of a configuration."""
+        templates = Workspace.discover([str(self.site.root)]).template_dirs()
+        training = render(make_spec(config, 2), templates)
+        return [training, render_data_job(make_data_job(config, Own()), templates)]
+
+    def run(self, config: Config) -> Path:
+        """Run all the scripts; nothing hostile happens. Return the training's directory."""
+        for number, bundle in enumerate(self.bundles(config)):
+            directory = self.home / f"bundle{number}"
+            bundle.write(directory)
+            for script in sorted(
+                directory.glob("*.sbatch"), key=lambda s: s.name == "train.sbatch"
+            ):
+                _refuse_new_directives(script)
+                said = self._bash([str(script)], directory)
+                assert "syntax error" not in said, said
+        self._bash(["-c", probe_script(config.cluster, ["torch"])], self.home)
+        assert not list(self.home.rglob(f"*{MARK}*"))
+        return self.home / "bundle0"
+
+    def _bash(self, words: list[str], directory: Path) -> str:
+        environment = {
+            "SLURM_SUBMIT_DIR": str(directory), "SLURM_JOB_ID": "4711", "PATH": os.environ["PATH"],
+            "SLURM_JOB_NUM_NODES": "2" if "bundle0" in str(directory) else "1",
+            "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_NTASKS": "2",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", *words], env=environment, cwd=directory, stdin=subprocess.DEVNULL, timeout=60,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        return done.stdout.decode(errors="replace")
+
+    def started(self) -> list[str]:
+        """The words of the workers' command."""
+        return (self.home / "started").read_text(errors="surrogateescape").split("\0")
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the workers."""
+        pairs = (self.home / "environment").read_text(errors="surrogateescape").split("\0")
+        return dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+def _refuse_new_directives(script: Path) -> None:
+    """Every line that sbatch reads has exactly one option."""
+    for line in script.read_text().splitlines():
+        if line.startswith("#SBATCH"):
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            assert len(words) == 1 and words[0].startswith("--"), line
+
+
+@pytest.fixture
+def attack(site, tmp_path: Path) -> Attack:
+    home = tmp_path / "attack"
+    home.mkdir()
+    return Attack(site, home)
+
+
+def _refusal(do: Callable[[], object]) -> str:
+    """The one line that something is refused with; empty: it is not."""
+    try:
+        do()
+    except TrnslurmError as error:
+        return str(error) or "refused"
+    return ""
+
+
+def _entry_only(recipe: str, job_dir: Path, entry: str, **more: Any) -> dict[str, bytes]:
+    """In the place of the snapshot, for speed."""
+    return {f"code/jobs/{recipe}/{entry}": b""}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
+    text = HOSTILE[what]
+    monkeypatch.setattr("trnslurm.render.snapshot", _entry_only)
+    accepted: dict[type, dict[str, Any]] = {}
+    for cls, fields in FIELDS.items():
+        for dotted, hint in fields.items():
+            change = nest(dotted, filled(dotted, hint, text, attack.home))
+            refused = _refusal(lambda c=cls, t=change: attack.bundles(attack.config({c: t})))
+            if not refused and dotted not in PROGRAMS:
+                accepted[cls] = merge(accepted.get(cls, {}), change)
+    monkeypatch.setattr("trnslurm.render.snapshot", snapshot)
+    config = attack.config(accepted)
+    run = attack.run(config)
+    if what not in ("NUL", "surrogate"):
+        assert accepted, "the attack reaches nothing"
+    _assert_intact(attack, accepted, run)
+
+
+def _assert_intact(attack: Attack, accepted: Mapping[type, Any], run: Path) -> None:
+    """What was accepted is what the files, and the workers, have."""
+    saved = yaml.safe_load((run / "config.yaml").read_text())["config"]
+    plan = json.loads((run / "plan.json").read_text())
+    for tree in accepted.values():
+        for key, value in tree.items():
+            assert merge(saved, {key: value}) == saved
+    for section in ("model", "train"):
+        assert plan[section] == saved[section]
+    seen = attack.environment()
+    assert seen.get("A_VALUE") == lookup(saved, "env.A_VALUE")
+    assert seen["NEURON_CC_FLAGS"] == saved["neuron"]["cc_flags"]
+    assert seen["NEURON_COMPILE_CACHE_URL"] == saved["compile_cache"]
+
+
+# What a name can be made of, on this file system.
+NAMES = [k for k, t in HOSTILE.items() if t and len(t) < 200 and not set("/\0\ud800") & set(t)]
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_every_name(attack: Attack, what: str) -> None:
+    """Those of recipe, preset, cluster, instance type, variable, job, entry; and the programs'."""
+    text = HOSTILE[what]
+    odd = attack.home / f"of {text}"
+    odd.mkdir()
+    programs = {
+        "python": str(attack._program(odd / "python", attack.python.read_text())),
+        "slurm": {"bin_dir": str(odd / "bin")},
+    }
+    (odd / "bin").symlink_to(attack.commands)
+    entry = attack.site.write(f"jobs/toy/{text}", "") and {"entry": text}
+    sizes = {"vcpus": 4, "accelerators": 1, "workers": [2], "multi_node_workers": [2]}
+    kind = {
+        "instance_types": {text: sizes | {"device": "neuron", "host_gib": 8}},
+        "instance_type": text,
+    }
+    tries: list[tuple[dict[type, Any], dict[str, str]]] = [
+        ({Cluster: programs}, {}), ({Recipe: entry}, {}), ({Cluster: kind}, {}),
+        ({Cluster: {"env": {text: "x"}}}, {}), ({Recipe: {"neuron": {"env": {text: "x"}}}}, {}),
+        ({}, {"recipe": text}), ({}, {"cluster": text}),
+        ({Recipe: {"presets": {text: {}}}}, {"preset": text}),
+    ]  # fmt: skip
+    ran = 0
+    for number, (changes, names) in enumerate(tries):
+        if not _refusal(lambda c=changes, n=names: attack.bundles(attack.config(c, **n))):
+            attack.run(attack.config(changes, **names))
+            ran += 1
+            for directory in attack.home.glob("bundle*"):
+                directory.rename(attack.home / f"done{number}{directory.name}")
+    assert ran or not text.isprintable()
+
+
+def _options() -> list[tuple[str, str]]:
+    return [
+        (name, option.opts[-1])
+        for name in VERBS
+        if not name.startswith("sandbox")
+        for option in COMMANDS[name].params
+        if isinstance(option, click.Option) and not option.is_flag
+    ]
+
+
+BENIGN = {
+    "RECIPE": "toy", "RUN": "last", "TARGET": "toy", "KEYS": "0123", "COMMAND": "true",
+    "SHELL": "bash",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "option"), _options())
+def test_every_option(attack: Attack, fake_slurm, cli, command: str, option: str) -> None:
+    attack.config({})
+    words = [
+        BENIGN[str(p.name).upper()] for p in COMMANDS[command].params
+        if isinstance(p, click.Argument)
+    ]  # fmt: skip
+    for text in ("$(touch PWNED)`touch PWNED`\"; touch PWNED; #'", "a\ntouch PWNED", "\x1b]0;x"):
+        done = (
+            cli(*command.split(), *words, "--cluster=pc", f"{option}={text}")
+            if any(p.name == "cluster" for p in COMMANDS[command].params)
+            else cli(*command.split(), *words, f"{option}={text}")
+        )
+        assert "Traceback" not in done.err and "\x1b" not in done.err
+        assert sum(line.startswith("error: ") for line in done.err.splitlines()) <= 1
+    assert fake_slurm.calls("sbatch") == [] or command == "submit"
+    assert not list(Path.cwd().parent.rglob("PWNED"))
+
+
+def test_variables_of_the_scripts_cannot_be_set(site) -> None:
+    """What the templates count in would be another value, in the state files and in arithmetic."""
+    found: set[str] = set()
+    for template in (Path(__file__).parents[2] / "templates").glob("*.j2"):
+        lines = template.read_text().splitlines()
+        for line in lines:
+            found |= set(re.findall(r"(?:^|[ ;])(?:local )?([a-z_]+)=", line.partition(" #")[0]))
+            found |= set(re.findall(r"^ *for ([a-z_]+) in", line))
+    assert {"phase", "attempt", "state", "step", "hosts"} <= found
+    for name in found:
+        with pytest.raises(TrnslurmError, match="rely on it"):
+            check_cluster_values({"env": {name: "x"}, "activate": [], "python": "python3",
+                                  "slurm": {"bin_dir": None}, "compile_trust": []})  # fmt: skip
