@@ -86,7 +86,9 @@ def work(options: argparse.Namespace) -> None:
     device = open_device("cpu", environment)
     products = calibrate(options.step_ms / 1000, device)
     supervision = supervise(device, environment, 2 * options.rounds)
-    plain, supervised, calls = [], [], []
+    plain: list[float] = []
+    supervised: list[float] = []
+    calls: list[float] = []
     with supervision:
         for number in range(options.rounds):
             for calling in (True, False) if number % 2 else (False, True):

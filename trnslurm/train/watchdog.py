@@ -36,6 +36,7 @@ STEPS_TO_LEARN = 3
 # Turns from the first suspicion to the verdict: a worker that does not take one in this time is
 # frozen, and all have written down their stacks.
 TURNS_TO_JUDGE = 3
+LEAST_PATIENCE_S = 2.0
 EXIT_CODE = 70
 
 
@@ -157,7 +158,7 @@ class Watchdog:
     @property
     def _patience_s(self) -> float:
         """How long the store may take, and workers to be called frozen."""
-        return TURNS_TO_JUDGE * self._period_s
+        return max(LEAST_PATIENCE_S, TURNS_TO_JUDGE * self._period_s)
 
     def _limit_s(self) -> float | None:
         durations = list(self._durations)

@@ -133,6 +133,20 @@ def test_an_overtaken_attempt_saves_nothing_and_stops(team):
         older.resume()
 
 
+def test_between_saves_worker_0_looks_for_a_newer_attempt_now_and_then(team, monkeypatch):
+    older = team(attempt=2)
+    begin_attempt(older, 2)
+    for one in older.checkpoints:
+        one.poll()
+    begin_attempt(older, 3)
+    for one in older.checkpoints:
+        one.poll()  # too soon to look again
+    monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + 6)
+    with pytest.raises(TrainError, match=r"a newer attempt \(3\) of this run has begun; attempt 2"):
+        older.checkpoints[0].poll()
+    older.checkpoints[1].poll()
+
+
 def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypatch):
     older, newer = team(attempt=1), team(attempt=2)
     older.save(1)
