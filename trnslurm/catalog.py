@@ -38,6 +38,10 @@ class InstanceType:
     price_per_hour: float | None = None
     """US dollars, on demand; None where it is not known."""
 
+    def default_workers(self, nodes: int) -> int:
+        """Return the most workers per node that it supports."""
+        return max((self.multi_node_workers if nodes > 1 else self.workers) or self.workers)
+
     def check_workers(self, workers_per_node: int, nodes: int) -> None:
         """Refuse a worker count or a node count that this type cannot run."""
         if nodes > 1 and not self.multi_node_workers:

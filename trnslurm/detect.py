@@ -48,9 +48,8 @@ def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
     config = dict(
         re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", slurm.call("scontrol", "show", "config"))
     )
-    nodes = [_fields(line) for line in _lines(slurm.call("scontrol", "show", "node", "-o"))]
-    partitions = [_fields(p) for p in _lines(slurm.call("scontrol", "show", "partition", "-o"))]
-    found = [_partition(p, nodes, types) for p in partitions]
+    nodes = slurm.show("node")
+    found = [_partition(p, nodes, types) for p in slurm.show("partition")]
     usable = tuple(p for p in found if p.nodes)
     if not usable:
         raise SlurmError("scontrol shows no partition with nodes; nothing to make a profile of")
@@ -115,14 +114,6 @@ def _own_type(partition: Partition) -> list[str]:
         f"    vcpus: {partition.cpus}",
         f"    host_gib: {partition.memory_mib // 1024}",
     ]
-
-
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "=" in line]
-
-
-def _fields(line: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+)=(\S*)", line))
 
 
 def _partition(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.errors import SlurmError
+from trnslurm.reasons import job_reason
 
 TIMEOUT_S = 30
 _PING_S = 10
@@ -18,24 +19,7 @@ _PING_S = 10
 _OVERRIDES = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+")
 _KEPT = {"SLURM_CONF"}
 
-# Slurm's words for why a job is not running, said in ours.
-_REASONS = {
-    "Resources": "waiting for free nodes",
-    "Priority": "waiting for jobs of higher priority",
-    "BeginTime": "its start time has not come",
-    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
-    "JobHeldAdmin": "held by an administrator",
-    "JobLaunchFailure": "Slurm could not launch it",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition is inactive",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
-    "PartitionTimeLimit": "it asks for more time than the partition allows",
-    "ReqNodeNotAvail": "the nodes it needs are down, drained or reserved",
-    "QOSMaxNodePerUserLimit": "your node limit in this QOS is reached",
-    "AssocGrpNodeLimit": "your group's node limit is reached",
-    "AssocGrpBillingMinutes": "your group's budget is used up",
-    "MaxJobsPerAccount": "your account's job limit is reached",
-}
+_FIELD = re.compile(r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +35,7 @@ class QueueEntry:
     @property
     def why(self) -> str:
         """The reason in words, Slurm's own where we have none."""
-        reason = self.reason.strip("()")
-        if reason in ("None", ""):
-            return ""
-        key = reason.split(",")[0].split(":")[0].strip()
-        return _REASONS.get(key, reason)
+        return job_reason(self.reason)
 
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
@@ -97,9 +77,18 @@ class Slurm:
 
     def call(self, command: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
         """Run one command and return what it printed, or raise its own words."""
+        done = self._run(command, *arguments, timeout_s=timeout_s)
+        if done.returncode:
+            words = own_words(command, done.stderr)
+            raise SlurmError(words or f"{command}: exit code {done.returncode}")
+        return done.stdout
+
+    def _run(
+        self, command: str, *arguments: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
         argv = [self.path(command), *arguments]
         try:
-            done = subprocess.run(
+            return subprocess.run(
                 argv,
                 capture_output=True,
                 text=True,
@@ -115,10 +104,19 @@ class Slurm:
             ) from None
         except OSError as error:
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
-        if done.returncode:
-            words = own_words(command, done.stderr)
-            raise SlurmError(words or f"{command}: exit code {done.returncode}")
-        return done.stdout
+
+    def show(self, what: str, *names: str) -> list[dict[str, str]]:
+        """Return the fields of what `scontrol show` shows: jobs, nodes, partitions."""
+        lines = self.call("scontrol", "show", what, "-o", *names).splitlines()
+        found = [dict(_FIELD.findall(line)) for line in lines if "=" in line]
+        if names and not found:
+            raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")
+        return found
+
+    def try_out(self, script: Path) -> tuple[bool, str]:
+        """Ask when a script would start if it were submitted now; or why it is refused."""
+        done = self._run("sbatch", "--test-only", str(script), timeout_s=TIMEOUT_S)
+        return done.returncode == 0, own_words("sbatch", done.stderr).removeprefix("sbatch: ")
 
     def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
         """Return every job of these users that the controller remembers, by id, in one call."""

@@ -56,7 +56,7 @@ def make_spec(
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = instance.device if cluster.device == "auto" else cluster.device
-    workers = cluster.workers_per_node or _default_workers(instance, nodes)
+    workers = cluster.workers_per_node or instance.default_workers(nodes)
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes)
     instance.check_workers(workers, nodes)
@@ -94,11 +94,6 @@ def check_job_name(name: str) -> str:
     return name
 
 
-def _default_workers(instance: InstanceType, nodes: int) -> int:
-    valid = instance.multi_node_workers if nodes > 1 else instance.workers
-    return max(valid or instance.workers)
-
-
 def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
     limit = config.cluster.slurm.max_nodes
     if limit is not None and nodes > limit:
@@ -118,7 +113,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         if r.instance_type == instance.name
     ]
     # A published speed is that of the whole instance: it says nothing of fewer workers.
-    if batch.workers_per_node != _default_workers(instance, batch.nodes):
+    if batch.workers_per_node != instance.default_workers(batch.nodes):
         known = []
     return estimate(
         batch, steps=config.recipe.steps, known=known, price_per_hour=instance.price_per_hour

@@ -91,7 +91,8 @@ ALLOWED = {
     "json_lines": {"trust"},
     "run": {"errors", "json_lines", "trust"},
     "run_root": {"errors", "run", "trust"},
-    "slurm": {"errors"},
+    "reasons": set(),
+    "slurm": {"errors", "reasons"},
     "sandbox": {"errors", "catalog", "slurm"},
     "compilecache": set(),  # both sides use it
     "node": {"compilecache"},

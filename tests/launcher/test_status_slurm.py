@@ -47,7 +47,7 @@ CASES = {
         "PENDING", "the nodes it needs are down, drained or reserved",
         queue=("1002|PENDING|ReqNodeNotAvail, UnavailableNodes:node-[1-2]|N/A|",)),
     "reason we have no words for": case(
-        "PENDING", "BadConstraints", queue=("1002|PENDING|BadConstraints|N/A|",)),
+        "PENDING", "SchedDefer", queue=("1002|PENDING|SchedDefer|N/A|",)),
     "no reason": case("PENDING", "", queue=("1002|PENDING|None|N/A|",)),
     # Held
     "held by its owner": case(

@@ -27,6 +27,7 @@ _COMMANDS = {
     "resume": "resuming",
     "watch": "resuming",
     "exec": "watching",
+    "doctor": "doctoring",
     "export": "exporting",
     "compile": "compiling",
     "clusters": "planning",

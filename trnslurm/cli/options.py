@@ -59,9 +59,10 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def run_argument(command: Command) -> Command:
+def run_argument(command: Command, *, required: bool = True) -> Command:
     """Add RUN."""
-    return click.argument("run", shell_complete=_complete(_run_names))(command)
+    names = _complete(_run_names)
+    return click.argument("run", required=required, shell_complete=names)(command)
 
 
 def recipe_argument(*, required: bool = True) -> Callable[[Command], Command]:

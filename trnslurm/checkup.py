@@ -1,0 +1,186 @@
+"""The preflight by hand: a few nodes of a cluster, taken for a moment, look at themselves."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trnslurm
+from trnslurm.catalog import catalog, find
+from trnslurm.cluster_python import interpreter, preamble
+from trnslurm.compilecache.manifest import cache_root
+from trnslurm.config import Cluster
+from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.preflight import NodeFitness, read_preflight
+from trnslurm.run import check_run_root
+from trnslurm.slurm import Slurm, without_overrides
+
+_PHASE, _ATTEMPT = "doctor", 1
+_END_S = 10
+# What the batch script does for a job: who is there, and where they meet. The port is not probed:
+# if it is taken, the preflight says so.
+_MEET = """\
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first=${hosts%%$'\\n'*}
+MASTER_ADDR=$(scontrol show node -o "$first" | sed -n 's/.* NodeAddr=\\([^ ]*\\) .*/\\1/p')
+if ! [[ $MASTER_ADDR =~ ^[0-9.]+$ ]]; then
+  MASTER_ADDR=$(getent ahostsv4 "$MASTER_ADDR" | awk 'NR == 1 { print $1 }')
+fi
+export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS="${hosts//$'\\n'/,}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkup:
+    """What is looked at."""
+
+    cluster: Cluster
+    nodes: int
+    device: str
+    workers: int
+    directory: Path
+    """Stands in for a run directory, in the run root."""
+
+    @property
+    def on_slurm(self) -> bool:
+        return self.cluster.scheduler == "slurm"
+
+
+def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitness]:
+    """Run the preflight on so many nodes, and return what it found of each."""
+    instance = find(catalog(cluster.instance_types), cluster.instance_type)
+    root = check_run_root(Path(cluster.run_root))
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(dir=root, prefix=".doctor-"))
+    except OSError as error:
+        raise RunError(f"run root {root}: {error.strerror}") from None
+    try:
+        job = Checkup(
+            cluster=cluster,
+            nodes=nodes,
+            device=instance.device if cluster.device == "auto" else cluster.device,
+            workers=cluster.workers_per_node or instance.default_workers(nodes),
+            directory=directory,
+        )
+        _write(job, instance.accelerators, instance.efa)
+        said = _run(job, timeout_s)
+        found = read_preflight(directory / "state", _PHASE, _ATTEMPT)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if not found:
+        raise TrnslurmError(f"the nodes said nothing of themselves: {said}")
+    return found
+
+
+def _write(job: Checkup, devices: int, efa: int) -> None:
+    """Write what the nodes run: the preflight, as a job would bring it along."""
+    package = Path(trnslurm.__file__).parent
+    code = job.directory / "code/trnslurm"
+    for part in ("node", "compilecache"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package / part, code / part, ignore=ignored)
+    shutil.copy(package / "__init__.py", code)
+    (job.directory / "state").mkdir()
+    (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")
+
+
+def _script(job: Checkup, devices: int, efa: int) -> str:
+    cluster, directory = job.cluster, shlex.quote(str(job.directory))
+    cache = cache_root(cluster.compile_cache, cluster.run_root)
+    with_efa = efa if job.nodes > 1 and job.device in ("neuron", "cuda") else 0
+    command = [
+        interpreter(cluster), "-m", "trnslurm.node.preflight", f"--device={job.device}",
+        f"--devices={devices if job.device == 'neuron' else 0}", f"--workers={job.workers}",
+        f"--efa={with_efa}",
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            *preamble(cluster),
+            f"cd {directory}",
+            "export PYTHONPATH=$PWD/code PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1",
+            f"export TRNSLURM_RUN_DIR={directory} TRNSLURM_PHASE={_PHASE}",
+            f"export TRNSLURM_ATTEMPT={_ATTEMPT} TRNSLURM_CACHE={shlex.quote(cache)}",
+            _MEET if job.on_slurm else _meet_here(job.nodes),
+            'ulimit -n 65536 2> /dev/null || ulimit -n "$(ulimit -Hn)"',
+            f"exec {shlex.join(command)}",
+            "",
+        ]
+    )
+
+
+def _meet_here(nodes: int) -> str:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    hosts = ",".join(f"local-{node}" for node in range(nodes))
+    return f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
+
+
+def _command(job: Checkup) -> list[str]:
+    script = ["/bin/bash", str(job.directory / "doctor.sh")]
+    if not job.on_slurm:
+        stand_in = [sys.executable, "-m", "trnslurm.node.local_srun"]
+        return [*stand_in, "--nodes", str(job.nodes), "--", *script]
+    slurm = job.cluster.slurm
+    named = ("partition", "account", "qos", "constraint", "reservation")
+    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
+    options += ["--exclusive"] if slurm.exclusive else []
+    return [
+        Slurm(slurm.bin_dir).path("srun"), f"--nodes={job.nodes}", "--ntasks-per-node=1",
+        "--cpu-bind=none", "--time=5", "--quiet", "--job-name=trnslurm-doctor", "--export=NONE",
+        f"--chdir={job.directory}", *options, *slurm.sbatch, *script,
+    ]  # fmt: skip
+
+
+def _run(job: Checkup, timeout_s: float) -> str:
+    """Run it to its end; return the last words on stderr."""
+    path = str(Path(trnslurm.__file__).parent.parent)
+    environ = without_overrides(os.environ) | ({} if job.on_slurm else {"PYTHONPATH": path})
+    process = subprocess.Popen(
+        _command(job), cwd=job.directory, env=environ, stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace",
+    )  # fmt: skip
+    try:
+        _, said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        why = f"no {job.nodes} nodes in {timeout_s:g} s{_why_pending(job)}"
+        raise SlurmError(f"{why}; try again, or pass --timeout") from None
+    finally:
+        _end(process)
+    return _last_words(said.splitlines()) or f"exit code {process.returncode}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Have srun give the allocation back, also on Ctrl-C."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _why_pending(job: Checkup) -> str:
+    slurm = Slurm(job.cluster.slurm.bin_dir)
+    try:
+        user = str(os.getuid())
+        ours = slurm.jobs_in(str(job.directory), user).values()
+        queue = slurm.queue([user])
+    except SlurmError:
+        return ""
+    reasons = [entry.why for job_id in ours if (entry := queue.get(job_id))]
+    return f": {reasons[0]}" if reasons and reasons[0] else ""
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    return " ".join(" ".join(lines).split()[-40:])

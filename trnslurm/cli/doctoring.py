@@ -1,0 +1,110 @@
+"""doctor: are the nodes of a cluster fit, and why is a run not running?"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from trnslurm.checkup import check_nodes
+from trnslurm.cli.options import (
+    cluster_option,
+    json_option,
+    path_option,
+    run_argument,
+    run_roots,
+    workspace_of,
+)
+from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.config import resolve_cluster
+from trnslurm.doctor import Diagnosis, diagnose
+from trnslurm.preflight import NodeFitness
+from trnslurm.runs import find_run
+
+_FACTS = ("devices", "EFA", "run directory", "memory", "open files")
+_SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
+
+
+@click.command("doctor")
+@functools.partial(run_argument, required=False)
+@cluster_option
+@click.option("-n", "--nodes", type=click.IntRange(1), metavar="N", help="How many; default: 1.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the nodes.")
+@path_option
+@json_option
+def doctor_command(
+    run: str | None, cluster: str | None, nodes: int | None, timeout: float, path: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say why a run is not running; or check the nodes of a cluster, as a job does at its start.
+
+    Ends with 1 if something is wrong.
+
+    \b
+    Example:
+      trnslurm doctor last
+      trnslurm doctor --cluster trn1 --nodes 2
+    """
+    if run and (cluster or nodes):
+        raise click.UsageError("doctor RUN takes neither --cluster nor --nodes")
+    if run:
+        found = diagnose(find_run(run, run_roots(workspace_of({"path": path}))))
+        if as_json:
+            echo_json(asdict(found) | {"ok": found.ok})
+        else:
+            _print_diagnosis(found)
+        sys.exit(int(not found.ok))
+    workspace = workspace_of({"path": path})
+    if (name := cluster or workspace.cluster) is None:
+        raise click.UsageError("doctor needs a RUN, or --cluster NAME")
+    checked = check_nodes(resolve_cluster(workspace, name), nodes or 1, timeout)
+    fit = not any(node.problems for node in checked)
+    if as_json:
+        echo_json({"cluster": name, "nodes": [asdict(node) for node in checked], "ok": fit})
+    else:
+        _print_nodes(checked)
+    sys.exit(int(not fit))
+
+
+def _print_nodes(nodes: Sequence[NodeFitness]) -> None:
+    facts = [name for name in _FACTS if any(name in node.facts for node in nodes)]
+    same = [name for name in _SAME if any(name in node.same for node in nodes)]
+    header = ("node", "fit", "clock s", *facts, *same)
+    rows = [
+        (node.host, "no" if node.problems else "yes", f"{node.clock_s:+.1f}",
+         *(node.facts.get(name, "-") for name in facts), *(node.same.get(n, "-") for n in same))
+        for node in nodes
+    ]  # fmt: skip
+    echo_table(header, rows, right="clock s")
+    lines = [f"{node.host}: {text}" for node in nodes for text in node.problems]
+    lines += [f"{node.host}: warning: {text}" for node in nodes for text in node.warnings]
+    if lines:
+        click.echo("\n" + "\n".join(lines))
+
+
+def _print_diagnosis(found: Diagnosis) -> None:
+    reason = f" ({found.reason})" if found.reason else ""
+    click.echo(f"{found.run}: {found.state}{reason}")
+    if found.phase:
+        job = f", job {found.job_id}" if found.job_id else ""
+        start = found.start or "unknown"
+        click.echo(f"waits: {found.phase}{job}; start as Slurm expects it: {start}")
+    if found.if_submitted_now:
+        click.echo(f"submitted now: {found.if_submitted_now}")
+    if found.nodes:
+        states = ", ".join(f"{number} {state}" for state, number in found.nodes.items())
+        needs = f"it needs {count(found.nodes_needed, 'node')}"
+        click.echo(f"partition {found.partition}: {states}; {needs}")
+    for node in found.sick:
+        click.echo(f"{node.name}: {node.state}: {node.reason}")
+    for host, why in found.left_out.items():
+        click.echo(f"{host}: left out of this run: {why}")
+    for text in found.unknown:
+        click.echo(f"not known: {text}")
+    for text in found.problems:
+        click.echo(f"problem: {text}")
+    if found.ok:
+        click.echo("nothing to mend")

@@ -1,0 +1,83 @@
+"""Slurm's and ParallelCluster's words for why nothing runs, said in ours."""
+
+from __future__ import annotations
+
+import re
+
+_JOB = {
+    "Resources": "waiting for free nodes",
+    "Priority": "waiting for jobs of higher priority",
+    "BeginTime": "its start time has not come",
+    "Cleaning": "its last attempt is still being cleaned up",
+    "Dependency": "waiting for another job",
+    "DependencyNeverSatisfied": "the job that it waits for failed, so it will never start",
+    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHoldMaxRequeue": "held: it was requeued too often",
+    "JobLaunchFailure": "Slurm could not launch it",
+    "BadConstraints": "no node is as its constraints ask",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "Licenses": "waiting for a license",
+    "NodeDown": "a node that it needs is down",
+    "FrontEndDown": "no front-end node is up",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
+    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "Prolog": "its prolog is running",
+    "QOSNotAllowed": "its QOS is not allowed in this partition",
+    "ReqNodeNotAvail": "the nodes it needs are down, drained or reserved",
+    "Reservation": "waiting for its reservation to begin",
+    "ReservationDeleted": "its reservation was deleted",
+    "TimeLimit": "its time limit was reached",
+    "QOSMaxNodePerUserLimit": "your node limit in this QOS is reached",
+    "AssocGrpNodeLimit": "your group's node limit is reached",
+    "AssocGrpBillingMinutes": "your group's budget is used up",
+    "MaxJobsPerAccount": "your account's job limit is reached",
+}  # fmt: skip
+_LIMIT = re.compile(r"(Assoc|QOS|Max)(Grp|Max|Min|Jobs)?\w+")
+_CODE = re.compile(r"\(Code:(\w+)\)")
+
+# What ParallelCluster writes into a node's reason: AWS's error codes.
+_CAPACITY = (
+    "AWS has no capacity for its instance type now; ParallelCluster tries again in 10 minutes"
+)
+_CODES = {
+    "InsufficientInstanceCapacity": _CAPACITY,
+    "InsufficientHostCapacity": _CAPACITY,
+    "InsufficientCapacity": _CAPACITY,
+    "InsufficientCapacityOnOutpost": _CAPACITY,
+    "LimitedInstanceCapacity": "AWS had fewer instances than were asked for, so none was started",
+    "InsufficientReservedInstanceCapacity": "its capacity reservation has no instance left",
+    "SpotMaxPriceTooLow": "the spot price is over the limit of its compute resource",
+    "MaxSpotInstanceCountExceeded": "the account's limit of spot instances is reached",
+    "VcpuLimitExceeded": "the account's vCPU quota is used up: ask AWS for more",
+    "InstanceLimitExceeded": "the account's instance quota is used up: ask AWS for more",
+    "InsufficientFreeAddressesInSubnet": "its subnet has no free address",
+    "UnauthorizedOperation": "the head node may not start instances: see its IAM role",
+    "Unsupported": "its zone does not offer the instance type",
+    "UnsupportedOperation": "AWS refuses the launch: see slurm_resume.log on the head node",
+}  # fmt: skip
+
+
+def job_reason(reason: str) -> str:
+    """Say why a job is not running, in Slurm's own words where we have none."""
+    plain = reason.strip("()")
+    if plain in ("None", ""):
+        return ""
+    key = plain.split(",")[0].split(":")[0].strip()
+    if words := _JOB.get(key):
+        return words
+    if _LIMIT.fullmatch(key):
+        return f"a limit of its account or QOS is reached ({key})"
+    return plain
+
+
+def node_reason(reason: str) -> str:
+    """Say why a node is down, with the words that the controller has for it."""
+    match = _CODE.search(reason)
+    if match is None:
+        return reason
+    words = _CODES.get(match[1], "AWS did not start its instance")
+    return f"{words} ({match[1]})"
