@@ -19,6 +19,7 @@ _JOB = {
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "Licenses": "waiting for a license",
+    "Nodes required for job are DOWN": "the nodes it needs are down, drained or reserved",
     "NodeDown": "a node that it needs is down",
     "FrontEndDown": "no front-end node is up",
     "PartitionDown": "its partition is down",

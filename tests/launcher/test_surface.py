@@ -41,6 +41,7 @@ SURFACE = {
     "triage": "RUN --phase --attempt --path --json",
     "cancel": "RUN --now --path --json",
     "exec": "RUN --node COMMAND --path",
+    "doctor": "RUN -c/--cluster -n/--nodes --timeout --path --json",
     "export": (
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
@@ -78,6 +79,7 @@ DEFAULTS = {
     ("watch", "most"): 3,
     ("export", "form"): "hf",
     ("export", "dtype"): "float32",
+    ("doctor", "timeout"): 600.0,
     ("env check", "timeout"): 600.0,
     ("sandbox up", "nodes"): 4,
     ("sandbox up", "like"): "trn1.32xlarge",

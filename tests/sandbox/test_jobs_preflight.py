@@ -31,3 +31,22 @@ def test_a_node_with_a_device_fewer_is_named(user) -> None:
     found = json.loads((bad.path / "state/preflight-train-1.json").read_text())
     assert [node["ok"] for node in found["nodes"]] == [False, True]
     assert (found["bad"], bad.facts()) == ([names(3)], {})
+
+
+def test_doctor_on_a_real_slurm(user) -> None:
+    """The preflight by hand on two nodes; then a run that waits for nodes which are drained."""
+    cluster = ("--cluster", user.sandbox.cluster)
+    found = json.loads(user.trnslurm("doctor", *cluster, "--nodes", "2", "--json"))
+    assert (len(found["nodes"]), found["ok"]) == (2, True)
+    assert all(abs(node["clock_s"]) < 1 for node in found["nodes"])
+    assert not any((user.home / "trnslurm-runs").iterdir())
+
+    drained = ",".join(user.sandbox.node_name(number) for number in (1, 2))
+    why = "Reason=(Code:InsufficientInstanceCapacity)Failure when resuming nodes"
+    user.sandbox.slurm("scontrol", "update", f"NodeName={drained}", "State=DRAIN", why)
+    run = user.submit(nodes=3)
+    said = user.differing("doctor", str(run.path))
+    assert f"job {run.jobs['train']}; start as Slurm expects it: " in said
+    assert "partition compute: 2 drained, 2 idle; it needs 3 nodes" in said
+    assert f"{drained.replace(',', ', ')}: drained: AWS has no capacity" in said
+    assert "it needs 3 nodes, and only 2 of the 4 of partition compute can run it" in said

@@ -98,8 +98,11 @@ def _print_diagnosis(found: Diagnosis) -> None:
         states = ", ".join(f"{number} {state}" for state, number in found.nodes.items())
         needs = f"it needs {count(found.nodes_needed, 'node')}"
         click.echo(f"partition {found.partition}: {states}; {needs}")
+    alike: dict[str, list[str]] = {}
     for node in found.sick:
-        click.echo(f"{node.name}: {node.state}: {node.reason}")
+        alike.setdefault(f"{node.state}: {node.reason}", []).append(node.name)
+    for why, names in alike.items():
+        click.echo(f"{', '.join(names)}: {why}")
     for host, why in found.left_out.items():
         click.echo(f"{host}: left out of this run: {why}")
     for text in found.unknown:

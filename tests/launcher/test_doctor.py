@@ -1,0 +1,166 @@
+"""doctor: why a run is not running, as a controller tells it; and the preflight on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from trnslurm.doctor import node_state
+from trnslurm.reasons import job_reason, node_reason
+
+JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"
+WAITS = "StartTime=2026-01-01T05:00:00 EndTime=Unknown Partition=compute NumNodes=2-2"
+PARTITION = "PartitionName=compute Default=YES Nodes=compute-dy-cr-[1-4] State={state} TotalNodes=4"
+NODE = "NodeName=compute-dy-cr-{n} CPUTot=128 State={state} Partitions=compute  BootTime=None{more}"
+CAPACITY = (
+    " Comment=(null) Reason=(Code:InsufficientInstanceCapacity)Failure when resuming nodes "
+    "[root@2026-01-01T00:00:00]"
+)
+
+
+@pytest.fixture
+def waiting(make_run, fake_slurm):
+    """A run that waits for nodes of a ParallelCluster; some of them could not be had."""
+
+    def make(*states: str, partition: str = "UP", reason: str = "Resources"):
+        run = make_run()
+        run.script("precompile").write_text("#!/bin/bash\n")
+        fake_slurm.queue(f"1001|PENDING|{reason}|N/A|", "1002|PENDING|Dependency|N/A|")
+        fake_slurm.answer("show-job", JOB.format(more=WAITS))
+        fake_slurm.answer("show-partition", PARTITION.format(state=partition))
+        lines = [
+            NODE.format(n=n, state=state, more=CAPACITY if "DOWN+" in state else "")
+            for n, state in enumerate(states, 1)
+        ]
+        fake_slurm.answer("show-node", *lines)
+        fake_slurm.answer("test-only", "sbatch: Job 1003 to start at 2026-01-01T06:00:00")
+        return run
+
+    return make
+
+
+def test_a_run_that_only_has_to_wait(waiting, cli) -> None:
+    waiting("IDLE+CLOUD+POWERED_DOWN", "ALLOCATED+CLOUD", "MIXED+CLOUD+POWERING_UP", "IDLE+CLOUD")
+    done = cli("doctor", "last")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "20260101-000000-gpt: PENDING (precompile: waiting for free nodes)",
+        "waits: precompile, job 1001; start as Slurm expects it: 2026-01-01T05:00:00",
+        "submitted now: Job 1003 to start at 2026-01-01T06:00:00",
+        "partition compute: 1 off until a job needs it, 1 in use, 1 booting, 1 idle; "
+        "it needs 2 nodes",
+        "nothing to mend",
+    ]
+
+
+def test_no_capacity_and_nodes_left_out(waiting, cli) -> None:
+    down = "DOWN+CLOUD+POWERED_DOWN"
+    run = waiting(down, down, "IDLE+CLOUD", "IDLE+CLOUD")
+    later, before = time.time() + 3600, time.time() - 1
+    nodes = {
+        "compute-dy-cr-3": {"until": later, "why": "failed preflight"},
+        "compute-dy-cr-4": {"until": before, "why": "long ago"},
+    }
+    (run.state / "excluded.json").write_text(json.dumps({"nodes": nodes}))
+    done = cli("doctor", "last")
+    assert done.code == 1
+    assert (
+        "compute-dy-cr-1, compute-dy-cr-2: down: AWS has no capacity for its instance type now; "
+        "ParallelCluster tries again in 10 minutes (InsufficientInstanceCapacity)"
+    ) in done.out
+    assert "compute-dy-cr-3: left out of this run: failed preflight, until 20" in done.out
+    assert "compute-dy-cr-4" not in done.out
+    assert "it needs 2 nodes, and only 1 of the 4 of partition compute can run it" in done.out
+    found = json.loads(cli("doctor", "last", "--json").out)
+    assert (found["ok"], found["nodes"], len(found["sick"])) == (False, {"down": 2, "idle": 2}, 2)
+
+
+def test_protected_mode_and_a_script_that_is_refused(waiting, fake_slurm, cli) -> None:
+    waiting("IDLE+CLOUD", "IDLE+CLOUD", partition="INACTIVE", reason="PartitionInactive")
+    fake_slurm.refuse("sbatch", "sbatch: error: allocation failure: Required partition inactive")
+    done = cli("doctor", "last")
+    assert done.code == 1
+    assert "problem: partition compute is inactive: on ParallelCluster its fleet is st" in done.out
+    assert "would not take its script now: allocation failure: Required partition" in done.out
+
+
+def test_held(waiting, cli) -> None:
+    waiting("IDLE", "IDLE", reason="JobHeldUser")
+    done = cli("doctor", "last")
+    assert done.code == 1 and "job 1001 is held: scontrol release 1001" in done.out
+
+
+def test_what_cannot_be_asked_is_said(waiting, fake_slurm, cli) -> None:
+    waiting("IDLE", "IDLE")
+    fake_slurm.refuse("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
+    done = cli("doctor", "last")
+    assert (done.code, len(done.out.splitlines())) == (1, 3)
+    assert "not known: scontrol: slurm_load_jobs error: Unable to contact" in done.out
+
+
+@pytest.mark.parametrize(("state", "code"), [("COMPLETED", 0), ("FAILED", 1), ("RUNNING", 0)])
+def test_a_run_that_does_not_wait(make_run, fake_slurm, cli, state: str, code: int) -> None:
+    states = {"precompile": [{"state": "COMPLETED"}], "train": [{"state": state}]}
+    make_run(states=states)
+    fake_slurm.queue("1002|RUNNING|None|N/A|node-[1-2]" if state == "RUNNING" else "")
+    done = cli("doctor", "last")
+    assert (done.code, fake_slurm.calls("scontrol")) == (code, [])
+    assert f"20260101-000000-gpt: {state}" in done.out
+
+
+def test_the_preflight_on_this_machine(site, cli) -> None:
+    changes = {"scheduler": "local", "instance_type": "local", "python": "python3"}
+    site.profile("here", device="cpu", workers_per_node=1, **changes)
+    done = cli("doctor", "--cluster", "here", "--nodes", "2", "--json")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert [node["host"] for node in found["nodes"]] == ["local-0", "local-1"]
+    assert found["ok"] and found["nodes"][0]["facts"]["memory"]
+    assert list(site.run_root.iterdir()) == []  # nothing is left
+
+    site.profile("here", device="cuda", workers_per_node=1, **changes)
+    done = cli("doctor", "--cluster", "here")
+    assert (done.code, done.err) == (1, "")
+    assert "local-0: nvidia-smi is not on PATH; install the NVIDIA driver" in done.out
+
+
+def test_no_nodes_in_time(site, fake_slurm, cli) -> None:
+    fake_slurm.hang("srun")
+    done = cli("doctor", "--cluster", "pc", "--nodes", "2", "--timeout", "0.5")
+    assert done.code == 1 and done.error == "no 2 nodes in 0.5 s; try again, or pass --timeout"
+    (call,) = fake_slurm.calls("srun")
+    assert {"--nodes=2", "--partition=compute", "--exclusive"} <= set(call.arguments)
+    assert list(site.run_root.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("last", "--cluster", "pc"), ("--nodes", "0")])
+def test_usage(site, fake_slurm, cli, words: tuple[str, ...]) -> None:
+    assert cli("doctor", *words).code == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("IDLE", "idle"),
+        ("DOWN*+CLOUD+NOT_RESPONDING", "down"),
+        ("IDLE+DRAIN", "drained"),
+        ("MIXED+DRAIN", "drained"),
+        ("IDLE+CLOUD+POWERING_DOWN", "powering down"),
+        ("ALLOCATED#+CLOUD+POWERING_UP", "booting"),
+        ("IDLE~+CLOUD+POWERED_DOWN", "off until a job needs it"),
+        ("IDLE+RESERVED", "reserved"),
+        ("BLOCKED", "blocked"),
+    ],
+)
+def test_node_states(state: str, word: str) -> None:
+    assert node_state(state) == word
+
+
+def test_reasons() -> None:
+    assert job_reason("(QOSMaxCpuPerUserLimit)").endswith("is reached (QOSMaxCpuPerUserLimit)")
+    assert job_reason("AssocGrpCPUMinutesLimit").startswith("a limit of its account or QOS")
+    assert job_reason("None") == ""
+    assert node_reason("(Code:NewWord)x") == "AWS did not start its instance (NewWord)"
+    assert node_reason("Not responding") == "Not responding"
