@@ -182,9 +182,9 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
         reason = "its batch script was killed"  # it had been launched: it wrote its state file
     # The script's own word is more exact than Slurm's, where the two agree that it ended. That all
     # is saved, or done, only the script knows.
-    said = last.state if last and last.state in _WRITTEN else ""
-    if last and said and (said in ("STOPPED", "COMPLETED", state) or state == "FAILED"):
-        return said, last.reason
+    exact = {"COMPLETED", "STOPPED", state} if state != "FAILED" else _WRITTEN
+    if last and last.state in _WRITTEN & exact:
+        return last.state, last.reason
     # squeue keeps the reason for which a job once waited.
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 

@@ -82,8 +82,12 @@ CASES = {
         queue=("1002|COMPLETING|None|x|node-1",)),
     # Requeued
     "requeued": case(
-        "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
-        train=[{"state": "REQUEUED", "reason": "requeued"}]),
+        "REQUEUED", "time limit; saved step 40; its start time has not come",
+        queue=("1002|PENDING|BeginTime|x|",),
+        train=[{"state": "REQUEUED", "reason": "time limit; saved step 40", "checkpoint": 20}]),
+    "requeued by its script, which has not ended yet": case(
+        "REQUEUED", "crash 1 of 3", queue=("1002|COMPLETING|None|x|node-1",),
+        train=[{"state": "REQUEUED", "reason": "crash 1 of 3", "cause": "crash"}]),
     "requeued without a word": case(
         "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
@@ -93,6 +97,9 @@ CASES = {
         "RUNNING", "", queue=("1002|RUNNING|None|x|node-1",),
         train=[{"state": "REQUEUED"}, RUNNING]),
     # Ended, Slurm still knows
+    "stopped at its time limit, not requeued": case(
+        "STOPPED", "time limit; saved step 40", queue=("1002|TIMEOUT|TimeLimit|x|node-1",),
+        train=[{"state": "STOPPED", "reason": "time limit; saved step 40"}]),
     "completed": case("COMPLETED", "", train=[DONE], queue=("1002|COMPLETED|None|x|node-1",)),
     "failed, the script says why": case(
         "FAILED", "exit code 1 while running on node-1",

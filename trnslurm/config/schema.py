@@ -29,8 +29,8 @@ class Slurm:
     requeue: bool = True
     """Let Slurm start the job again after a node failure; a training's script requeues it too."""
     stop_before_s: int = 300
-    """Seconds before its time limit at which a training saves, ends and is requeued; at most a
-    fifth of the limit. Longer than a save takes, and 60 more: Slurm may signal late. 0: never."""
+    """Seconds before its time limit at which a training saves, ends and is requeued: more than a
+    save takes; at most a fifth of the limit. Slurm may signal up to a minute early. 0: never."""
     max_crashes: int = 3
     """Crashes in a row without a new checkpoint after which a training is given up."""
     exclude_hours: float = 24.0
