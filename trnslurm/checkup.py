@@ -20,7 +20,7 @@ from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.preflight import NodeFitness, read_preflight
-from trnslurm.run import check_run_root
+from trnslurm.run_root import check_run_root
 from trnslurm.slurm import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1
@@ -174,7 +174,7 @@ def _why_pending(job: Checkup) -> str:
     slurm = Slurm(job.cluster.slurm.bin_dir)
     try:
         user = str(os.getuid())
-        ours = slurm.jobs_in(str(job.directory), user).values()
+        ours = slurm.jobs_in(str(job.directory), user)
         queue = slurm.queue([user])
     except SlurmError:
         return ""

@@ -18,7 +18,6 @@ from trnslurm.status import RunStatus, run_status
 
 _WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")
 _UNUSABLE = ("down", "drained")
-_LEFT_OUT = "excluded.json"
 # Flags of a node's state, the first that is there; then its base state.
 _FLAGS = {
     "DRAIN": "drained", "FAIL": "down", "INVALID_REG": "down", "NOT_RESPONDING": "down",
@@ -164,7 +163,7 @@ def _time(text: str) -> str:
 def _left_out(run: RunDir) -> dict[str, str]:
     """Return the nodes that the run's next attempts avoid."""
     try:
-        nodes = json.loads((run.state / _LEFT_OUT).read_text(encoding="utf-8"))["nodes"]
+        nodes = json.loads(run.excluded_file.read_text(encoding="utf-8"))["nodes"]
         now = time.time()
         return {
             str(host): f"{entry['why']}, until {_clock(float(entry['until']))}"

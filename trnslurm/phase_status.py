@@ -146,7 +146,7 @@ def _slurm_state(
     if entry.state == "CONFIGURING":
         return "CONFIGURING", "its nodes are booting"
     if entry.state in STARTABLE:
-        return _queued(entry, last, wait)
+        return _queued(run, entry, last, wait)
     if entry.state in _ALIVE:
         if last and last.state == "REQUEUED":
             return "REQUEUED", last.reason
@@ -160,7 +160,7 @@ def _slurm_state(
     return _ended(entry, last)
 
 
-def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, str]:
+def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, str]:
     if entry.reason.startswith("DependencyNeverSatisfied"):
         return "FAILED", f"{wait.what} failed, so it will never start"
     if entry.reason.startswith("Dependency"):
@@ -172,8 +172,18 @@ def _queued(entry: QueueEntry, last: Attempt | None, wait: Wait) -> tuple[str, s
         return "HELD", LAUNCH_HELD if failed else entry.why
     if last is not None:
         said = last.reason if last.state == "REQUEUED" else ""
-        return "REQUEUED", "; ".join(filter(None, [said, entry.why]))
+        return "REQUEUED", "; ".join(filter(None, [said, entry.why, _left_out(run)]))
     return "PENDING", entry.why
+
+
+def _left_out(run: RunDir) -> str:
+    """Return which nodes a requeued training leaves out: it may wait for want of them."""
+    try:
+        nodes = json.loads(run.excluded_file.read_text(encoding="utf-8"))["nodes"]
+        hosts = sorted(host for host, entry in nodes.items() if entry["until"] > time.time())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return f"leaving out {', '.join(hosts)}" if hosts else ""
 
 
 def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:

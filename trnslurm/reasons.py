@@ -15,7 +15,7 @@ _JOB = {
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held: it was requeued too often",
     "JobLaunchFailure": "Slurm could not launch it",
-    "BadConstraints": "no node is as its constraints ask",
+    "BadConstraints": "too few nodes are as it asks",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "Licenses": "waiting for a license",

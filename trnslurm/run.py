@@ -71,10 +71,6 @@ class Attempt:
     job_id: str = ""
     restarts: int = 0
     reason: str = ""
-    cause: str = ""
-    """What ended it, as trnslurm.node.ending says: crash, time limit, preempted, requeued."""
-    checkpoint: int = 0
-    """The newest checkpoint's step when it began, 0 if there was none."""
     exit_code: int | None = None
     hosts: str = ""
     host: str = ""
@@ -154,6 +150,10 @@ class RunDir:
     def files_aside(self) -> Path:
         """The files of another node count, until its own are replaced by them."""
         return self.path / ".next"
+
+    @property
+    def excluded_file(self) -> Path:
+        return self.state / "excluded.json"
 
     @property
     def local_folder(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -84,10 +85,10 @@ CASES = {
     "requeued": case(
         "REQUEUED", "time limit; saved step 40; its start time has not come",
         queue=("1002|PENDING|BeginTime|x|",),
-        train=[{"state": "REQUEUED", "reason": "time limit; saved step 40", "checkpoint": 20}]),
+        train=[{"state": "REQUEUED", "reason": "time limit; saved step 40"}]),
     "requeued by its script, which has not ended yet": case(
         "REQUEUED", "crash 1 of 3", queue=("1002|COMPLETING|None|x|node-1",),
-        train=[{"state": "REQUEUED", "reason": "crash 1 of 3", "cause": "crash"}]),
+        train=[{"state": "REQUEUED", "reason": "crash 1 of 3"}]),
     "requeued without a word": case(
         "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
@@ -245,6 +246,17 @@ def test_status_and_its_json_say_the_same(fake_slurm, make_run, cli) -> None:
         ("precompile", "COMPLETED", "1001"),
         ("train", "RUNNING", "1002"),
     ]
+
+
+def test_a_requeued_training_says_what_it_leaves_out(fake_slurm, make_run) -> None:
+    """Too few nodes may be left; one whose time is over is left out until the next requeue only."""
+    run = make_run(states={"precompile": [DONE], "train": [{"state": "REQUEUED", "reason": "x"}]})
+    nodes = {"node-1": {"until": time.time() + 60, "why": ""}, "node-2": {"until": 1.0, "why": ""}}
+    run.excluded_file.write_text(json.dumps({"nodes": nodes}))
+    fake_slurm.queue("1002|PENDING|BadConstraints|N/A|")
+    assert run_status(run).reason == "x; too few nodes are as it asks; leaving out node-1"
+    run.excluded_file.write_text("[")
+    assert run_status(run).reason == "x; too few nodes are as it asks"
 
 
 def test_a_precompile_that_failed_says_what_was_not_compiled(make_run) -> None:
