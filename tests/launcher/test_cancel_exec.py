@@ -11,6 +11,8 @@ import pytest
 from trnslurm.local_job import process_start
 from trnslurm.status import run_status
 
+from .conftest import write_attempt
+
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
 PENDING = ("1001|PENDING|Resources|N/A|", "1002|PENDING|Dependency|N/A|")
@@ -24,6 +26,73 @@ def test_cancel_takes_the_last_phase_first(fake_slurm, make_run, cli) -> None:
     (call,) = fake_slurm.calls("scancel")
     assert call.arguments == ["1002", "1001"]
     assert json.loads(run.cancelled_file.read_text())["by"]
+
+
+def training(fake_slurm, make_run, script: str = "trap on_stop USR1\n", **fields):
+    """A run whose training runs as job 1002."""
+    run = make_run(states={"precompile": [DONE], "train": [RUNNING | {"job_id": "1002"}]}, **fields)
+    (run.path / "train.sbatch").write_text(script)
+    fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
+    return run
+
+
+def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli) -> None:
+    """It ends by itself: what waits for it is cancelled at once."""
+    run = training(fake_slurm, make_run, then="20260101-000001-next")
+    after = make_run(
+        "20260101-000001-next", jobs={"precompile": "1003", "train": "1004"}, after=run.name
+    )
+    fake_slurm.queue(
+        "1002|RUNNING|None|x|node-[1-2]", "1003|PENDING|Dependency|N/A|",
+        "1004|PENDING|Dependency|N/A|",
+    )  # fmt: skip
+    done = cli("cancel", run.name)
+    assert (done.code, done.out) == (0, (
+        f"Cancelling {run.name}: it saves a checkpoint and ends; --now does not wait\n"
+        f"Cancelled {after.name}\n"
+    ))  # fmt: skip
+    assert [call.arguments for call in fake_slurm.calls("scancel")] == [
+        ["1004", "1003", "1001"], ["--batch", "--signal=USR1", "1002"],
+    ]  # fmt: skip
+    assert run.cancelled_file.exists() and after.cancelled_file.exists()
+    status = run_status(run)
+    assert (status.state, status.reason) == ("RUNNING", "cancelled: it saves a checkpoint and ends")
+    assert json.loads(cli("cancel", run.name, "--json").out)[0] == {"run": run.name, "saves": True}
+    done = cli("cancel", run.name, "--now", "--json")
+    assert json.loads(done.out)[0] == {"run": run.name, "saves": False}
+    assert "1002" in fake_slurm.calls("scancel")[-1].arguments
+
+
+@pytest.mark.parametrize(
+    ("script", "queue", "attempt"),
+    [
+        ("trap on_term TERM\n", "RUNNING", {}),  # it has no such trap: the signal would kill it
+        ("trap on_stop USR1\n", "COMPLETING", {}),
+        ("trap on_stop USR1\n", "RUNNING", {"state": "STARTING"}),
+        ("trap on_stop USR1\n", "RUNNING", {"job_id": "990"}),  # of the job before
+    ],
+)
+def test_no_signal_for_what_would_not_heed_it(
+    fake_slurm, make_run, cli, script: str, queue: str, attempt: dict
+) -> None:
+    run = training(fake_slurm, make_run, script)
+    write_attempt(run, "train", 1, **RUNNING | {"job_id": "1002"} | attempt)
+    fake_slurm.queue(f"1002|{queue}|None|x|node-[1-2]")
+    assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
+    (call,) = fake_slurm.calls("scancel")
+    assert call.arguments == ["1002", "1001"]
+
+
+def test_what_slurm_has_left_of_a_run_that_completed(fake_slurm, make_run, cli) -> None:
+    """As a job that it holds after a restart of its own; the run stays what it is."""
+    run = make_run(states={"precompile": [DONE], "train": [DONE]})
+    fake_slurm.queue("1002|PENDING|launch failed requeued held|N/A|")
+    status = json.loads(cli("status", run.name, "--json").out)
+    assert (status["state"], status["mend"]) == ("COMPLETED", f"trnslurm cancel {run.name}")
+    assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
+    assert not run.cancelled_file.exists()
+    status = json.loads(cli("status", run.name, "--json").out)
+    assert (status["state"], status["mend"]) == ("COMPLETED", "")
 
 
 def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:

@@ -1,0 +1,127 @@
+"""Runs that go on after their end: on another number of nodes, and after what Slurm did to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from .cluster import eventually
+from .jobs import Run, User
+
+# Plain SGD: its losses show a gradient of the wrong size.
+QUICK = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0",
+         "train.optimizer=sgd", "train.lr=0.05", "train.save_every=10", "steps=60")  # fmt: skip
+TRNSLURM = (sys.executable, "-m", "trnslurm")
+
+
+def lines(run: Run) -> list[dict]:
+    """The lines of its metrics so far."""
+    file = run.path / "metrics.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def losses(run: Run) -> dict[int, float]:
+    """The loss of each step; what was done again counts once."""
+    return {line["step"]: line["loss"] for line in lines(run)}
+
+
+def test_cancelled_and_resumed_on_another_number_of_nodes(user) -> None:
+    """Two people resume it at the same moment: it gets one job, and the losses of one run."""
+    control = user.submit(*QUICK, nodes=1, recipe="gpt2_zero1")
+    run = user.submit(*QUICK, nodes=2, recipe="gpt2_zero1")
+    eventually(lambda: len(lines(run)) > 25, 120)
+    user.trnslurm("cancel", run.path, "--now")
+    run.until("CANCELLED")
+    assert 20 < max(losses(run)) < 60
+
+    resume = [*TRNSLURM, "resume", str(run.path), "--nodes", "3"]
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                subprocess.Popen(resume, env=user.environment, stdout=PIPE, stderr=PIPE, text=True)
+            )
+            for _ in range(2)
+        ]
+        said = [(process.communicate(timeout=120), process.returncode) for process in both]
+    assert sorted(code for _, code in said) == [0, 1], said
+    names = [line.split()[1] for line in user.sandbox.queue()]
+    assert names.count("gpt2_zero1-train") == 1 + (control.state != "COMPLETED")
+
+    run.until("COMPLETED", 240)
+    control.until("COMPLETED", 240)
+    assert f"going on from step-{20:08d}, written by 2 workers" in run.logs("-n", "1000")
+    assert losses(run).keys() == losses(control).keys() == set(range(1, 61))
+    assert losses(run) == pytest.approx(losses(control), rel=1e-5)
+    status = run.status()
+    assert (status["nodes"], status["history"][0]["nodes"]) == (3, 2)
+    assert [a["state"] for a in status["attempts"]] == ["CANCELLED", "COMPLETED"]
+    assert status["mend"] == ""
+
+
+def until_mendable(run: Run, state: str) -> None:
+    """Wait until status names the command that mends it."""
+    run.until(state)
+    assert run.status()["mend"] == f"trnslurm resume {run.path.name}"
+
+
+def test_what_slurm_does_not_mend(new_sandbox, tmp_path: Path) -> None:
+    """A launch that fails; and a controller that loses all its jobs, in one sandbox of its own."""
+    broken = tmp_path / "broken"
+    prolog = tmp_path / "prolog"
+    prolog.write_text(f"#!/bin/sh\n[ ! -e '{broken}' ]\n")
+    prolog.chmod(0o755)
+    with new_sandbox("--nodes", "2", "--set", f"Prolog={prolog}") as sandbox:
+        user = User(sandbox, tmp_path)
+        held_is_released(user, broken)
+        lost_is_submitted_anew(user)
+
+
+def held_is_released(user: User, broken: Path) -> None:
+    """Slurm holds a job whose launch failed, and drains the node: another one serves."""
+    broken.touch()
+    run = user.submit("train.wait=true")
+    until_mendable(run, "HELD")
+    broken.unlink()
+    assert user.trnslurm("resume", run.path) == (
+        f"Released job {run.jobs['train']} of {run.path.name}\n"
+    )
+    run.until_there(1)
+    run.go()
+    run.until("COMPLETED")
+    user.sandbox.clean()
+
+
+def lost_is_submitted_anew(user: User) -> None:
+    """A pending run whose job the controller has lost; resumed while that restarts, and after."""
+    sandbox = user.sandbox
+    blocker = user.submit("train.wait=true", nodes=2)
+    blocker.until_there(2)
+    run = user.submit("train.wait=true")
+    sandbox.fault("ctld", "kill")
+    refused = subprocess.run(
+        [*TRNSLURM, "resume", str(run.path)], env=user.environment, capture_output=True, text=True,
+        timeout=90, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused
+    for file in (sandbox.path / "state/slurmctld").iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    sandbox.fault("ctld", "start")
+    until_mendable(run, "LOST")
+    watching = [*TRNSLURM, "watch", str(run.path), "--resume", "--every", "1s"]
+    with subprocess.Popen(watching, env=user.environment, stdout=PIPE, text=True) as watch:
+        run.go()
+        out, _ = watch.communicate(timeout=120)
+    assert watch.returncode == 0, out
+    assert [line.partition("Z ")[2].split()[0] for line in out.splitlines()][:2] == [
+        "LOST", "Resumed",
+    ]  # fmt: skip
+    assert len(run.status()["history"]) == 1
