@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from .jobs import Run, User
 
 # Plain SGD: its losses show a gradient of the wrong size.
 QUICK = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0",
-         "train.optimizer=sgd", "train.lr=0.05", "train.save_every=10", "steps=60")  # fmt: skip
+         "train.optimizer=sgd", "train.lr=0.05", "train.save_every=10", "steps=40")  # fmt: skip
 TRNSLURM = (sys.executable, "-m", "trnslurm")
 
 
@@ -38,12 +39,12 @@ def test_cancelled_and_resumed_on_another_number_of_nodes(user) -> None:
     """Two people resume it at the same moment: it gets one job, and the losses of one run."""
     control = user.submit(*QUICK, nodes=1, recipe="gpt2_zero1")
     run = user.submit(*QUICK, nodes=2, recipe="gpt2_zero1")
-    eventually(lambda: len(lines(run)) > 25, 120)
+    eventually(lambda: len(lines(run)) > 15, 120)
     user.trnslurm("cancel", run.path, "--now")
     run.until("CANCELLED")
-    assert 20 < max(losses(run)) < 60
+    assert 10 < max(losses(run)) < 40
 
-    resume = [*TRNSLURM, "resume", str(run.path), "--nodes", "3"]
+    resume = [*TRNSLURM, "resume", str(run.path), "--nodes", "1"]
     with ExitStack() as stack:
         both = [
             stack.enter_context(
@@ -58,11 +59,11 @@ def test_cancelled_and_resumed_on_another_number_of_nodes(user) -> None:
 
     run.until("COMPLETED", 240)
     control.until("COMPLETED", 240)
-    assert f"going on from step-{20:08d}, written by 2 workers" in run.logs("-n", "1000")
-    assert losses(run).keys() == losses(control).keys() == set(range(1, 61))
+    assert re.search(r"going on from step-000000[123]0, written by 2 workers", run.logs())
+    assert losses(run).keys() == losses(control).keys() == set(range(1, 41))
     assert losses(run) == pytest.approx(losses(control), rel=1e-5)
     status = run.status()
-    assert (status["nodes"], status["history"][0]["nodes"]) == (3, 2)
+    assert (status["nodes"], status["history"][0]["nodes"]) == (1, 2)
     assert [a["state"] for a in status["attempts"]] == ["CANCELLED", "COMPLETED"]
     assert status["mend"] == ""
 

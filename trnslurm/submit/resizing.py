@@ -46,7 +46,8 @@ def resized(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) ->
         spec = _spec(config, job, nodes)
     except (PlanError, ConfigError) as error:
         why = str(error).partition("; nearest")[0]
-        raise RunError(f"--nodes {nodes}: {why}{_nearest(config, job, nodes)}") from None
+        near = _nearest(config, job, nodes)
+        raise RunError(f"{run.name} cannot go on with --nodes {nodes}: {why}{near}") from None
     if spec.batch.global_batch != was.batch.global_batch:
         raise RunError(
             f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "
