@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from .jobs import JobSandbox, User
+from .jobs import JobSandbox, User, started_sandbox
 from .stand_ins import Stage
 
 # Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
@@ -31,20 +31,7 @@ NewSandbox = Callable[..., AbstractContextManager[JobSandbox]]
 @pytest.fixture(scope="session")
 def new_sandbox(path_without_slurm: str) -> NewSandbox:
     """Start a sandbox with these options of `up`, for users who have no Slurm on their PATH."""
-
-    @contextmanager
-    def start(*options: str) -> Iterator[JobSandbox]:
-        base = Path(tempfile.mkdtemp(dir="/tmp", prefix="ts-"))  # short: sockets lie below
-        sandbox = JobSandbox(base=base, name="jobs", environ={"PATH": path_without_slurm})
-        settings = [word for setting in SETTINGS for word in ("--set", setting)]
-        try:
-            sandbox.up("-q", "--owner", os.getpid(), *settings, *options)
-            yield sandbox
-        finally:
-            said = sandbox.trnslurm("down")
-        assert not base.exists(), (said, sorted(base.rglob("*")))
-
-    return start
+    return partial(started_sandbox, path_without_slurm, SETTINGS)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,20 @@ class JobSandbox(Sandbox):
         if jobs := [line.split()[0] for line in self.queue()]:
             self.slurm("scancel", *jobs)
         eventually(is_clean)
+
+
+@contextmanager
+def started_sandbox(path: str, settings: Sequence[str], *options: str) -> Iterator[JobSandbox]:
+    """A sandbox with lines of slurm.conf and options of `up`, for users of this PATH."""
+    base = Path(tempfile.mkdtemp(dir="/tmp", prefix="ts-"))  # short: sockets lie below
+    sandbox = JobSandbox(base=base, name="jobs", environ={"PATH": path})
+    words = [word for setting in settings for word in ("--set", setting)]
+    try:
+        sandbox.up("-q", "--owner", os.getpid(), *words, *options)
+        yield sandbox
+    finally:
+        said = sandbox.trnslurm("down")
+    assert not base.exists(), (said, sorted(base.rglob("*")))
 
 
 @dataclass

@@ -1,0 +1,86 @@
+"""The sandbox that faults are put into, the training they are compared with, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from ..sandbox.jobs import JobSandbox, User, started_sandbox
+from .results import Row, results_directory
+from .trainings import SITE, Training, submit
+
+# Slurm's waits, cut short: docs/reliability.md names them. A partition whose jobs take the nodes
+# of others, which are then requeued.
+SETTINGS = (
+    "KillWait=5", "MinJobAge=10", "AuthInfo=cred_expire=5", "InactiveLimit=0",
+    "SlurmdTimeout=10", "MessageTimeout=5", "ReturnToService=2",
+    "SchedulerParameters=sched_interval=2,bf_interval=2",
+    "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE",
+    "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP",
+)  # fmt: skip
+
+Control = Callable[..., Training]
+
+
+@pytest.fixture(scope="session")
+def sandbox(path_without_slurm: str) -> Iterator[JobSandbox]:
+    """Four nodes like trn1.32xlarge."""
+    with started_sandbox(path_without_slurm, SETTINGS, "--nodes", "4") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def user(sandbox: JobSandbox, tmp_path: Path) -> Iterator[User]:
+    """A user whose jobs end with the test, on nodes that are whole again after it."""
+    yield User(sandbox, tmp_path, site=SITE)
+    mend(sandbox)
+    sandbox.clean()
+
+
+@pytest.fixture(scope="session")
+def control(sandbox: JobSandbox, tmp_path_factory: pytest.TempPathFactory) -> Control:
+    """An uninterrupted training on so many nodes, with these settings."""
+
+    @cache
+    def run(*sets: str, nodes: int = 2) -> Training:
+        user = User(sandbox, tmp_path_factory.mktemp("control"), site=SITE)
+        training = submit(user, "train.pause_s=0", *sets, nodes=nodes)
+        training.until("COMPLETED")
+        return training
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def results() -> Path:
+    return results_directory()
+
+
+@pytest.fixture
+def row(results: Path, request: pytest.FixtureRequest) -> Iterator[Row]:
+    """The row that a test is about, named by its mark `row`; written down if the test passes."""
+    number, what = request.node.get_closest_marker("row").args
+    row = Row(number, what)
+    failed = request.session.testsfailed
+    yield row
+    if request.session.testsfailed == failed and row.invariants:
+        row.write(results)
+
+
+def mend(sandbox: JobSandbox) -> None:
+    """Have the controller and every node run, with its daemon and its cable."""
+    state = sandbox.state()
+    if "slurmctld" not in state["daemons"]:
+        sandbox.fault("ctld", "start")
+    for node in range(1, len(state["nodes"]) + 1):
+        if state["nodes"][node - 1]["power"] == "off":
+            sandbox.fault(node, "power-on")
+        for action in ("thaw", "link-up"):
+            sandbox.fault(node, action)
+        if "slurmd" not in sandbox.on_node(node, "ps", "-eo", "comm").out.split():
+            sandbox.fault(node, "slurmd-start")
+    eventually(lambda: sandbox.slurm("sinfo").code == 0, 30)

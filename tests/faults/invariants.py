@@ -1,0 +1,174 @@
+"""What must hold after any fault: the invariants I1 to I6, looked at from outside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from .results import Row
+from .trainings import STEPS, Recovery, Training, read_lines
+
+GLOBAL_BATCH = 8
+
+
+def lineage(run: Training) -> dict[int, dict[str, Any]]:
+    """The line of each step that counts: that of the newest attempt which did it."""
+    newest: dict[int, dict[str, Any]] = {}
+    for line in run.lines:
+        if line["attempt"] >= newest.get(line["step"], line)["attempt"]:
+            newest[line["step"]] = line
+    return dict(sorted(newest.items()))
+
+
+def every_sample_once(run: Training, steps: int) -> None:
+    """I1: in the committed lineage every sample stands exactly once.
+
+    The steps of the lineage are complete; what the workers say they trained on in them is, sample by
+    sample, what the step consists of; and each attempt began where a checkpoint was.
+    """
+    lines = lineage(run)
+    assert list(lines) == list(range(1, steps + 1)), run.story()
+    consumed: dict[tuple[int, int], list[int]] = {}
+    for file in run.path.glob("drill/samples-*.jsonl"):
+        for line in read_lines(file):
+            consumed.setdefault((line["attempt"], line["step"]), []).extend(line["samples"])
+    for step, line in lines.items():
+        first = (step - 1) * GLOBAL_BATCH
+        samples = consumed[line["attempt"], step]
+        assert sorted(samples) == list(range(first, first + GLOBAL_BATCH)), (step, samples)
+        assert line["samples"] == step * GLOBAL_BATCH
+    began_at_checkpoints(run)
+
+
+def began_at_checkpoints(run: Training) -> None:
+    """Each attempt went on right behind a checkpoint that had been there when it began."""
+    for attempt in sorted({line["attempt"] for line in run.lines}):
+        begin = min(run.steps(attempt)) - 1
+        loaded = re.search(r"going on from step-(\d+), .* in attempt (\d+)", _log(run, attempt))
+        assert begin == (int(loaded[1]) if loaded else 0), (attempt, begin)
+        assert not loaded or int(loaded[2]) < attempt
+        if "checkpoint" in (said := run.said(attempt)):
+            assert begin <= said["checkpoint"], (attempt, begin)
+
+
+def same_numbers(run: Training, control: Training, *, rel: float = 0, final: bool = True) -> None:
+    """I2: each loss and each norm ever reported, of lost steps too, is that of the control.
+
+    And so are the final weights, with the optimizer's state. Without a tolerance bit for bit.
+    """
+    expected = {line["step"]: line for line in control.lines}
+    for line in run.lines:
+        for key in ("loss", "grad_norm"):
+            wanted = expected[line["step"]][key]
+            assert line[key] == (pytest.approx(wanted, rel=rel) if rel else wanted), (key, line)
+    if final and not rel:
+        step = max(expected)
+        assert files_of(run.path, step) == files_of(control.path, step)
+
+
+def files_of(directory: Path, step: int) -> dict[str, Any]:
+    """The size and checksum of each file of a checkpoint, which must be whole."""
+    checkpoint = directory / f"checkpoints/step-{step:08d}"
+    assert is_whole(checkpoint), checkpoint
+    return dict(json.loads((checkpoint / "manifest.json").read_text())["files"])
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint is what its manifest says: read here with the standard library alone."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        own = manifest.pop("sha256")
+        text = json.dumps(manifest, sort_keys=True)
+        files = manifest["files"].items()
+        contents = {name: (checkpoint / name).read_bytes() for name, _ in files}
+    except (OSError, ValueError, KeyError):
+        return False
+    return hashlib.sha256(text.encode()).hexdigest() == own and all(
+        (len(contents[name]), hashlib.sha256(contents[name]).hexdigest())
+        == (file["bytes"], file["sha256"])
+        for name, file in files
+    )
+
+
+def whole_checkpoints(directory: Path) -> list[int]:
+    """The steps of the checkpoints that are there and whole, newest first."""
+    found = (directory / "checkpoints").glob("step-????????")
+    return sorted((int(path.name[5:]) for path in found if is_whole(path)), reverse=True)
+
+
+def a_checkpoint_is_there(run: Training) -> int:
+    """I3: of a training that has made one, a whole checkpoint is there at any moment."""
+    # One may be deleted while it is read; a newer one is then there.
+    return eventually(lambda: max(whole_checkpoints(run.path), default=0), 2)
+
+
+def fenced(run: Training, old: int, new: int) -> None:
+    """An attempt has ended by itself, and has committed nothing that the newer one did not load."""
+    eventually(lambda: "a newer attempt" in _log(run, old), 60)
+    begin = min(run.steps(new)) - 1
+    for manifest in run.path.glob("checkpoints/step-????????/manifest.json"):
+        facts = json.loads(manifest.read_text())
+        assert facts["attempt"] != old or facts["step"] <= begin, (facts["step"], begin)
+
+
+def _log(run: Training, attempt: int) -> str:
+    return (run.path / f"logs/train-{attempt}-node0.log").read_text(errors="replace")
+
+
+def ended_well(run: Training, state: str = "COMPLETED", exit_code: str | None = None) -> None:
+    """I4: the right word at the end, from us and from Slurm; no job and no process is left."""
+    assert run.state == state, run.story()
+    eventually(lambda: not queued(run), 30)
+    if exit_code is not None:
+        job = run.sandbox.slurm("scontrol", "show", "job", "-o", run.jobs["train"]).out
+        # Slurm forgets jobs; what it still knows must be right.
+        assert not job.strip() or f" ExitCode={exit_code} " in job, job
+    eventually(lambda: not run.sandbox.processes_of(run), 30)
+
+
+def queued(run: Training) -> list[str]:
+    """The lines of the queue about a run's jobs."""
+    jobs = set(run.jobs.values())
+    return [line for line in run.sandbox.queue() if line.split()[0] in jobs]
+
+
+def came_back_in_time(recovery: Recovery, bound_s: float = 120) -> None:
+    """I5: the first new step comes within a bound, wide enough for a machine that is busy."""
+    assert 0 < recovery.total < bound_s, recovery
+
+
+def logs_kept(run: Training) -> None:
+    """I6: what had been logged at a fault is still there, and more was only added."""
+    assert run.kept
+    for name, content in run.kept.items():
+        assert Path(name).read_bytes().startswith(content), name
+    for attempt in run.attempts:
+        batch = b"".join(f.read_bytes() for f in run.path.glob("logs/train-*.log"))
+        assert f"train attempt {attempt}: ".encode() in batch
+
+
+def check(
+    run: Training,
+    control: Training,
+    row: Row,
+    recovery: Recovery,
+    *,
+    lost_at_most: int,
+    bound_s: float = 120,
+) -> None:
+    """All of them, for a training that came back by itself and is COMPLETED."""
+    every_sample_once(run, STEPS)
+    same_numbers(run, control)
+    assert a_checkpoint_is_there(run) == STEPS
+    assert recovery.lost <= lost_at_most, recovery
+    ended_well(run, exit_code="0:0")
+    came_back_in_time(recovery, bound_s)
+    logs_kept(run)
+    row.holds("I1 I2 I3 I4 I5 I6", lost=recovery.lost, bound=lost_at_most)
+    row.measured(recovery)

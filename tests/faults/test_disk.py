@@ -1,0 +1,114 @@
+"""Rows about the disk: full, and checkpoints that are damaged while nobody looks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from . import invariants
+from .trainings import INTERVAL, Training, read_lines, submit
+
+
+@pytest.mark.row(18, "no space left for checkpoints, for a while")
+def test_full_disk(user, control, row, tmp_path) -> None:
+    """Saves fail one after another, training goes on; a rank is killed meanwhile."""
+    run = submit(user, more=("--sbatch", "--hold"))
+    directory = run.path / "checkpoints"
+    directory.mkdir()
+    sandbox = run.sandbox
+    sandbox.fault("disk", directory, "2M")
+    try:
+        sandbox.slurm("scontrol", "release", run.jobs["train"])
+        run.reach(25)
+        node = run.hosts()[0]
+        sandbox.on_node(node, "sh", "-c", f"cat /dev/zero > '{directory}/filler'")
+        run.reach(35)
+        eventually(lambda: "no checkpoint of step 30: " in run.logs("-n", "1000"), 30)
+        recovery = run.recover(lambda: run.kill(1))
+        assert min(run.steps(recovery.attempt)) == 21
+        sandbox.on_node(node, "rm", f"{directory}/filler")
+        run.finish()
+        sandbox.on_node(node, "cp", "-r", str(directory), str(tmp_path / "saved"))
+    finally:
+        eventually(lambda: not invariants.queued(run), 60)
+        sandbox.fault("disk", directory, "off")
+    shutil.copytree(tmp_path / "saved", directory, dirs_exist_ok=True)
+    # Without the full disk it would have been one interval.
+    invariants.check(run, control(), row, recovery, lost_at_most=3 * INTERVAL)
+
+
+def damage_three(run: Training) -> None:
+    """Stop it, damage the newest three of its checkpoints, each in another way, and let it go on."""
+    run.reach(55)
+    eventually(lambda: 50 in invariants.whole_checkpoints(run.path), 10)
+    run.keep_logs()
+    run.sandbox.slurm("scontrol", "requeuehold", run.jobs["train"]).ok
+    eventually(lambda: run.state == "HELD", 60)
+    newest = sorted(run.path.glob("checkpoints/step-????????"), reverse=True)[:3]
+    flipped, truncated, missing = (path / "rank-00001-of-00002.safetensors" for path in newest)
+    content = bytearray(flipped.read_bytes())
+    content[-100] ^= 1
+    flipped.write_bytes(content)
+    truncated.write_bytes(truncated.read_bytes()[:-1])
+    missing.unlink()
+    (run.path / "checkpoints/latest").symlink_to(newest[1].name)
+    run.sandbox.slurm("scontrol", "release", run.jobs["train"]).ok
+    run.finish()
+    expected = int(newest[2].name[5:]) - INTERVAL + 1
+    assert min(run.steps(2)) in (expected, expected // INTERVAL * INTERVAL + 1), "a damaged one"
+    aside = {path.name.split(".")[0] for path in run.path.glob("checkpoints/*.damaged-2")}
+    assert aside == {path.name for path in newest}
+
+
+@pytest.mark.row(20, "a bit-flipped, a truncated, a missing shard, and a stale `latest`")
+def test_damaged_checkpoints(user, control, row) -> None:
+    run = submit(user, "train.keep_last=6")
+    damage_three(run)
+    lost = max(run.steps(1)) - (min(run.steps(2)) - 1)
+    invariants.every_sample_once(run, 200)
+    invariants.same_numbers(run, control())
+    assert invariants.a_checkpoint_is_there(run) == 200
+    invariants.ended_well(run, exit_code="0:0")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=4 * INTERVAL)
+
+
+def written_durably(run: Training) -> None:
+    """Whether all of a checkpoint was on the disk before its name, and then the name.
+
+    Each file was fsynced after it was opened for writing, their directory after the last of them,
+    both before the renaming; and the directory above after it, before anything else is renamed.
+    """
+    events = [e for f in run.path.glob("drill/disk-*.jsonl") for e in read_lines(f)]
+    events.sort(key=lambda event: event["time"])
+    renames = [e for e in events if e["what"] == "rename"]
+    commits = [e for e in renames if re.search(r"/step-\d{8}$", e["to"])]
+    assert len(commits) >= 10
+
+    def fsynced(path: str, begin: float, end: float) -> bool:
+        return any(
+            e["what"] == "fsync" and e["path"] == path and begin < e["time"] < end for e in events
+        )
+
+    for commit in commits:
+        writes = {
+            e["path"]: e["time"]
+            for e in events
+            if e["what"] == "write" and e["path"].startswith(commit["path"] + "/")
+        }
+        names = sorted(path.rpartition("/")[2] for path in writes)
+        assert names == ["manifest.json", *(f"rank-{r:05d}-of-00002.safetensors" for r in (0, 1))]
+        for path, time in writes.items():
+            assert fsynced(path, time, commit["time"]), f"{path} is not on the disk"
+        last = max(writes.values())
+        assert fsynced(commit["path"], last, commit["time"]), f"names in {commit['path']}"
+        later = (e["time"] for e in renames if e["time"] > commit["time"])
+        root = commit["to"].rpartition("/")[0]
+        assert fsynced(root, commit["time"], next(later, float("inf"))), f"name {commit['to']}"
+
+
+def test_everything_is_fsynced(control) -> None:
+    written_durably(control("train.note_disk=true"))

@@ -1,0 +1,81 @@
+"""Rows in which a worker dies or stands still."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from . import invariants
+from .trainings import INTERVAL, submit
+
+
+@pytest.mark.row(1, "SIGKILL of one rank")
+def test_kill_one_rank(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    recovery = run.recover(lambda: run.kill(1))
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(2, "SIGKILL of rank 0 between shards and manifest")
+def test_kill_between_shards_and_manifest(user, control, row) -> None:
+    """Training goes on beside a save: up to two intervals lie behind the checkpoint before."""
+    run = submit(user)
+    run.reach(15)
+    run.order("hold", "manifest 1")
+    run.held("manifest")
+    assert list(run.path.glob("checkpoints/step-00000020.tmp-1/rank-*"))
+    recovery = run.recover(lambda: run.kill(0))
+    run.release()
+    run.finish()
+    assert min(run.steps(recovery.attempt)) == 11
+    assert not list(run.path.glob("checkpoints/*.tmp-*"))
+    invariants.check(run, control(), row, recovery, lost_at_most=2 * INTERVAL)
+
+
+@pytest.mark.row(3, "SIGKILL while an old checkpoint is deleted")
+def test_kill_during_removal(user, control, row) -> None:
+    run = submit(user)
+    run.reach(15)
+    run.order("hold", "removal 1")
+    run.held("removal")
+    (half,) = run.path.glob("checkpoints/*.removed-1")
+    recovery = run.recover(lambda: run.kill(0))
+    run.release()
+    run.finish()
+    assert not half.exists()
+    # The save of step 30 is there: only its log line was not written yet.
+    assert min(run.steps(recovery.attempt)) == 31
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(4, "SIGSTOP of a rank, found by the watchdog")
+def test_stop_a_rank(user, control, row) -> None:
+    run = submit(user, "train.watchdog=5", "train.watchdog_min_s=4")
+    run.reach(25)
+    recovery = run.recover(lambda: run.kill(1, "STOP"))
+    run.finish()
+    stuck = json.loads((run.path / "state/stuck-train-1.json").read_text())
+    assert stuck["rank"] == 1, stuck
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(21, "a crash at the same step in every attempt")
+def test_crash_loop(user, control, row) -> None:
+    """The first crash left a checkpoint; the three after it left nothing new."""
+    run = submit(user)
+    run.order("crash", 25)
+    run.reach(24)
+    run.keep_logs()
+    run.until("FAILED", 240)
+    assert run.attempts == [1, 2, 3, 4]
+    assert "given up after 3 crashes in a row without a new checkpoint" in run.status()["reason"]
+    assert "told to crash in step 25" in run.shown()
+    assert invariants.a_checkpoint_is_there(run) == 20
+    invariants.every_sample_once(run, 24)
+    invariants.same_numbers(run, control(), final=False)
+    invariants.ended_well(run, "FAILED", exit_code="1:0")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6")

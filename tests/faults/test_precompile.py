@@ -1,0 +1,78 @@
+"""Rows about the job before the training, and about what a failure tells Slurm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from ..sandbox.jobs import SITE
+from . import invariants
+from .trainings import Training
+
+
+@pytest.fixture
+def prober(user):
+    """The same user, with the recipe whose workers only do what they are told."""
+    return replace(user, site=SITE)
+
+
+def submit(user, *sets: str) -> Training:
+    run = user.submit(*sets)
+    return Training(run.user, run.path, run.jobs)
+
+
+@pytest.mark.row(13, "a precompile fails, and succeeds when it is requeued")
+def test_precompile_fails_once(prober, row) -> None:
+    """Slurm has dropped the training by then: `resume` brings one training, and only one."""
+    run = submit(prober, "precompile=always", "train.fail_phase=precompile", "train.fail_rank=0",
+                 "train.fail_attempts=1")  # fmt: skip
+    run.until("FAILED")
+    run.keep_logs()
+    sandbox, first = run.sandbox, run.jobs["train"]
+    sandbox.slurm("scontrol", "requeue", run.jobs["precompile"]).ok
+    eventually(lambda: (run.path / "state/precompile-2.json").exists(), 60)
+    eventually(lambda: not invariants.queued(run), 60)
+    assert run.facts() == {}, "the training has not begun"
+    prober.trnslurm("resume", str(run.path))
+    run.jobs = run.recorded_jobs()
+    assert run.jobs["train"] != first
+    run.until("COMPLETED")
+    assert len(run.attempts) == 1
+    invariants.ended_well(run, exit_code="0:0")
+    invariants.logs_kept(run)
+    row.holds("I4 I6")
+
+
+@pytest.mark.row(14, "a precompile is requeued while it runs")
+def test_precompile_requeued(prober, row) -> None:
+    run = submit(prober, "precompile=always", "train.wait=true")
+    run.until_there(1, phase="precompile")
+    run.keep_logs()
+    run.sandbox.slurm("scontrol", "requeue", run.jobs["precompile"]).ok
+    run.until_there(1, phase="precompile", attempt=2)
+    assert run.attempts == [], "the training waits"
+    run.go()
+    run.until("COMPLETED")
+    assert run.attempts == [1]
+    invariants.ended_well(run, exit_code="0:0")
+    invariants.logs_kept(run)
+    row.holds("I4 I6")
+
+
+@pytest.mark.row(15, "a failing srun, and commands after it")
+def test_failure_reaches_slurm(prober, row) -> None:
+    """The job fails with the step's exit code, and what waits for its success never starts."""
+    run = submit(prober, "train.fail_phase=train", "train.fail_rank=0", "slurm.max_crashes=1")
+    after = f"--dependency=afterok:{run.jobs['train']}"
+    options = (after, "--kill-on-invalid-dep=yes", "--output=/dev/null", "--parsable")
+    mark = run.path / "started"
+    child = run.sandbox.slurm("sbatch", *options, f"--wrap=touch {mark}").ok.strip()
+    run.until("FAILED")
+    run.keep_logs()
+    eventually(lambda: child not in " ".join(run.sandbox.queue()), 60)
+    assert not mark.exists()
+    invariants.ended_well(run, "FAILED", exit_code="1:0")
+    invariants.logs_kept(run)
+    row.holds("I4 I6")

@@ -1,0 +1,99 @@
+"""Rows in which someone asks for an end: requeue, cancel, the time limit, preemption."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from . import invariants
+from .trainings import INTERVAL, submit
+
+
+@pytest.mark.row(5, "scontrol requeue")
+def test_requeue(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    recovery = run.recover(lambda: run.sandbox.slurm("scontrol", "requeue", run.jobs["train"]))
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(6, "trnslurm cancel, and a requeue after it")
+def test_cancel(user, control, row) -> None:
+    """It saves and ends, and nothing brings it back."""
+    run = submit(user)
+    run.reach(25)
+    run.keep_logs()
+    user.trnslurm("cancel", str(run.path))
+    run.until("CANCELLED")
+    last = max(run.steps(1))
+    assert invariants.a_checkpoint_is_there(run) == last, "what was trained is saved"
+    invariants.ended_well(run, "CANCELLED")
+    run.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    time.sleep(15)  # the requeued job would have started
+    eventually(lambda: not invariants.queued(run), 60)
+    assert max(line["step"] for line in run.lines) == last
+    invariants.every_sample_once(run, last)
+    invariants.same_numbers(run, control(), final=False)
+    invariants.ended_well(run, "CANCELLED")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
+
+
+@pytest.mark.row(6, "scancel")
+def test_scancel(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    run.keep_logs()
+    run.sandbox.slurm("scancel", run.jobs["train"])
+    run.until("CANCELLED")
+    last = max(run.steps(1))
+    lost = last - invariants.a_checkpoint_is_there(run)
+    assert lost <= INTERVAL
+    time.sleep(15)
+    assert run.attempts == [1] and max(run.steps(1)) == last
+    invariants.every_sample_once(run, last)
+    invariants.same_numbers(run, control(), final=False)
+    invariants.ended_well(run, "CANCELLED")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=INTERVAL)
+
+
+@pytest.mark.row(7, "the time limit, with the early signal")
+def test_time_limit(user, control, row) -> None:
+    """Slurm sends the signal up to a minute early, and looks once in half a minute."""
+    run = submit(user, "train.pause_s=0.5", more=("--time", "2"))
+    run.reach(25)
+    recovery = run.recover(lambda: None)
+    run.finish()
+    assert "time limit" in run.said(1)["reason"]
+    invariants.check(run, control(), row, recovery, lost_at_most=0, bound_s=180)
+
+
+@pytest.mark.row(8, "preemption, TERM only")
+def test_preemption(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    urgent = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null")
+
+    def preempt() -> None:
+        run.sandbox.slurm("sbatch", *urgent, "--wrap=sleep 3").ok
+
+    recovery = run.recover(preempt)
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
+
+
+@pytest.mark.row(19, "requeue, and a save slower than the grace time")
+def test_slow_save(user, control, row) -> None:
+    """KILL comes in the middle of it: the checkpoint before counts, and no half of this one."""
+    run = submit(user)
+    run.reach(25)
+    run.order("hold", "write 1")
+    run.held("write")
+    recovery = run.recover(lambda: run.sandbox.slurm("scontrol", "requeue", run.jobs["train"]))
+    run.finish()
+    assert not list(run.path.glob("checkpoints/*.tmp-*"))
+    invariants.check(run, control(), row, recovery, lost_at_most=2 * INTERVAL)

@@ -1,0 +1,135 @@
+"""Rows in which Slurm itself, or the network, fails."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from ..sandbox.cluster import eventually
+from . import invariants
+from .trainings import INTERVAL, Training, submit
+
+
+def first_two(run_user) -> tuple[str, ...]:
+    """Options that bind a run to the first two nodes."""
+    names = ",".join(run_user.sandbox.node_name(n) for n in (1, 2))
+    return ("--sbatch", f"--nodelist={names}")
+
+
+@pytest.mark.row(9, "kill -9 of both slurmd: the old attempt runs on beside the new one")
+def test_kill_slurmd(user, control, row) -> None:
+    run = submit(user, "train.pause_s=0.3", "train.keep_last=50")
+    run.reach(25)
+    nodes = run.hosts()
+
+    def kill() -> None:
+        for node in nodes:
+            run.sandbox.fault(node, "slurmd-kill")
+
+    recovery = run.recover(kill)
+    assert not set(run.hosts(recovery.attempt)) & set(nodes)
+    invariants.fenced(run, 1, recovery.attempt)
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=200, bound_s=180)
+
+
+@pytest.mark.row(10, "the link of a node down, then up")
+def test_link_down(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    node = run.hosts()[1]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "link-down"))
+    run.sandbox.fault(node, "link-up")
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
+
+
+@pytest.mark.row(11, "kill -9 of slurmctld right after the start")
+def test_kill_slurmctld(user, control, row) -> None:
+    """The training does not need it; afterwards nobody takes it for lost."""
+    run = submit(user)
+    eventually(lambda: run.attempts == [1] and run.said(1)["state"] == "RUNNING", 60)
+    run.keep_logs()
+    run.sandbox.fault("ctld", "kill")
+    assert run.state == "RUNNING"
+    time.sleep(3)
+    run.sandbox.fault("ctld", "start")
+    run.finish()
+    assert run.attempts == [1]
+    invariants.every_sample_once(run, 200)
+    invariants.same_numbers(run, control())
+    invariants.ended_well(run, "COMPLETED")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
+
+
+@pytest.mark.row(12, "slurmctld down during submit and status")
+def test_submit_without_slurmctld(user, control, row) -> None:
+    """sbatch tries again, and status says what it knows: in the end there is one job."""
+    sandbox = user.sandbox
+    sandbox.fault("ctld", "kill")
+    restart = [*sandbox.argv("fault", "ctld", "start")]
+    with sandbox.running(["sh", "-c", f"sleep 5; exec {' '.join(restart)}"]):
+        run = submit(user)
+    assert len(invariants.queued(run)) == len(sandbox.queue()) == 1
+    run.reach(15)
+    run.keep_logs()
+    sandbox.fault("ctld", "kill")
+    assert run.state == "RUNNING"
+    sandbox.fault("ctld", "start")
+    assert len(sandbox.queue()) == 1
+    run.finish()
+    assert run.attempts == [1]
+    invariants.every_sample_once(run, 200)
+    invariants.same_numbers(run, control())
+    invariants.ended_well(run, "COMPLETED")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
+
+
+def two_attempts(run: Training) -> None:
+    """Start a second attempt by hand beside the first, which is about to commit."""
+    run.reach(25)
+    run.keep_logs()
+    run.order("hold", "rename 1")
+    run.held("rename")
+    run.user.shell("sbatch --parsable train.sbatch", run.path)
+    run.reach(60, attempt=2)
+    run.release()
+    eventually(lambda: run.said(1)["state"] != "RUNNING", 60)
+    run.finish()
+    invariants.fenced(run, 1, 2)
+
+
+@pytest.mark.row(22, "two attempts at once")
+def test_two_attempts(user, control, row) -> None:
+    run = submit(user, "train.keep_last=50")
+    two_attempts(run)
+    assert run.attempts == [1, 2]
+    invariants.every_sample_once(run, 200)
+    invariants.same_numbers(run, control())
+    invariants.ended_well(run)
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6")
+
+
+@pytest.mark.row(23, "a node reboots, and is back at once")
+def test_node_back_at_once(user, control, row) -> None:
+    run = submit(user, more=first_two(user))
+    run.reach(25)
+    recovery = run.recover(lambda: run.sandbox.fault(2, "reboot"))
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
+
+
+@pytest.mark.row(24, "a node goes off and never comes back")
+def test_node_never_back(user, control, row) -> None:
+    run = submit(user)
+    run.reach(25)
+    node = run.hosts()[0]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "power-off"))
+    assert node not in run.hosts(recovery.attempt)
+    run.finish()
+    invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL, bound_s=180)
