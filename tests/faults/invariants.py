@@ -29,8 +29,8 @@ def lineage(run: Training) -> dict[int, dict[str, Any]]:
 def every_sample_once(run: Training, steps: int) -> None:
     """I1: in the committed lineage every sample stands exactly once.
 
-    The steps of the lineage are complete; what the workers say they trained on in them is, sample by
-    sample, what the step consists of; and each attempt began where a checkpoint was.
+    The steps of the lineage are complete; what the workers say they trained on in each is, sample
+    by sample, what it consists of; and each attempt began where a checkpoint was.
     """
     lines = lineage(run)
     assert list(lines) == list(range(1, steps + 1)), run.story()

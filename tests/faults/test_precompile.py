@@ -30,8 +30,9 @@ def test_precompile_fails_once(prober, row) -> None:
                  "train.fail_attempts=1")  # fmt: skip
     run.until("FAILED")
     run.keep_logs()
-    sandbox, first = run.sandbox, run.jobs["train"]
-    sandbox.slurm("scontrol", "requeue", run.jobs["precompile"]).ok
+    first = run.jobs["train"]
+    eventually(lambda: first not in " ".join(run.sandbox.queue()), 30)
+    run.control("requeue", "precompile")
     eventually(lambda: (run.path / "state/precompile-2.json").exists(), 60)
     eventually(lambda: not invariants.queued(run), 60)
     assert run.facts() == {}, "the training has not begun"
@@ -50,7 +51,7 @@ def test_precompile_requeued(prober, row) -> None:
     run = submit(prober, "precompile=always", "train.wait=true")
     run.until_there(1, phase="precompile")
     run.keep_logs()
-    run.sandbox.slurm("scontrol", "requeue", run.jobs["precompile"]).ok
+    run.control("requeue", "precompile")
     run.until_there(1, phase="precompile", attempt=2)
     assert run.attempts == [], "the training waits"
     run.go()

@@ -15,7 +15,7 @@ from .trainings import INTERVAL, submit
 def test_requeue(user, control, row) -> None:
     run = submit(user)
     run.reach(25)
-    recovery = run.recover(lambda: run.sandbox.slurm("scontrol", "requeue", run.jobs["train"]))
+    recovery = run.recover(lambda: run.control("requeue"))
     run.finish()
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
@@ -31,7 +31,7 @@ def test_cancel(user, control, row) -> None:
     last = max(run.steps(1))
     assert invariants.a_checkpoint_is_there(run) == last, "what was trained is saved"
     invariants.ended_well(run, "CANCELLED")
-    run.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    run.sandbox.slurm("scontrol", "requeue", run.jobs["train"])  # may be refused
     time.sleep(15)  # the requeued job would have started
     eventually(lambda: not invariants.queued(run), 60)
     assert max(line["step"] for line in run.lines) == last
@@ -78,10 +78,7 @@ def test_preemption(user, control, row) -> None:
     run.reach(25)
     urgent = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null")
 
-    def preempt() -> None:
-        run.sandbox.slurm("sbatch", *urgent, "--wrap=sleep 3").ok
-
-    recovery = run.recover(preempt)
+    recovery = run.recover(lambda: run.sandbox.slurm("sbatch", *urgent, "--wrap=sleep 3").ok)
     run.finish()
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
@@ -93,7 +90,7 @@ def test_slow_save(user, control, row) -> None:
     run.reach(25)
     run.order("hold", "write 1")
     run.held("write")
-    recovery = run.recover(lambda: run.sandbox.slurm("scontrol", "requeue", run.jobs["train"]))
+    recovery = run.recover(lambda: run.control("requeue"))
     run.finish()
     assert not list(run.path.glob("checkpoints/*.tmp-*"))
     invariants.check(run, control(), row, recovery, lost_at_most=2 * INTERVAL)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..sandbox.cluster import eventually
 from ..sandbox.jobs import JobSandbox, Run, User
 
 SITE = Path(__file__).parent / "site"
@@ -108,6 +107,11 @@ class Training(Run):
     def recorded_jobs(self) -> dict[str, str]:
         """The jobs as run.json has them, for a run that was submitted again."""
         return dict(json.loads((self.path / "run.json").read_text())["jobs"])
+
+    def control(self, verb: str, phase: str = "train") -> None:
+        """Let scontrol do something with a phase's job."""
+        done = self.sandbox.slurm("scontrol", verb, self.jobs[phase])
+        assert done.code == 0, done
 
     def kill(self, rank: int, signal: str = "KILL") -> None:
         """Signal the worker of a rank, from outside."""

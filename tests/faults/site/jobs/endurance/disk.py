@@ -1,4 +1,4 @@
-"""Writes down what a worker does with the files of checkpoints, in the order of the machine's clock.
+"""Writes down what a worker does with the files of checkpoints, and when.
 
 disk-RANK.jsonl has a line for each file opened for writing, each fsync and each rename, with the
 seconds of the monotonic clock, which all processes of a machine share.
