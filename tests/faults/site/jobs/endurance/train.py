@@ -3,7 +3,6 @@
 What differs from jobs/gpt2_zero1/train.py is the model, and that a drill sets the pace.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +21,11 @@ from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import run_job
 from trnslurm.train.metrics import Progress
 from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, load_plan, read_settings
+from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
 from trnslurm.train.reports import say
 from trnslurm.train.schedule import SaveTimes, learning_rate, steps_to_run, total_steps
 from trnslurm.train.settings import CommonSettings
+from trnslurm.train.supervision import Supervision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +53,21 @@ class Training:
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("plan", type=Path)
-    plan = load_plan(parser.parse_args().plan)
+    plan = parse_plan("Train a small model.")
     settings = read_settings(Settings, plan, not_zero=("log_every",))
     environment = read_environment()
-
     device = open_device(plan.device, environment)
     check_world(plan, device)
 
     run = make_training(plan, settings, device, environment)
     if device.rank == 0:
         say(describe_plan(plan, environment))
-    run_training(run, environment)
+    supervision = run_training(run, environment)
     device.close()
+    supervision.note_stop()
 
 
-def run_training(run: Training, environment: Environment) -> None:
+def run_training(run: Training, environment: Environment) -> Supervision:
     """Train to the end, or as far as this run shall go."""
     run.drill.began()
     done = run.checkpoints.resume(run.optimizer)
@@ -85,21 +83,23 @@ def run_training(run: Training, environment: Environment) -> None:
     )
 
     # Go!
-    train(run, progress, saves, steps)
+    with Supervision(run.plan, run.settings, run.device, environment, progress) as supervision:
+        train(run, progress, saves, supervision)
 
-    run.checkpoints.close()
     run.checkpoints.require_last()
     progress.close()
-    conclude(run.device, run.model, environment)
+    if not supervision.stopped:
+        conclude(run.device, run.model, environment)
+    return supervision
 
 
-def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> None:
+def train(run: Training, progress: Progress, saves: SaveTimes, supervision: Supervision) -> None:
     """Run the steps."""
     plan, settings, device = run.plan, run.settings, run.device
     predicted = plan.batch.global_batch * (plan.seq_len - 1)
     loss_sum = device.put(torch.zeros(1))
     run.model.train()
-    for step in steps:
+    for step in progress.steps:
         run.drill.pause(step)
         units = worker_units(plan, worker=device.rank, step=step)
         for unit in units:
@@ -118,10 +118,13 @@ def train(run: Training, progress: Progress, saves: SaveTimes, steps: range) -> 
         done = step + 1
         run.drill.note(done, units)
         overdue = progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr)
-        if saves.due(done, overdue=overdue):
+        stops = supervision.step_done(done)
+        if saves.due(done, overdue=overdue or stops):
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()
+        if stops:
+            break
 
 
 def unit_loss(run: Training, unit: Unit, predicted: int) -> Tensor:
@@ -152,7 +155,7 @@ def make_training(
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
     )
-    facts = {"data": text.fingerprint}
+    data = text.fingerprint
     return Training(
         plan=plan,
         settings=settings,
@@ -161,7 +164,7 @@ def make_training(
         text=text,
         model=model,
         optimizer=optimizer,
-        checkpoints=open_checkpoints(plan, settings, device, environment, facts=facts),
+        checkpoints=open_checkpoints(plan, settings, device, environment, data=data),
         drill=drill,
     )
 
