@@ -24,6 +24,10 @@ if [ -z "$interface" ]; then
 fi
 export GLOO_SOCKET_IFNAME="$interface"
 
+# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=neuron --devices=16 \
+  --workers=32 --efa=8 --data=/fsx/trnslurm-data/bert_pretrain_wikicorpus_tokenized_hdf5_seqlen512
+
 launch=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
   --nnodes=2 --node_rank="$node_rank" --nproc_per_node=32

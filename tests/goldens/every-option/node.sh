@@ -27,6 +27,10 @@ export GLOO_SOCKET_IFNAME="$interface"
 NEURON_COMPILE_CACHE_URL="$NEURON_COMPILE_CACHE_URL/hosts/$(uname -n)"
 export NEURON_COMPILE_CACHE_URL
 
+# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=neuron --devices=16 \
+  --workers=32 --efa=8 --data=/fsx/trnslurm-data/wikitext-103
+
 launch=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
   --nnodes=2 --node_rank="$node_rank" --nproc_per_node=32

@@ -22,6 +22,10 @@ export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machin
 export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
 export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
 
+# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
+  --workers=1 --efa=0 --data=''
+
 launch=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
   --nnodes=2 --node_rank="$node_rank" --nproc_per_node=1

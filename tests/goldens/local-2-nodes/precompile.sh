@@ -53,14 +53,13 @@ write_state() {  # replaces the file whole, so that a reader never sees half of 
 # shellcheck disable=SC2317,SC2329
 finish() {  # reached by a trap: the last word on this attempt, however the script ends
   local code=$1
-  trap '' TERM INT HUP
+  trap '' TERM INT HUP USR1
   if [ -n "$heartbeat" ]; then kill "$heartbeat" 2> /dev/null || true; fi
   if [ "$code" -eq 0 ] && [ -z "$launched" ]; then
     code=1                                  # something left the script before it had done its work
   fi
   case $state in
-    CANCELLED | TIMEOUT | PREEMPTED | REQUEUED) ;;
-    *)
+    STARTING | RUNNING)
       if [ "$code" -eq 0 ]; then
         state=COMPLETED
       else
@@ -68,6 +67,9 @@ finish() {  # reached by a trap: the last word on this attempt, however the scri
       fi ;;
   esac
   write_state "$code"
+  if [ -n "$launched" ] && { [ "$state" = FAILED ] || [ "${cause:-}" = crash ]; }; then
+    "$TRNSLURM_PYTHON" -m trnslurm.triage . --phase "$phase" --attempt "$attempt" || true
+  fi
   echo "$(date -u +%FT%TZ) $phase attempt $attempt: $state${reason:+ ($reason)}"
   exit "$code"
 }
@@ -75,7 +77,7 @@ trap 'finish $?' EXIT
 
 # shellcheck disable=SC2317,SC2329
 on_term() {  # reached by a trap: scancel, the time limit, preemption and requeue all arrive as TERM
-  trap '' TERM INT HUP
+  trap '' TERM INT HUP USR1
   state=CANCELLED
   write_state
   if [ -n "$step" ]; then
@@ -123,7 +125,7 @@ hosts=local-0,local-1
 MASTER_ADDR=127.0.0.1
 # This script runs on the first node, so a port that is free here is free for the master.
 ports=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$job_id" "$restarts")
-export MASTER_ADDR MASTER_PORT="${ports% *}"
+export MASTER_ADDR MASTER_PORT="${ports% *}" TRNSLURM_HOSTS="$hosts"
 
 # Launch. In the background, because bash runs a trap only while it waits.
 doing="running on $hosts"
