@@ -193,8 +193,9 @@ def _assert_intact(attack: Attack, accepted: Mapping[type, Any], run: Path) -> N
     assert seen["NEURON_COMPILE_CACHE_URL"] == saved["compile_cache"]
 
 
-# What a name can be made of, on this file system.
-NAMES = [k for k, t in HOSTILE.items() if t and len(t) < 200 and not set("/\0\ud800") & set(t)]
+# Those that a file system takes, and that differ as names.
+NAMES = ("substitution", "backticks", "double quote", "single quote", "newline", "dash",
+         "direction", "expression", "shell's own")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", NAMES)
