@@ -16,8 +16,8 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test check unit format goldens bench bench-training bench-checkpoint bench-data \
-  bench-bert bench-reader wheel clean
+.PHONY: all help demo test check unit format goldens bench bench-training bench-supervision \
+  bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -54,6 +54,9 @@ bench: .venv/.train  ## Measure start-up times, as ratios
 
 bench-training: .venv/.train  ## Measure training speed beside a plain loop with accelerate
 	$(BIN)/python benchmarks/training.py
+
+bench-supervision: .venv/.train  ## Measure what the look for a stop and the watchdog cost a step
+	$(BIN)/python benchmarks/supervision.py
 
 bench-checkpoint: .venv/.train  ## Measure how long a save holds training up, beside torch.save
 	$(BIN)/python benchmarks/checkpoint_stall.py

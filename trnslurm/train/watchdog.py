@@ -62,6 +62,8 @@ class Verdict:
     reason: str
     workers: tuple[int, ...] = ()
     """Empty: nobody in particular."""
+    frozen: bool = False
+    """They do not even say where they are any more."""
 
 
 def judge(before: list[Sign], now: list[Sign]) -> Verdict | None:
@@ -70,7 +72,8 @@ def judge(before: list[Sign], now: list[Sign]) -> Verdict | None:
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
     if frozen:
-        return Verdict(workers=tuple(frozen), reason="it does not answer: its process is frozen")
+        reason = "it does not answer, its process is frozen"
+        return Verdict(workers=tuple(frozen), reason=reason, frozen=True)
     places = [(sign.step, sign.beats) for sign in now]
     behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
     if len(behind) == len(now) > 1:
@@ -233,14 +236,15 @@ class Watchdog:
 
 
 def describe(verdict: Verdict, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
-    """Put a verdict in a line, and what is in it beside that."""
+    """Put a verdict in a line, and what is in it beside that; the step is the reporter's own."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"
     more = ""
     if verdict.workers:
         rank, *others = verdict.workers
         sign = signs[rank]
-        worker = {"rank": rank, "node": sign.node, "host": sign.host, "step": sign.step}
+        place = step if verdict.frozen else sign.step
+        worker = {"rank": rank, "node": sign.node, "host": sign.host, "step": place}
         who = f"worker {rank} (node {sign.node}, {sign.host})"
         more = f" (and {len(others)} more like it)" if others else ""
     line = (
