@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from trnslurm.node import preflight_checks
-from trnslurm.node.preflight_checks import Finding, Needs, run_all
-from trnslurm.node.preflight_verdict import Node, judge
+from trnslurm.node import preflight_checks, preflight_devices
+from trnslurm.node.preflight_needs import Finding, Needs, run_all
 from trnslurm.sandbox import neuron_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,12 +160,12 @@ def neuron_tools(job: Job, behaviour: str) -> None:
 )
 def test_neuron_devices(job: Job, monkeypatch, behaviour: str, words: str) -> None:
     monkeypatch.setenv("PATH", f"{job.run}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(preflight_checks, "_BUSY_S", 0.0)
+    monkeypatch.setattr(preflight_devices, "_BUSY_S", 0.0)
     needs = Needs(run=job.run, phase="train", device="neuron", devices=16, workers=32)
     neuron_tools(job, "ok")
-    assert preflight_checks.devices(needs) == Finding(fact="16")
+    assert preflight_devices.devices(needs) == Finding(fact="16")
     neuron_tools(job, behaviour)
-    assert words in preflight_checks.devices(needs).problem
+    assert words in preflight_devices.devices(needs).problem
 
 
 def test_gpus(job: Job, monkeypatch) -> None:
@@ -175,20 +174,20 @@ def test_gpus(job: Job, monkeypatch) -> None:
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)'\n")
     tool.chmod(0o755)
     needs = Needs(run=job.run, phase="train", device="cuda", workers=1)
-    assert preflight_checks.devices(needs) == Finding(fact="1")
+    assert preflight_devices.devices(needs) == Finding(fact="1")
     eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
-    assert preflight_checks.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
+    assert preflight_devices.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
     tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
-    assert "Unable to determine" in preflight_checks.devices(needs).problem
+    assert "Unable to determine" in preflight_devices.devices(needs).problem
 
 
 def test_efa(job: Job) -> None:
     needs = Needs(run=job.run, phase="train", efa=2)
     cards = job.run / "infiniband"
-    assert preflight_checks.efa(needs, cards).problem.startswith("0 of 2 EFA interfaces")
+    assert preflight_devices.efa(needs, cards).problem.startswith("0 of 2 EFA interfaces")
     for name in ("rdmap16s27", "rdmap32s27"):
         (cards / name).mkdir(parents=True)
-    assert preflight_checks.efa(needs, cards) == Finding(fact="2")
+    assert preflight_devices.efa(needs, cards) == Finding(fact="2")
 
 
 def test_what_all_nodes_share_is_nobodys_fault(job: Job) -> None:
@@ -294,39 +293,3 @@ def test_room_for_a_checkpoint(job: Job, monkeypatch) -> None:
         file.truncate(2**43)
     said = preflight_checks.run_directory(needs).problem
     assert "the next checkpoint needs 8,192.0 GiB; make room" in said
-
-
-def nodes(**problems: str) -> list[Node]:
-    """Three nodes, some with a problem of a check."""
-    made = [Node(node=n, host=host) for n, host in enumerate(HOSTS)]
-    for word, check in problems.items():
-        made[int(word[1:])].problems[check] = "x"
-    return made
-
-
-@pytest.mark.parametrize(
-    ("found", "bad"),
-    [
-        ({}, []),
-        ({"n1": "devices"}, ["node-2"]),
-        ({"n1": "dataset"}, ["node-2"]),
-        ({"n0": "dataset", "n1": "dataset", "n2": "dataset"}, []),
-        ({"n0": "devices", "n1": "devices", "n2": "devices"}, []),
-        ({"n0": "master port"}, []),
-        ({"n0": "memory", "n2": "EFA"}, ["node-1", "node-3"]),
-    ],
-)
-def test_who_is_to_blame(found: dict[str, str], bad: list[str]) -> None:
-    assert judge(nodes(**found), {}, 20) == bad
-
-
-def test_alone_a_node_is_to_blame_for_its_own_problems() -> None:
-    assert judge([Node(node=0, host="a", problems={"devices": "x"})], {}, 20) == ["a"]
-    assert judge([Node(node=0, host="a", problems={"dataset": "x"})], {}, 20) == []
-
-
-def test_if_nobody_reaches_node_0_it_is_node_0() -> None:
-    three = nodes()
-    three[1].heard = three[2].heard = False
-    assert judge(three, {1: "cannot reach it"}, 20) == ["node-1"]
-    assert three[1].problems["report"].startswith("cannot reach it; look")

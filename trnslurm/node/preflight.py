@@ -24,8 +24,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trnslurm.node.preflight_checks import CHECKS, MIB, Finding, Needs, owns, run_all
+from trnslurm.node.preflight_checks import CHECKS, owns
 from trnslurm.node.preflight_meeting import Host, MeetingError, report_to
+from trnslurm.node.preflight_needs import MIB, Finding, Needs, run_all
 from trnslurm.node.preflight_verdict import Node, judge
 
 WAIT_S = 20.0

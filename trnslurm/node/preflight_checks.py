@@ -1,176 +1,19 @@
-"""What a node can find out about itself before a job starts on it, each check in a few words.
+"""What a node can find out about itself before a job starts on it."""
 
-A check that hangs, as one of a dead file system does, is given up: each has a thread of its own.
-"""
-
-import json
 import os
 import re
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-MIB, GIB = 2**20, 2**30
-INFINIBAND = Path("/sys/class/infiniband")
-_TOOL_S = 10
-_BUSY_S = 5.0
-"""How long processes that an earlier job left on the devices have to end."""
+from trnslurm.node.preflight_devices import devices, efa
+from trnslurm.node.preflight_needs import GIB, MIB, Check, Finding, Needs
+
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python with torch in it needs more."""
 _FILES = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What the job needs of a node."""
-
-    run: Path
-    phase: str
-    nodes: int = 1
-    device: str = "cpu"
-    devices: int = 0
-    """Neuron devices of the instance type."""
-    workers: int = 1
-    """Workers on this node: each needs a NeuronCore or a GPU."""
-    efa: int = 0
-    data: str = ""
-    caches: tuple[str, ...] = ()
-    min_free: int = 256 * MIB
-    """Bytes that must be free where something is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What a check found: a fact for a table, and what is wrong and what to do about it."""
-
-    fact: str = ""
-    problem: str = ""
-    warning: str = ""
-
-
-Check = Callable[[Needs], Finding]
-
-
-def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Finding]:
-    """Run the checks side by side; what has not ended by then is a problem of its own."""
-    found: dict[str, Finding] = {}
-
-    def run(name: str, check: Check) -> None:
-        try:
-            found[name] = check(needs)
-        except OSError as error:
-            found[name] = Finding(problem=f"{error.filename or name}: {error.strerror}")
-        except Exception as error:  # whatever it was, this node could not say that it is fit
-            found[name] = Finding(problem=f"looking at its {name} failed ({error!r})")
-
-    threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    hung = Finding(problem=f"looking at it took over {timeout_s:g} s: is a file system dead?")
-    return {name: found.get(name, hung) for name in checks}
-
-
-def devices(needs: Needs) -> Finding:
-    """All devices are there, and enough of them are free."""
-    if needs.device == "neuron":
-        return _neuron_devices(needs)
-    if needs.device == "cuda":
-        return _gpus(needs)
-    return Finding()
-
-
-def _neuron_devices(needs: Needs) -> Finding:
-    deadline = time.monotonic() + _BUSY_S
-    while True:
-        listed = _neuron_ls()
-        if isinstance(listed, str):
-            return Finding(problem=f"{listed}; look at the driver (modinfo neuron) and the image")
-        if len(listed) < needs.devices:
-            return Finding(
-                fact=str(len(listed)),
-                problem=f"neuron-ls shows {len(listed)} of {needs.devices} devices; "
-                "replace the instance, or correct instance_type in the cluster profile",
-            )
-        holders = [p for device in listed for p in device.get("neuron_processes") or ()]
-        free = sum(d["nc_count"] for d in listed if not d.get("neuron_processes"))
-        if free >= needs.workers:
-            return Finding(fact=str(len(listed)))
-        if not holders:
-            text = f"its devices have {free} NeuronCores, the job needs {needs.workers}; "
-            return Finding(problem=f"{text}correct workers_per_node in the cluster profile")
-        if time.monotonic() > deadline:
-            first = f"pid {holders[0].get('pid')}, {holders[0].get('command')}"
-            text = f"{free} of the {needs.workers} NeuronCores it needs are free; end what holds"
-            return Finding(fact=str(len(listed)), problem=f"{text} the others ({first})")
-        time.sleep(0.5)
-
-
-def _neuron_ls() -> list[dict[str, Any]] | str:
-    """The devices; without the tool the device files are counted; or what is wrong."""
-    said = _tool("neuron-ls", "--json-output")
-    if said is None:
-        files = [f for f in Path("/dev").glob("neuron*") if re.fullmatch(r"neuron\d+", f.name)]
-        if files:
-            return [{"nc_count": GIB} for _ in files]  # how many cores they have is not known
-        return "neuron-ls is not on PATH, and there is no /dev/neuron0"
-    try:
-        return [dict(device) | {"nc_count": int(device["nc_count"])} for device in json.loads(said)]
-    except (ValueError, LookupError, TypeError):
-        return f"neuron-ls finds no devices ({_last_line(said)})"
-
-
-def _gpus(needs: Needs) -> Finding:
-    said = _tool("nvidia-smi", "-L")
-    if said is None:
-        return Finding(problem="nvidia-smi is not on PATH; install the NVIDIA driver on the node")
-    number = sum(line.startswith("GPU ") for line in said.splitlines())
-    if number < needs.workers:
-        text = f"nvidia-smi shows {number} GPUs, the job needs {needs.workers} ({_last_line(said)})"
-        return Finding(fact=str(number), problem=f"{text}; look at dmesg, replace the instance")
-    return Finding(fact=str(number))
-
-
-def _tool(*command: str) -> str | None:
-    """What a tool says on stdout, or on stderr where it fails; None: there is no such tool."""
-    if not shutil.which(command[0]):
-        return None
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=_TOOL_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"no answer in {_TOOL_S} s"
-    return done.stdout if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1][:200]
-
-
-def efa(needs: Needs, directory: Path = INFINIBAND) -> Finding:
-    """The network cards are there."""
-    if not needs.efa:
-        return Finding()
-    number = len(list(directory.iterdir())) if directory.is_dir() else 0
-    if number >= needs.efa:
-        return Finding(fact=str(number))
-    return Finding(
-        fact=str(number),
-        problem=f"{number} of {needs.efa} EFA interfaces in {directory}; enable EFA in its compute "
-        "resource, use an image with the driver (modinfo efa), or replace the instance",
-    )
 
 
 def run_directory(needs: Needs) -> Finding:
