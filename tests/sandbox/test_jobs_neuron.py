@@ -19,7 +19,8 @@ OUTCOMES = {
 def runs(user):
     """One run per behaviour, each on a node of its own, until all have ended."""
     cache = f"compile_cache={user.home}/cache"
-    runs, sets = {}, ("device=neuron", "precompile=auto", "workers_per_node=2", cache)
+    neuron = ("device=neuron", "precompile=auto", "workers_per_node=2", "slurm.max_crashes=1")
+    runs, sets = {}, (*neuron, cache)
     for number, behaviour in enumerate(OUTCOMES, 1):
         user.sandbox.fault("neuron", str(number), "neuron_parallel_compile", behaviour)
         # A key of its own for each, or the first to compile would do it for all.
