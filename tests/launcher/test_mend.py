@@ -54,7 +54,7 @@ def test_submitted_anew(run, fake_slurm, cli, what: str) -> None:
     fake_slurm.queue(*queue)
     status = run_status(run)
     assert (status.state, status.mend) == (state, f"trnslurm resume {run.name}")
-    assert f"to mend it: trnslurm resume {run.name}\n" in cli("status", "last").out
+    assert f"next: trnslurm resume {run.name}\n" in cli("status", "last").out
     assert cli("resume", "last").code == 0
     assert cancelled(fake_slurm) == gone
     assert submitted(fake_slurm) == ANEW

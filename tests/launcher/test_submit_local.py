@@ -195,3 +195,20 @@ def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path
     for run in site.runs():
         run_cli("cancel", run.path)
         await_true(lambda run=run: not local_job_alive(run.record()), "it has ended")
+
+
+def test_resumed_with_another_number_of_nodes(site, here, run_cli) -> None:
+    """Refused while it runs; then it goes on in its directory, and ends whole."""
+    here('[ "$TRNSLURM_ATTEMPT" -gt 1 ] || { touch there; sleep 600; }; echo "$SLURM_NNODES" > ran')
+    assert run_cli(*SUBMIT, "--detach").code == 0
+    run = site.run()
+    await_true((run.path / "there").exists, "its start")
+    assert "is RUNNING: let it go on, or `trnslurm cancel" in run_cli("resume", "last").error
+    assert run_cli("cancel", "last").code == 0
+    done = run_cli("resume", "last", "--nodes", "1")
+    assert done.code == 0, done
+    assert f"{run.name}: COMPLETED" in done.out
+    assert (run.path / "ran").read_text() == "1\n"
+    status = run_status(run)
+    assert [a.state for a in status.attempts] == ["CANCELLED", "COMPLETED"]
+    assert (status.nodes, status.history[0]["nodes"], status.mend) == (1, 2, "")

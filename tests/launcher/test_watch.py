@@ -71,7 +71,7 @@ def test_without_resume_it_only_says_what_would_help(run, fake_slurm, cli) -> No
     done = cli("watch", "last", "--every", "0.05s")
     assert done.code == 1
     assert said(done.out) == ["TIMEOUT (time limit)"]
-    assert done.out.endswith(f"to mend it: trnslurm resume {run.name}\n")
+    assert done.out.endswith(f"next: trnslurm resume {run.name}\n")
     assert len(fake_slurm.calls("sbatch")) == 1
 
 

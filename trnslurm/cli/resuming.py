@@ -99,7 +99,7 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
         click.echo(f"\n{directory.name} is left alone: trnslurm status {directory.name}", err=True)
         sys.exit(INTERRUPTED)
     if status.mend:
-        click.echo(f"to mend it: {status.mend}")
+        click.echo(f"next: {status.mend}")
     sys.exit(0 if status.state == "COMPLETED" else 1)
 
 

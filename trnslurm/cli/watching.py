@@ -92,10 +92,7 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"no precompile job: {left_out}")
     elif key := status.precompile.get("key"):
         click.echo(f"key of its graphs: {key}")
-    if status.after:
-        click.echo(f"goes on from the result of {status.after}")
-    if status.then:
-        click.echo(f"{status.then} goes on from its result")
+    _say_chain(status)
     if "step" in status.metrics:
         step, loss = _progress(status)
         click.echo(f"step {step}, loss {loss}")
@@ -103,8 +100,16 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
     if found:
         echo_finding(found)
     if status.mend:
-        click.echo(f"to mend it: {status.mend}")
+        click.echo(f"next: {status.mend}")
     click.echo(f"run directory: {status.path}")
+
+
+def _say_chain(status: RunStatus) -> None:
+    """Name the runs before and after it."""
+    if status.after:
+        click.echo(f"goes on from the result of {status.after}")
+    if status.then:
+        click.echo(f"{status.then} goes on from its result")
 
 
 def _say_attempts(status: RunStatus) -> None:

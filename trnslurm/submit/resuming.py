@@ -58,7 +58,8 @@ def resume(
         for each in chain:
             turns.enter_context(turn(each))
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
-        if nodes is None and (released := _release(run.record(), statuses[0])):
+        record = run.record()
+        if nodes in (None, record.nodes) and (released := _release(record, statuses[0])):
             return Resumed(runs=[run], released=released)
         found = [
             _Found(each, _job_again(each, nodes, template_dirs), status)
