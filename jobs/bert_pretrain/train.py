@@ -137,6 +137,7 @@ def train(run: Training, progress: Progress, saves: SaveTimes, supervision: Supe
         overdue = progress.note(done, loss=step_sums, grad_norm=grad_norm, lr=lr, **evaluated)
         stops = supervision.step_done(done)
         if saves.due(done, overdue=overdue or stops):
+            progress.report()
             run.checkpoints.save(step=done, samples=done * samples, optimizer=run.optimizer)
         run.checkpoints.poll()
         if stops:
@@ -252,9 +253,7 @@ def open_split(
         raise TrainError("data.path is empty: name a directory of HDF5 shards")
     positions = plan.model["max_position_embeddings"]
     if positions < plan.seq_len:
-        raise TrainError(
-            f"seq_len is {plan.seq_len}, but model.max_position_embeddings only {positions}"
-        )
+        raise TrainError(f"seq_len is {plan.seq_len}, model.max_position_embeddings {positions}")
     return open_shards(
         Path(plan.data).expanduser(),
         split,

@@ -126,6 +126,7 @@ def train(run: Training, progress: Progress, saves: SaveTimes, supervision: Supe
         overdue = progress.note(done, loss=step_loss, grad_norm=grad_norm, lr=lr, **evaluated)
         stops = supervision.step_done(done)
         if saves.due(done, overdue=overdue or stops):
+            progress.report()
             samples = done * plan.batch.global_batch
             run.checkpoints.save(step=done, samples=samples, optimizer=run.optimizer)
         run.checkpoints.poll()

@@ -274,7 +274,7 @@ def test_variables_of_the_scripts_cannot_be_set(site) -> None:
         for line in lines:
             code = line.partition("#")[0]
             found |= set(re.findall(r"^ *(?:local )?([a-z_]+)=", code))
-            found |= set(re.findall(r"^ *for ([a-z_]+) in", line))
+            found |= set(re.findall(r"^ *(?:for|read -r|local) ([a-z_]+)\b(?!=)", code))
     assert {"phase", "attempt", "state", "step", "hosts"} <= found
     for name in found:
         with pytest.raises(TrnslurmError, match="rely on it"):

@@ -34,7 +34,8 @@ _RESERVED = re.compile(
     # what the batch script counts in; a test holds them against the templates
     r"|phase|job_id|restarts|attempt|started|state|reason|hosts|doing|step|launched|heartbeat"
     r"|ended|code|job|now|name|default_python|first_node|ports|pause|node_rank|interface|launch"
-    r"|prepare"
+    r"|prepare|path|cause|checkpoint|deadline|stop_file|kill_wait|given_up|verdict|refused"
+    r"|excluded|said"
 )
 # A file's: no user and password in it, and its name leads nowhere else.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")

@@ -105,32 +105,16 @@ class Progress:
         self._pending.append(
             StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
         )
-        return self._report() if self.due(step) else False
+        return self.report() if self.due(step) else False
 
-    def close(self) -> None:
-        """Close the files and say how many graphs came late: there should be none."""
-        if self._lines:
-            self._lines.close()
-        if self._events:
-            self._events.close()
-        if self._device.rank == 0 and self._steady_graphs is not None:
-            say(f"graphs compiled after step {STEADY_AFTER}: {self._graphs_since_steady()}")
-            self._compare_rate()
+    def report(self) -> bool:
+        """Report what is pending; before a save, because its steps are not done again.
 
-    def _compare_rate(self) -> None:
-        """Say so if the mean rate of the steady steps is well below what is expected."""
-        steps = len(self.steps) - STEADY_AFTER
-        if not (self._expected and self._training and steps > 0):
-            return
-        rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
-        if rate < EXPECTED_SHARE * self._expected:
-            say(
-                f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
-                f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
-            )
-
-    def _report(self) -> bool:
+        All workers must call it alike, as it adds their numbers up.
+        """
         steps, self._pending = self._pending, []
+        if not steps:
+            return False
         # Always as many numbers: their count is part of the graph that sums them.
         mine = [number for done in steps for number in done.loss.tolist()]
         width = len(self._parts)
@@ -162,6 +146,28 @@ class Progress:
             self._warned = True
             self._warn_of_graphs(lines[-1])
         return answer > 0
+
+    def close(self) -> None:
+        """Close the files and say how many graphs came late: there should be none."""
+        if self._lines:
+            self._lines.close()
+        if self._events:
+            self._events.close()
+        if self._device.rank == 0 and self._steady_graphs is not None:
+            say(f"graphs compiled after step {STEADY_AFTER}: {self._graphs_since_steady()}")
+            self._compare_rate()
+
+    def _compare_rate(self) -> None:
+        """Say so if the mean rate of the steady steps is well below what is expected."""
+        steps = len(self.steps) - STEADY_AFTER
+        if not (self._expected and self._training and steps > 0):
+            return
+        rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
+        if rate < EXPECTED_SHARE * self._expected:
+            say(
+                f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
+                f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
+            )
 
     def _late_graphs(self) -> int:
         """Count the graphs that a precompile should have made, and did not.
