@@ -39,5 +39,9 @@ def _whole(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
             values = json.loads(line)
         except ValueError:
             continue  # still being written, or torn when its attempt died
-        if isinstance(values, dict) and {"attempt", "step"} <= values.keys():
+        if isinstance(values, dict) and _is_whole(values):
             yield values
+
+
+def _is_whole(values: dict[str, Any]) -> bool:
+    return all(isinstance(values.get(key), int) for key in ("attempt", "step"))

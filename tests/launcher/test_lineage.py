@@ -37,6 +37,19 @@ def test_an_old_attempt_that_still_writes_changes_nothing(tmp_path: Path) -> Non
     assert steps(tmp_path, *lines) == [(1, 1), (2, 2), (2, 3)]
 
 
+def test_every_step_is_printed_once(make_run, cli) -> None:
+    run = make_run()
+    assert "has no steps yet" in cli("metrics", run.name).error
+    lines = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
+    text = [json.dumps({"attempt": a, "step": s, "loss": s / a, "host": "\x1b"}) for a, s in lines]
+    run.metrics_file.write_text("\n".join(text))
+    assert cli("metrics", run.name, "-n", "2").out.splitlines() == [
+        "step  attempt    loss", "   2        2  1.0000", "   3        2  1.5000",
+    ]  # fmt: skip
+    done = json.loads(cli("metrics", run.name, "--json").out)
+    assert [(s["attempt"], s["step"]) for s in done] == [(1, 1), (2, 2), (2, 3)]
+
+
 def test_a_torn_line_and_none_at_all(tmp_path: Path) -> None:
     assert steps(tmp_path, (1, 1), torn='{"attempt": 1, "st') == [(1, 1)]
     assert lineage(tmp_path / "nothing") == []

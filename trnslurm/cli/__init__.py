@@ -22,6 +22,7 @@ _COMMANDS = {
     "runs": "watching",
     "status": "watching",
     "logs": "watching",
+    "metrics": "measuring",
     "triage": "triaging",
     "cancel": "watching",
     "resume": "resuming",
