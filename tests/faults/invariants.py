@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from ..sandbox.cluster import eventually
 from .results import Row
@@ -32,8 +34,7 @@ def every_sample_once(run: Training, steps: int) -> None:
     The steps of the lineage are complete; what the workers say they trained on in each is, sample
     by sample, what it consists of; and each attempt began where a checkpoint was.
     """
-    lines = lineage(run)
-    assert list(lines) == list(range(1, steps + 1)), run.story()
+    lines = complete_lineage(run, steps)
     consumed: dict[tuple[int, int], list[int]] = {}
     for file in run.path.glob("drill/samples-*.jsonl"):
         for line in read_lines(file):
@@ -42,8 +43,15 @@ def every_sample_once(run: Training, steps: int) -> None:
         first = (step - 1) * GLOBAL_BATCH
         samples = consumed[line["attempt"], step]
         assert sorted(samples) == list(range(first, first + GLOBAL_BATCH)), (step, samples)
-        assert line["samples"] == step * GLOBAL_BATCH
+
+
+def complete_lineage(run: Training, steps: int) -> dict[int, dict[str, Any]]:
+    """Every step is there, counts its samples, and each attempt began where a checkpoint was."""
+    lines = lineage(run)
+    assert list(lines) == list(range(1, steps + 1)), run.story()
+    assert [line["samples"] for line in lines.values()] == [s * GLOBAL_BATCH for s in lines]
     began_at_checkpoints(run)
+    return lines
 
 
 def began_at_checkpoints(run: Training) -> None:
@@ -67,9 +75,11 @@ def same_numbers(run: Training, control: Training, *, rel: float = 0, final: boo
         for key in ("loss", "grad_norm"):
             wanted = expected[line["step"]][key]
             assert line[key] == (pytest.approx(wanted, rel=rel) if rel else wanted), (key, line)
+    step = max(expected)
     if final and not rel:
-        step = max(expected)
         assert files_of(run.path, step) == files_of(control.path, step)
+    elif final:
+        same_weights(run.path, control.path, step, rel)
 
 
 def files_of(directory: Path, step: int) -> dict[str, Any]:
@@ -77,6 +87,31 @@ def files_of(directory: Path, step: int) -> dict[str, Any]:
     checkpoint = directory / f"checkpoints/step-{step:08d}"
     assert is_whole(checkpoint), checkpoint
     return dict(json.loads((checkpoint / "manifest.json").read_text())["files"])
+
+
+def same_weights(directory: Path, other: Path, step: int, rel: float) -> None:
+    """The parameters of a step are close to each other, whatever the number of workers."""
+    mine, theirs = (parameters_of(path, step) for path in (directory, other))
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert np.allclose(mine[name], theirs[name], rtol=rel, atol=rel), name
+
+
+def parameters_of(directory: Path, step: int) -> dict[str, np.ndarray]:
+    """The parameters in a checkpoint: the rows of all files, one after another."""
+    rows: dict[str, list[np.ndarray]] = {}
+    for name in sorted(files_of(directory, step)):
+        for key, value in load_file(directory / f"checkpoints/step-{step:08d}" / name).items():
+            if key.startswith("parameter/"):
+                rows.setdefault(key, []).append(value)
+    return {key: np.concatenate(parts) for key, parts in rows.items()}
+
+
+def workers_of(run: Training) -> list[int]:
+    """By how many workers the checkpoints were written, in the order of steps, without repeats."""
+    found = sorted(run.path.glob("checkpoints/step-????????/manifest.json"))
+    counts = [json.loads(file.read_text())["workers"] for file in found]
+    return [n for i, n in enumerate(counts) if i == 0 or n != counts[i - 1]]
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -110,11 +145,12 @@ def a_checkpoint_is_there(run: Training) -> int:
 
 def fenced(run: Training, old: int, new: int) -> None:
     """An attempt has ended by itself, and has committed nothing that the newer one did not load."""
-    eventually(lambda: "a newer attempt" in _log(run, old), 60)
     begin = min(run.steps(new)) - 1
     for manifest in run.path.glob("checkpoints/step-????????/manifest.json"):
         facts = json.loads(manifest.read_text())
-        assert facts["attempt"] != old or facts["step"] <= begin, (facts["step"], begin)
+        late = facts["attempt"] == old and facts["step"] > begin
+        assert not late, f"step {facts['step']} was committed by an attempt that is over"
+    assert "a newer attempt" in _log(run, old)
 
 
 def _log(run: Training, attempt: int) -> str:

@@ -25,6 +25,7 @@ class Row:
     """Steps done again; None where nothing was to be gone on with."""
     bound: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: str = ""
 
     def holds(self, invariants: str, *, lost: int | None = None, bound: int | None = None) -> None:
         """Take down which invariants hold, and how many steps were lost of how many allowed."""

@@ -29,8 +29,10 @@ def test_kill_slurmd(user, control, row) -> None:
 
     recovery = run.recover(kill)
     assert not set(run.hosts(recovery.attempt)) & set(nodes)
-    invariants.fenced(run, 1, recovery.attempt)
+    old = run.path / "logs/train-1-node0.log"
+    eventually(lambda: "a newer attempt" in old.read_text(), 60)
     run.finish()
+    invariants.fenced(run, 1, recovery.attempt)
     invariants.check(run, control(), row, recovery, lost_at_most=200, bound_s=180)
 
 

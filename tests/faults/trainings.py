@@ -17,7 +17,7 @@ STEPS = 200
 INTERVAL = 10
 """Steps between two checkpoints, as the recipe says."""
 # The workers' own command line: torchrun's has no -u before the script.
-WORKER = "-u code/jobs/"
+WORKER = "^[^ ]+ -u code/jobs/"
 _LOOK_S = 0.05
 _RECOVERY_S = 180
 
