@@ -9,6 +9,7 @@ SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   if $$p -c '$(SUITS)' 2> /dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
+FAULT_RESULTS := .make/faults
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,8 +17,8 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test check unit format goldens bench bench-training bench-supervision \
-  bench-checkpoint bench-data bench-bert bench-reader wheel clean
+.PHONY: all help demo test test-faults soak check unit format goldens bench bench-training \
+  bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -41,6 +42,18 @@ check: .venv/.train  ## Linters and types
 # Files of tests side by side, in the order that tests/conftest.py gives them.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# One after the other: what they measure, and their bounds, are of a machine that does nothing else.
+test-faults: sandbox .venv/.train  ## Every row of the fault matrix; writes the table of docs/reliability.md
+	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
+	rm -f "$$TRNSLURM_FAULT_RESULTS"/row-*.json
+	$(BIN)/pytest tests/faults -m 'not soak' --durations 0 --durations-min 1
+	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
+
+soak: sandbox .venv/.train  ## 50 random faults in one training; adds its row to that table
+	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
+	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
+	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 format: .venv/.train  ## Format the sources
 	$(BIN)/ruff check --fix .

@@ -61,13 +61,13 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def lost(row: dict[str, Any]) -> str:
     """Steps done again, of those that may have to be."""
-    return "" if row["lost"] is None else f"{row['lost']} ({row['bound']})"
+    return f"{row['lost']} ({row['bound']})" if row["lost"] is not None else ""
 
 
 def seconds(row: dict[str, Any]) -> str:
     """The parts of the way back, and their sum."""
     if not row["seconds"]:
-        return row["notes"]
+        return str(row["notes"])
     *parts, total = (f"{row['seconds'][part]:.1f}" for part in PARTS)
     return f"{' + '.join(parts)} = {total}"
 

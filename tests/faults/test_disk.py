@@ -12,6 +12,7 @@ from . import invariants
 from .trainings import INTERVAL, Training, read_lines, submit
 
 
+@pytest.mark.faults
 @pytest.mark.row(18, "no space left for checkpoints, for a while")
 def test_full_disk(user, control, row, tmp_path) -> None:
     """Saves fail one after another, training goes on; a rank is killed meanwhile."""
@@ -63,6 +64,7 @@ def damage_three(run: Training) -> None:
     assert aside == {path.name for path in newest}
 
 
+@pytest.mark.faults
 @pytest.mark.row(20, "a bit-flipped, a truncated, a missing shard, and a stale `latest`")
 def test_damaged_checkpoints(user, control, row) -> None:
     run = submit(user, "train.keep_last=6")
@@ -110,5 +112,6 @@ def written_durably(run: Training) -> None:
         assert fsynced(root, commit["time"], next(later, float("inf"))), f"name {commit['to']}"
 
 
+@pytest.mark.faults
 def test_everything_is_fsynced(control) -> None:
     written_durably(control("train.note_disk=true"))

@@ -35,6 +35,7 @@ def test_kill_between_shards_and_manifest(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=2 * INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(3, "SIGKILL while an old checkpoint is deleted")
 def test_kill_during_removal(user, control, row) -> None:
     run = submit(user)
@@ -51,6 +52,7 @@ def test_kill_during_removal(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(4, "SIGSTOP of a rank, found by the watchdog")
 def test_stop_a_rank(user, control, row) -> None:
     run = submit(user, "train.watchdog=5", "train.watchdog_min_s=4")
@@ -62,6 +64,7 @@ def test_stop_a_rank(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(21, "a crash at the same step in every attempt")
 def test_crash_loop(user, control, row) -> None:
     """The first crash left a checkpoint; the two after it left nothing new."""

@@ -23,6 +23,7 @@ def submit(user, *sets: str) -> Training:
     return Training(run.user, run.path, run.jobs)
 
 
+@pytest.mark.faults
 @pytest.mark.row(13, "a precompile fails, and succeeds when it is requeued")
 def test_precompile_fails_once(prober, row) -> None:
     """Slurm has dropped the training by then: `resume` brings one training, and only one."""
@@ -62,6 +63,7 @@ def test_precompile_requeued(prober, row) -> None:
     row.holds("I4 I6")
 
 
+@pytest.mark.faults
 @pytest.mark.row(15, "a failing srun, and commands after it")
 def test_failure_reaches_slurm(prober, row) -> None:
     """The job fails with the step's exit code, and what waits for its success never starts."""

@@ -20,6 +20,7 @@ def test_requeue(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(6, "trnslurm cancel, and a requeue after it")
 def test_cancel(user, control, row) -> None:
     """It saves and ends, and nothing brings it back."""
@@ -42,6 +43,7 @@ def test_cancel(user, control, row) -> None:
     row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
 
 
+@pytest.mark.faults
 @pytest.mark.row(6, "scancel")
 def test_scancel(user, control, row) -> None:
     run = submit(user)
@@ -61,6 +63,7 @@ def test_scancel(user, control, row) -> None:
     row.holds("I1 I2 I3 I4 I6", lost=lost, bound=INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(7, "the time limit, with the early signal")
 def test_time_limit(user, control, row) -> None:
     """Slurm sends the signal up to a minute early, and looks once in half a minute."""
@@ -72,6 +75,7 @@ def test_time_limit(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=0, bound_s=180)
 
 
+@pytest.mark.faults
 @pytest.mark.row(8, "preemption, TERM only")
 def test_preemption(user, control, row) -> None:
     run = submit(user)
@@ -83,6 +87,7 @@ def test_preemption(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
+@pytest.mark.faults
 @pytest.mark.row(19, "requeue, and a save slower than the grace time")
 def test_slow_save(user, control, row) -> None:
     """KILL comes in the middle of it: the checkpoint before counts, and no half of this one."""

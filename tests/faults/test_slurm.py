@@ -10,6 +10,8 @@ from ..sandbox.cluster import eventually
 from . import invariants
 from .trainings import INTERVAL, Training, submit
 
+pytestmark = pytest.mark.faults
+
 
 def first_two(run_user) -> tuple[str, ...]:
     """Options that bind a run to the first two nodes."""
