@@ -35,7 +35,7 @@ def submit_without(user, safeguard: tuple[str, str, str], *sets: str) -> Trainin
 def test_without_the_fence(user) -> None:
     """The older attempt goes on committing."""
     fence = ("directory.py", "return newest if newest > attempt else None", "return None")
-    run = submit_without(user, fence, "train.keep_last=50")
+    run = submit_without(user, fence, "train.pause_s=0.3", "train.keep_last=50")
     with pytest.raises(AssertionError, match="committed by an attempt that is over"):
         two_attempts(run)
 

@@ -9,7 +9,7 @@ import pytest
 from ..sandbox.cluster import eventually
 from ..sandbox.jobs import SITE
 from . import invariants
-from .trainings import Training
+from .trainings import WORKER, Training
 
 
 @pytest.fixture
@@ -27,14 +27,17 @@ def submit(user, *sets: str) -> Training:
 @pytest.mark.row(13, "a precompile fails, and succeeds when it is requeued")
 def test_precompile_fails_once(prober, row) -> None:
     """Slurm has dropped the training by then: `resume` brings one training, and only one."""
-    run = submit(prober, "precompile=always", "train.fail_phase=precompile", "train.fail_rank=0",
-                 "train.fail_attempts=1")  # fmt: skip
+    run = submit(prober, "precompile=always", "train.wait=true")
+    facts = run.until_there(1, phase="precompile")
+    node = facts[0]["host"].rpartition("-")[2]
+    run.sandbox.fault("proc", node, WORKER, "KILL")
     run.until("FAILED")
     run.keep_logs()
     first = run.jobs["train"]
     eventually(lambda: first not in " ".join(run.sandbox.queue()), 30)
     run.control("requeue", "precompile")
-    eventually(lambda: (run.path / "state/precompile-2.json").exists(), 60)
+    run.until_there(1, phase="precompile", attempt=2)
+    run.go()
     eventually(lambda: not invariants.queued(run), 60)
     assert run.facts() == {}, "the training has not begun"
     prober.trnslurm("resume", str(run.path))

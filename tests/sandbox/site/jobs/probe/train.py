@@ -24,9 +24,7 @@ def main() -> None:
         (cache / str(rank) / "graph").write_text("compiled\n", encoding="utf-8")
     if keys["say"]:
         print(keys["say"], flush=True)
-    only = keys["fail_attempts"]
     fails = phase == keys["fail_phase"]
-    fails = fails and not 0 < only < int(os.environ["TRNSLURM_ATTEMPT"])
     if fails and rank == keys["fail_rank"]:
         raise ValueError(f"rank {rank} was told to fail")
     if rank == 0 and attempt in keys["save"]:
