@@ -15,7 +15,7 @@ from .trainings import INTERVAL, Training, read_lines, submit
 @pytest.mark.faults
 @pytest.mark.row(18, "no space left for checkpoints, for a while")
 def test_full_disk(user, control, row, tmp_path) -> None:
-    """Saves fail one after another, training goes on; a rank is killed meanwhile."""
+    """Saves fail, training goes on; a rank is killed meanwhile, and there is room again."""
     run = submit(user, more=("--sbatch", "--hold"))
     directory = run.path / "checkpoints"
     directory.mkdir()
@@ -29,8 +29,13 @@ def test_full_disk(user, control, row, tmp_path) -> None:
         log = run.path / "logs/train-1-node0.log"
         eventually(lambda: "no checkpoint of step " in log.read_text(), 30)
         run.reach(max(run.steps(1)) + 5)
-        recovery = run.recover(lambda: run.kill(1))
-        sandbox.on_node(node, "rm", f"{directory}/filler")
+
+        def kill() -> None:
+            run.kill(1)
+            eventually(lambda: run.said(1)["state"] != "RUNNING", 60)
+            sandbox.on_node(node, "rm", f"{directory}/filler")
+
+        recovery = run.recover(kill)
         run.finish()
         sandbox.on_node(node, "cp", "-r", str(directory), str(tmp_path / "saved"))
     finally:
