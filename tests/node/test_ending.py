@@ -40,6 +40,9 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ({"exit_code": 0, "stop": "time limit"}, "COMPLETED|COMPLETED||"),
         ({"exit_code": 0, "cancelled": True, "stop": "cancelled"}, "COMPLETED|COMPLETED||"),
         ({"exit_code": 0, "attempts": TERM["TIMEOUT"]}, "COMPLETED|COMPLETED||"),
+        # A newer attempt runs: this one does not begin again, and had better not have ended well.
+        ({"newer": 3}, "FAILED|FAILED||attempt 3 has taken over"),
+        ({"newer": 3, "exit_code": 0}, "FAILED|FAILED||attempt 3 has taken over"),
         # The early signal.
         (EARLY, "REQUEUED|STOPPED|time limit|time limit; saved step 40"),
         ({**EARLY, "requeue": False}, "STOPPED|STOPPED|time limit|time limit; saved step 40"),

@@ -64,6 +64,8 @@ class Facts:
     """Whether a person has cancelled the run."""
     trouble: str = ""
     """What a node's preflight or a watchdog found."""
+    newer: int = 0
+    """The newest attempt of the run, if that is another one: it has taken over."""
 
     @property
     def last(self) -> Attempt:
@@ -87,6 +89,8 @@ class Verdict:
 
 def judge(facts: Facts) -> Verdict:
     """Return how the attempt ended."""
+    if facts.newer:  # to begin again would be to take over from it in turn
+        return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and facts.saved is None:
         return _final("COMPLETED", "")  # by itself, whatever else was asked of it meanwhile
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
@@ -225,6 +229,12 @@ def read_attempt(number: int) -> Attempt:
     return Attempt(**fields)
 
 
+def newer_attempt(attempt: int) -> int:
+    """Return the newest attempt after this one, or 0."""
+    numbers = (int(m[1]) for f in Path("state").iterdir() if (m := _STATE_FILE.fullmatch(f.name)))
+    return max((number for number in numbers if number > attempt), default=0)
+
+
 def read_facts(options: argparse.Namespace, attempts: Sequence[Attempt], trouble: str) -> Facts:
     """Return what the files say."""
     stop = Path(f"state/stop-train-{options.attempt}.json")
@@ -232,6 +242,7 @@ def read_facts(options: argparse.Namespace, attempts: Sequence[Attempt], trouble
     return Facts(
         attempts=attempts, exit_code=options.exit_code, newest=newest_checkpoint(),
         max_crashes=options.max_crashes, requeue=options.requeue, trouble=trouble,
+        newer=newer_attempt(options.attempt),
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=Path("state/cancelled.json").exists(),
