@@ -88,7 +88,7 @@ def test_a_node_reboots(user) -> None:
 
 
 def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
-    """What was done since is done again, with the same losses; nothing else is."""
+    """Asked to save by TERM, it loses nothing; killed before, what was done since is done again."""
     quick = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0")
     often = ("steps=200", "train.save_every=10")
     run = user.submit(*quick, *often, nodes=2, recipe="gpt2_zero1")
@@ -104,7 +104,7 @@ def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
     run.until("COMPLETED", 240)
     losses = [{x["step"]: x["loss"] for x in lines() if x["attempt"] == n} for n in (1, 2)]
     begin = min(losses[1])
-    assert begin > 20 and begin % 10 == 1
+    assert begin > 20 and (begin % 10 == 1 or begin == max(losses[0]) + 1)
     assert max(losses[0]) < begin + 20  # one save at most was still on its way
     assert sorted(losses[0] | losses[1]) == list(range(1, 201))
     again = losses[0].keys() & losses[1].keys()

@@ -126,6 +126,8 @@ class Cluster:
 
     def _mariadb(self) -> None:
         data = self._layout.state / "mariadb"
+        # In /tmp, which sandboxes share, files named by pids would meet those of another one's.
+        tmpdir = f"--tmpdir={self._layout.state}"
         password = secrets.token_hex(16)
         init = self._layout.etc / "init.sql"
         self._write_private(init, configuration.database_init(password))
@@ -133,13 +135,13 @@ class Cluster:
         self._write_private(self._layout.etc / "slurmdbd.conf", text)
         if not data.is_dir():
             install = [self._host.commands["mariadb-install-db"], "--no-defaults"]
-            run([*self._user, *install, f"--datadir={data}", f"--user={self._host.user}",
+            run([*self._user, *install, f"--datadir={data}", f"--user={self._host.user}", tmpdir,
                  "--auth-root-authentication-method=normal", "--skip-test-db"])  # fmt: skip
         options = [
             "--no-defaults", f"--user={self._host.user}", f"--datadir={data}",
             f"--socket={self._layout.run}/mariadb.sock", f"--init-file={init}",
             f"--pid-file={self._layout.run}/mariadb.pid", "--bind-address=127.0.0.1",
-            f"--port={_MARIADB_PORT}", "--innodb-buffer-pool-size=64M",
+            f"--port={_MARIADB_PORT}", "--innodb-buffer-pool-size=64M", tmpdir,
         ]  # fmt: skip
         self._daemons.start("mariadbd", [*self._user, self._host.commands["mariadbd"], *options])
         self._daemons.wait("mariadbd", lambda: _listens("127.0.0.1", _MARIADB_PORT))
