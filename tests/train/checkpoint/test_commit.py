@@ -169,6 +169,27 @@ def test_an_attempt_overtaken_in_its_last_moment_commits_nothing(team, monkeypat
     assert (older.steps(), older.others()) == ([1], [])
 
 
+def test_an_attempt_overtaken_so_late_leaves_what_the_newer_one_has_saved(team, monkeypatch):
+    older, newer = team(attempt=1), team(attempt=2)
+    older.save(1)
+    look = directory.newer_attempt
+
+    def look_and_be_overtaken(state, phase, attempt):
+        found = look(state, phase, attempt)
+        if attempt == 1 and (older.root / "step-00000002.tmp-1/manifest.json").exists():
+            begin_attempt(older, 2)
+            assert newer.resume() == 1
+            newer.save(2)
+        return found
+
+    monkeypatch.setattr(directory, "newer_attempt", look_and_be_overtaken)
+    older.begin_save(2)
+    with pytest.raises(TrainError, match="a newer attempt"):
+        older.checkpoints[0].close()
+    assert (older.steps(), older.others()) == ([1, 2], [])
+    assert team(attempt=3).checkpoints[0].newest().attempt == 2
+
+
 def test_two_attempts_at_once_write_as_if_the_older_were_not_there(team, gate):
     older, newer = team(attempt=1), team(attempt=2)
     older.begin_save(5)

@@ -86,10 +86,18 @@ def set_aside(checkpoint: Path, attempt: int) -> Path:
 
 def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
     """Give a directory the name of a checkpoint: from this moment on there is one."""
-    if checkpoint.exists():
-        # Of the same step: nobody went on from it, or this step would not have been done again.
-        _take_name(checkpoint, attempt)
-    rename_durably(temporary, checkpoint)
+    removed = None
+    # Before one of the same step loses its name: a newer attempt, which has taken this one's
+    # temporary directory away, may have made it.
+    if temporary.is_dir() and checkpoint.exists():
+        # Nobody went on from it, or this step would not have been done again.
+        removed = _take_name(checkpoint, attempt)
+    try:
+        rename_durably(temporary, checkpoint)
+    except OSError:
+        if removed:
+            removed.rename(checkpoint)
+        raise
 
 
 def remove(directory: Path, attempt: int) -> None:
