@@ -19,23 +19,45 @@ def first_two(run_user) -> tuple[str, ...]:
     return ("--sbatch", f"--nodelist={names}")
 
 
-@pytest.mark.row(9, "kill -9 of both slurmd: the old attempt runs on beside the new one")
+@pytest.mark.row(9, "kill -9 of the slurmd under the batch script")
 def test_kill_slurmd(user, control, row) -> None:
+    """The old script runs on, loses a worker, and must not begin the job anew once more."""
     run = submit(user, "train.pause_s=0.3", "train.keep_last=50")
     run.reach(25)
-    nodes = run.hosts()
-
-    def kill() -> None:
-        for node in nodes:
-            run.sandbox.fault(node, "slurmd-kill")
-
-    recovery = run.recover(kill)
-    assert not set(run.hosts(recovery.attempt)) & set(nodes)
-    old = run.path / "logs/train-1-node0.log"
-    eventually(lambda: "a newer attempt" in old.read_text(), 60)
+    node = run.hosts()[0]
+    recovery = run.recover(lambda: run.sandbox.fault(node, "slurmd-kill"))
+    assert node not in run.hosts(recovery.attempt)
+    eventually(lambda: run.said(1)["ended"], 60)
     run.finish()
-    invariants.fenced(run, 1, recovery.attempt)
+    assert run.attempts == [1, 2]
     invariants.check(run, control(), row, recovery, lost_at_most=200, bound_s=180)
+
+
+@pytest.mark.row(9, "kill -9 of every slurmd of the job")
+def test_kill_every_slurmd(user, control, row) -> None:
+    """The old attempt runs on. Slurm 22.05 then takes the job for one that can never run.
+
+    What status says to do brings a new one, beside which the old one can commit nothing.
+    """
+    run = submit(user, "train.pause_s=0.3", "train.keep_last=50")
+    run.reach(25)
+    run.keep_logs()
+    for node in run.hosts():
+        run.sandbox.fault(node, "slurmd-kill")
+    eventually(lambda: run.sandbox.queue()[0].split()[2] == "PENDING", 60)
+    mend = eventually(lambda: run.status()["mend"], 30)
+    run.user.trnslurm(*mend.split()[1:])
+    run.jobs = run.recorded_jobs()
+    run.reach(60, attempt=2)
+    eventually(lambda: "a newer attempt" in (run.path / "logs/train-1-node0.log").read_text(), 60)
+    run.finish()
+    invariants.fenced(run, 1, 2)
+    lost = max(run.steps(1)) - min(run.steps(2)) + 1
+    invariants.every_sample_once(run, 200)
+    invariants.same_numbers(run, control())
+    invariants.ended_well(run, exit_code="0:0")
+    invariants.logs_kept(run)
+    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=200)
 
 
 @pytest.mark.row(10, "the link of a node down, then up")
@@ -111,6 +133,8 @@ def two_attempts(run: Training) -> None:
     run.reach(50, attempt=2)
     run.release()
     eventually(lambda: run.said(1)["state"] != "RUNNING", 60)
+    made = invariants.whole_checkpoints(run.path)
+    assert made == list(range(max(made), 0, -10)), "a checkpoint of the newer attempt is gone"
     time.sleep(15)  # if it were requeued, it would start
     assert run.attempts == [1, 2], "the attempt that was overtaken has begun again"
     run.finish()
