@@ -13,10 +13,10 @@ from .trainings import Training
 
 pytestmark = pytest.mark.faults
 
-STEPS = 12
+STEPS = 40
 SMALL = (
     f"steps={STEPS}", "model.n_layer=1", "train.lr=1e-3", "train.eval_every=0",
-    "train.save_every=3", "train.keep_last=9",
+    "train.save_every=5", "train.keep_last=20",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_fewer_nodes(trainer, uninterrupted, row, user) -> None:
     run = trainer.submit(4)
     run.reach(4, timeout_s=400)
     go_on(run, 2)
-    run.reach(8, attempt=2, timeout_s=400)
+    run.reach(10, attempt=2, timeout_s=400)
     go_on(run, 1)
     check(run, uninterrupted, row, [4, 2, 1])
 
