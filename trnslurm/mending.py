@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trnslurm.data import PREPARE
-from trnslurm.phase_status import LAUNCH_HELD, PhaseStatus
+from trnslurm.phase_status import PhaseStatus, held_by_slurm
 from trnslurm.run import Record, RunDir
 
 _STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
@@ -26,10 +26,10 @@ def mend_of(
         return f"trnslurm cancel {run.name}" if queued else ""
     if ahead_mend:
         return ahead_mend
-    held_by_slurm = state == "HELD" and any(p.reason == LAUNCH_HELD for p in phases)
+    held = state == "HELD" and any(map(held_by_slurm, phases))
     # Nobody asked for the end of what Slurm dropped because of another run's job.
     dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)
     dropped = dropped and any(p.reason for p in phases)
-    if state in _STOPPED_SHORT or held_by_slurm or dropped:
+    if state in _STOPPED_SHORT or held or dropped:
         return f"trnslurm resume {run.name}"
     return ""

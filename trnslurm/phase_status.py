@@ -33,6 +33,7 @@ JOB_ENDED = {
     "TIMEOUT": ("TIMEOUT", "time limit"),
 }
 LAUNCH_HELD = "held by Slurm, as its launch failed"
+NEVER_AGAIN = "too few nodes were as it asks, and Slurm tries no more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,12 @@ class PhaseStatus:
     @property
     def final(self) -> bool:
         return self.state in FINAL
+
+
+def held_by_slurm(status: PhaseStatus) -> bool:
+    """Whether Slurm holds a phase's job, and nothing but a command starts it."""
+    told = status.reason == LAUNCH_HELD or status.reason.startswith(NEVER_AGAIN)
+    return status.state == "HELD" and told
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,9 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         # In Slurm's own words, with blanks or underscores: launch failed requeued held.
         failed = entry.reason.replace("_", " ").startswith("launch failed")
         return "HELD", LAUNCH_HELD if failed else entry.why
+    if last is not None and entry.reason.startswith("BadConstraints"):
+        # It has priority 0 now, also when there are nodes again (22.05).
+        return "HELD", "; ".join(filter(None, [NEVER_AGAIN, _left_out(run)]))
     if last is not None:
         said = last.reason if last.state == "REQUEUED" else ""
         return "REQUEUED", "; ".join(filter(None, [said, entry.why, _left_out(run)]))

@@ -254,9 +254,14 @@ def test_a_requeued_training_says_what_it_leaves_out(fake_slurm, make_run) -> No
     nodes = {"node-1": {"until": time.time() + 60, "why": ""}, "node-2": {"until": 1.0, "why": ""}}
     run.excluded_file.write_text(json.dumps({"nodes": nodes}))
     fake_slurm.queue("1002|PENDING|BadConstraints|N/A|")
-    assert run_status(run).reason == "x; too few nodes are as it asks; leaving out node-1"
+    held = "too few nodes were as it asks, and Slurm tries no more"
+    status = run_status(run)
+    assert (status.state, status.reason) == ("HELD", f"{held}; leaving out node-1")
+    assert status.mend == f"trnslurm resume {run.name}"
     run.excluded_file.write_text("[")
-    assert run_status(run).reason == "x; too few nodes are as it asks"
+    assert run_status(run).reason == held
+    fake_slurm.queue("1002|PENDING|Resources|N/A|")
+    assert run_status(run).reason == "x; waiting for free nodes"
 
 
 def test_a_precompile_that_failed_says_what_was_not_compiled(make_run) -> None:

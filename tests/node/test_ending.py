@@ -226,9 +226,12 @@ def test_a_bad_node_is_left_out_until_its_time_is_over(run):
 def test_when_a_node_is_left_out(run, bad, hosts, hours, excluded):
     run("preflight-train-1", **preflight(*bad))
     assert left_out.update(1, hosts, [], hours=hours, now=0.0)[0] == excluded
-    assert ("preflight failed" in left_out.update(1, hosts, [], hours=hours, now=0.0)[1]) == (
-        hosts != ["a"] or bad == [0]
-    )
+    assert "preflight failed" in left_out.update(1, hosts, [], hours=hours, now=0.0)[1]
+
+
+def test_what_all_nodes_lack_is_said_and_leaves_none_out(run):
+    run("preflight-train-1", nodes=[{"node": 0, "host": "a", "problems": ["no room"]}], bad=[])
+    assert left_out.update(1, ["a"], [], hours=1, now=0.0) == ("-", "a: preflight failed; no room")
 
 
 def test_nodes_that_did_not_reach_the_first_one(run):

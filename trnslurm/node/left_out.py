@@ -24,7 +24,7 @@ def update(
     `excluded` is what the job leaves out already, the user's own choice included.
     """
     bad = bad_nodes(attempt, hosts)
-    trouble = "; ".join(f"{host}: {why}" for host, why in bad.items())
+    trouble = "; ".join(f"{host}: {why}" for host, why in bad.items()) or unfit(attempt)
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # what is wrong with all of them is not theirs
     before = read_excluded()
@@ -53,6 +53,14 @@ def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
     if stuck and (host := _slurms_name(stuck, hosts)):
         bad.setdefault(host, str(stuck.get("line", "stuck")))
     return bad
+
+
+def unfit(attempt: int) -> str:
+    """Return the first problem that a preflight found, though no node is to blame; or nothing."""
+    for node in read_json(Path(f"state/preflight-train-{attempt}.json")).get("nodes", ()):
+        for problem in node.get("problems", ()):
+            return f"{node.get('host', 'a node')}: preflight failed; {problem}"
+    return ""
 
 
 def _preflight(report: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str]:

@@ -151,6 +151,8 @@ def _cannot_write(directory: Path) -> str:
 
 
 def _size(number: int) -> str:
+    if number < 10 * MIB:
+        return f"{number / MIB:.1f} MiB"
     return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / MIB:.0f} MiB"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trnslurm.errors import NotYetError, RunError
 from trnslurm.local_job import local_job_alive
-from trnslurm.phase_status import JOB_ENDED, LAUNCH_HELD, STARTABLE, is_live
+from trnslurm.phase_status import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.run import Attempt, Record, RunDir
 from trnslurm.slurm import QueueEntry, Slurm
 from trnslurm.status import RunStatus
@@ -26,7 +26,7 @@ def refuse_living(run: RunDir, record: Record, status: RunStatus) -> None:
         raise RunError(f"{name} runs on {record.host}: resume it there")
     if not status.final and run.cancelled_file.exists():
         raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
-    if status.state == "HELD" and status.reason.endswith(LAUNCH_HELD):
+    if status.state == "HELD" and any(map(held_by_slurm, status.phases)):
         return
     if not status.final:
         reason = f" ({status.reason})" if status.reason else ""
