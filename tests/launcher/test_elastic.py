@@ -99,3 +99,8 @@ def test_refused(graphs, site, fake_slurm, cli, recipe: str, words, error: str) 
     site.recipe(f"steps: 9\n{recipe}\nslurm: {{time_min: 60}}\n")
     assert error in cli(*TOY, *words).error
     assert fake_slurm.calls() == [] and site.runs() == []
+
+
+def test_counts_that_are_no_numbers_are_named_by_their_option(cli) -> None:
+    error = cli("submit", "gpt2_zero1", "--cluster", "trn1", "--elastic", "1,x").error
+    assert error == "--elastic 1,x: expected whole numbers, as in --elastic 1,2,4"

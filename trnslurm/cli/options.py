@@ -250,15 +250,17 @@ def parse_time(text: str) -> int:
     return -(-seconds // 60)
 
 
-def parse_nodes(text: str) -> list[int]:
-    """Return the node counts of `1,2,4`."""
+def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
+    """Return the node counts of `1,2,4`, which an option was given."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--nodes {text}: expected whole numbers, as in --nodes 1,2,4") from None
+        raise ConfigError(
+            f"{option} {text}: expected whole numbers, as in {option} 1,2,4"
+        ) from None
     for count in counts:
         if count < 1:
-            raise ConfigError(f"--nodes {text}: a job needs at least one node")
+            raise ConfigError(f"{option} {text}: a job needs at least one node")
     return counts
 
 

@@ -137,7 +137,7 @@ def _links(
     if problem := no_result(config):
         raise ConfigError(problem)
     spec = make_spec(config, nodes, name=options["name"])
-    counts = parse_nodes(elastic) if elastic else []
+    counts = parse_nodes(elastic, option="--elastic") if elastic else []
     others = jobs_ahead(config, spec, counts, workspace.template_dirs()) if counts else []
     return [alone(job_of(spec, workspace.template_dirs()))], others
 
