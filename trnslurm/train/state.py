@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,6 +23,23 @@ class Shard:
     """On the device; other rows, or ZeRO's padding, may stand before and behind."""
     start: int = 0
     """Where in the tensor the rows begin."""
+
+
+class TrainingState(Protocol):
+    """What checkpoints are made of: parameters, and what an optimizer keeps of each."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of tensors that there are of each parameter: parameter, exp_avg, …."""
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of every parameter, by name."""
+
+    def shards(self) -> list[Shard]:
+        """Give this worker's part, as live tensors; not before the first step."""
+
+    def load(self, read: Read, *, updates: int) -> None:
+        """Take over a saved state, which has seen so many steps, whoever wrote it."""
 
 
 def num_rows(shape: Sequence[int]) -> int:

@@ -30,10 +30,10 @@ from trnslurm.train.checkpoint.tensors import HostMemory, Reader
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optimizer import GlobalOptimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.reports import say
 from trnslurm.train.settings import CommonSettings
+from trnslurm.train.state import TrainingState
 from trnslurm.train.store import Store
 
 # What a checkpoint without the optimizer's state has of each parameter.
@@ -92,7 +92,7 @@ class Checkpoints:
         self._last: Saved | Failed | None = None
         self._next_look = 0.0
 
-    def resume(self, optimizer: GlobalOptimizer) -> int:
+    def resume(self, optimizer: TrainingState) -> int:
         """Go on from the newest whole checkpoint, if there is one; give the steps it has seen."""
         saved = self.newest()
         if saved is None:
@@ -115,7 +115,7 @@ class Checkpoints:
         found = message["manifest"]
         return Manifest.from_json(found.encode(), where=str(self._root)) if found else None
 
-    def load(self, manifest: Manifest, optimizer: GlobalOptimizer) -> None:
+    def load(self, manifest: Manifest, optimizer: TrainingState) -> None:
         """Set parameters and optimizer to a checkpoint that suits this run."""
         checkpoint = directory.step_directory(self._root, manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
@@ -143,7 +143,7 @@ class Checkpoints:
         for change in differences(manifest.settings, self._settings):
             self._say(f"note: {change}")
 
-    def save(self, *, step: int, samples: int, optimizer: GlobalOptimizer) -> None:
+    def save(self, *, step: int, samples: int, optimizer: TrainingState) -> None:
         """Save the state after a step; only the copy to host memory is waited for.
 
         Call it when the step has been given to the device (Device.sync). A save before it that is
@@ -216,10 +216,10 @@ class Checkpoints:
         self._ended.append(outcome)
         self._last = outcome
 
-    def _kinds(self, optimizer: GlobalOptimizer) -> list[str]:
+    def _kinds(self, optimizer: TrainingState) -> list[str]:
         return list(optimizer.kinds) if self._save_optimizer else MINIMAL
 
-    def _manifest(self, step: int, samples: int, optimizer: GlobalOptimizer) -> Manifest:
+    def _manifest(self, step: int, samples: int, optimizer: TrainingState) -> Manifest:
         return Manifest(
             format=FORMAT,
             step=step,
