@@ -93,7 +93,7 @@ class FakeSlurm:
         return any(self._state.glob("calls/*/hanging"))
 
     def queue(self, *lines: str) -> None:
-        """Let squeue say these lines: id|state|reason|start|nodes."""
+        """Let squeue say these lines: id|state|reason|start|nodes, and |directory."""
         self.answer("queue", *lines)
 
     def answer(self, file: str, *lines: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trnslurm.local_job import local_job_alive
 from trnslurm.preflight import read_preflight
 from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import QueueEntry
+from trnslurm.slurm import QueueEntry, job_of
 from trnslurm.trust import printable
 
 FINAL = {
@@ -142,7 +142,7 @@ def _compile_problem(run: RunDir, last: Attempt) -> str:
 def _slurm_state(
     run: RunDir, job_id: str, last: Attempt | None, wait: Wait, seen: Seen
 ) -> tuple[str, str]:
-    entry = seen.queue.get(job_id) if job_id else None
+    entry = job_of(seen.queue, job_id, run.path)
     never = wait.never if last is None else ""
     if entry is None:
         return ("CANCELLED", never) if never else _forgotten(run, job_id, last, wait, seen)

@@ -31,11 +31,25 @@ class QueueEntry:
     reason: str = ""
     start: str = ""
     nodes: str = ""
+    directory: str = ""
+    """Where it was submitted; empty: not told."""
 
     @property
     def why(self) -> str:
         """The reason in words, Slurm's own where we have none."""
         return job_reason(self.reason)
+
+
+def job_of(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
+    """Return a job if it is the one that was submitted from a run directory.
+
+    A controller that is killed forgets the jobs of its last seconds and gives their numbers to
+    others. Names are compared, as one directory may be mounted in two places.
+    """
+    entry = queue.get(job_id)
+    if entry and entry.directory and Path(entry.directory).name != directory.name:
+        return None
+    return entry
 
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
@@ -122,7 +136,7 @@ class Slurm:
         """Return every job of these users that the controller remembers, by id, in one call."""
         text = self.call(
             "squeue", "--noheader", "--states=all", f"--users={','.join(users)}",
-            "--format=%A|%T|%r|%S|%N", timeout_s=timeout_s,
+            "--format=%A|%T|%r|%S|%N|%Z", timeout_s=timeout_s,
         )  # fmt: skip
         return {e.job_id: e for line in text.splitlines() if (e := _queue_entry(line))}
 
@@ -174,11 +188,13 @@ class Slurm:
 
 
 def _queue_entry(line: str) -> QueueEntry | None:
-    parts = line.strip().split("|")
-    if len(parts) != 5:
+    parts = line.strip().split("|", 5)
+    if len(parts) < 5:
         return None
-    job_id, state, reason, start, nodes = parts
-    return QueueEntry(job_id=job_id, state=state, reason=reason, start=start, nodes=nodes)
+    job_id, state, reason, start, nodes, directory = [*parts, ""][:6]
+    return QueueEntry(
+        job_id=job_id, state=state, reason=reason, start=start, nodes=nodes, directory=directory
+    )
 
 
 def _knows_a_cluster() -> bool:

@@ -17,7 +17,7 @@ from trnslurm.phase_status import (
     phase_status,
 )
 from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import Slurm
+from trnslurm.slurm import Slurm, job_of
 
 _LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
 
@@ -62,7 +62,7 @@ def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
     if broken:
         raise broken[0]
     status = statuses[0]
-    if leftovers and status.state == "COMPLETED" and _left_in_queue(run.record()):
+    if leftovers and status.state == "COMPLETED" and _left_in_queue(run, run.record()):
         return replace(status, mend=f"trnslurm cancel {run.name}")
     return status
 
@@ -118,11 +118,16 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
         queue = slurm.queue(sorted({record.user for _, record in unsettled}))
     except SlurmError as error:
         return Seen({}, {}, silent=str(error))
-    forgotten = [j for _, r in unsettled for j in r.jobs.values() if j not in queue]
+    forgotten = [
+        job
+        for run, record in unsettled
+        for job in record.jobs.values()
+        if not job_of(queue, job, run.path)
+    ]
     return Seen(queue, slurm.accounting(forgotten))
 
 
-def _left_in_queue(record: Record) -> bool:
+def _left_in_queue(run: RunDir, record: Record) -> bool:
     """Whether Slurm holds a job of a run that has completed, as after a restart of its own."""
     if record.scheduler != "slurm":
         return False
@@ -130,7 +135,8 @@ def _left_in_queue(record: Record) -> bool:
         queue = Slurm(record.bin_dir).queue([record.user], timeout_s=_LEFT_TIMEOUT_S)
     except SlurmError:
         return False
-    return any(queue[job].state in STARTABLE for job in record.jobs.values() if job in queue)
+    found = (job_of(queue, job, run.path) for job in record.jobs.values())
+    return any(entry.state in STARTABLE for entry in found if entry)
 
 
 def is_complete(run: RunDir, record: Record) -> bool:

@@ -66,7 +66,7 @@ def check(run: Training, control: Training, row, counts: list[int]) -> None:
     invariants.same_numbers(run, control, rel=1e-4)
     assert invariants.workers_of(run) == counts
     assert invariants.a_checkpoint_is_there(run) == STEPS
-    invariants.ended_well(run, exit_code="0:0")
+    invariants.ended_well(run, exit_code=("0:0",))
     invariants.logs_kept(run)
     row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
 

@@ -45,7 +45,7 @@ def test_precompile_fails_once(prober, row) -> None:
     assert run.jobs["train"] != first
     run.until("COMPLETED")
     assert len(run.attempts) == 1
-    invariants.ended_well(run, exit_code="0:0")
+    invariants.ended_well(run, exit_code=("0:0",))
     invariants.logs_kept(run)
     row.holds("I4 I6")
 
@@ -61,7 +61,7 @@ def test_precompile_requeued(prober, row) -> None:
     run.go()
     run.until("COMPLETED")
     assert run.attempts == [1]
-    invariants.ended_well(run, exit_code="0:0")
+    invariants.ended_well(run, exit_code=("0:0",))
     invariants.logs_kept(run)
     row.holds("I4 I6")
 
@@ -79,6 +79,6 @@ def test_failure_reaches_slurm(prober, row) -> None:
     run.keep_logs()
     eventually(lambda: child not in " ".join(run.sandbox.queue()), 60)
     assert not mark.exists()
-    invariants.ended_well(run, "FAILED", exit_code="1:0")
+    invariants.ended_well(run, "FAILED", exit_code=("1:0",))
     invariants.logs_kept(run)
     row.holds("I4 I6")

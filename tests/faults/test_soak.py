@@ -153,7 +153,7 @@ def test_soak(user, control, row) -> None:
     invariants.every_sample_once(run, STEPS)
     invariants.same_numbers(run, whole)
     assert run.lines[-1]["loss"] == pytest.approx(whole.lines[-1]["loss"], rel=1e-4)
-    invariants.ended_well(run, exit_code="0:0")
+    invariants.ended_well(run, exit_code=("0:0",))
     invariants.logs_kept(run)
     row.holds("I1 I2 I3 I4 I6")
     row.notes = f"{len(run.attempts)} attempts, {storm.resumed} of them by `trnslurm resume`"

@@ -221,3 +221,15 @@ def test_exec_on_a_local_run_is_here(make_run, run_cli) -> None:
     assert (done.code, done.out) == (0, f"{run.path}\n")
     assert missing.code == 1
     assert missing.error == "no-such-command: No such file or directory"
+
+
+def test_a_job_that_has_a_lost_one_s_number_is_left_alone(fake_slurm, make_run, cli) -> None:
+    """A controller that was killed forgets its newest jobs, and numbers anew."""
+    run = training(fake_slurm, make_run)
+    fake_slurm.queue(
+        f"1001|RUNNING|None|x|node-1|{run.path}",
+        "1002|RUNNING|None|x|node-[1-2]|/runs/20260101-000009-other",
+    )
+    assert cli("cancel", run.name).code == 0
+    (call,) = fake_slurm.calls("scancel")
+    assert call.arguments == ["1001"]

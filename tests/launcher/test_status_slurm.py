@@ -150,6 +150,8 @@ CASES = {
     "forgotten, never started": case("LOST", NEVER),
     "forgotten before its heartbeat": case(
         "LOST", "it ended without a word, before its first heartbeat", train=[RUNNING]),
+    "forgotten, and its number given to another run": case(
+        "LOST", NEVER, queue=("1002|RUNNING|None|x|node-[1-2]|/runs/20260101-000009-other",)),
     "last phase never submitted": case("LOST", "not submitted", jobs={"precompile": "1001"}),
     "nothing submitted": case("LOST", "precompile: not submitted", precompile=[], jobs={}),
     "refused": case(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.run import Record, RunDir, write_json
-from trnslurm.slurm import Slurm
+from trnslurm.slurm import QueueEntry, Slurm, job_of
 from trnslurm.status import is_complete
 from trnslurm.submit.starting import utc_now
 from trnslurm.trust import refuse_foreign
@@ -60,10 +60,16 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
 
 
 def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Cancelled]:
-    training = {} if now else {each: _training(each, slurm) for each in runs}
+    queue = slurm.queue(sorted({each.record().user for each in runs}))
+    training = {} if now else {each: _training(each, queue) for each in runs}
     saving = {job for job in training.values() if job}
     # The last phase first: else the end of the first could still release it.
-    jobs = [job for each in runs for job in _jobs_of(each, slurm) if job not in saving]
+    jobs = [
+        job
+        for each in runs
+        for job in _jobs_of(each, slurm)
+        if job not in saving and (job not in queue or job_of(queue, job, each.path))
+    ]
     if jobs:
         slurm.cancel(jobs[::-1])
     for job in saving:
@@ -71,7 +77,7 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
     return [Cancelled(each, saves=bool(training.get(each))) for each in runs]
 
 
-def _training(run: RunDir, slurm: Slurm) -> str:
+def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     """Return the job of a training that would heed the signal; empty if there is none.
 
     Its script must have got as far as to run, and have a trap: the signal kills any other.
@@ -85,7 +91,7 @@ def _training(run: RunDir, slurm: Slurm) -> str:
         traps = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
     except OSError:
         return ""
-    entry = slurm.queue([record.user]).get(job)
+    entry = job_of(queue, job, run.path)
     return job if traps and entry and entry.state == "RUNNING" else ""
 
 

@@ -11,7 +11,7 @@ from trnslurm.errors import NotYetError, RunError
 from trnslurm.local_job import local_job_alive
 from trnslurm.phase_status import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import QueueEntry, Slurm
+from trnslurm.slurm import QueueEntry, Slurm, job_of
 from trnslurm.status import RunStatus
 
 _ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
@@ -76,19 +76,16 @@ def jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry
     """Return the jobs of a run that have not ended; a controller that is silent is an error."""
     ours = {*record.jobs.values(), *slurm.jobs_in(str(run.path), record.user)}
     queue = slurm.queue([record.user])
-    return {
-        job: queue[job]
-        for job in sorted(ours)
-        if job in queue and queue[job].state not in JOB_ENDED
-    }
+    found = {job: job_of(queue, job, run.path) for job in sorted(ours)}
+    return {job: entry for job, entry in found.items() if entry and entry.state not in JOB_ENDED}
 
 
-def held_after_launch(record: Record, status: RunStatus) -> list[str]:
+def held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
     """Return the jobs that only have to be released for the run to go on; empty: others must."""
     queue = Slurm(record.bin_dir).queue([record.user])
     held = [p.job_id for p in status.phases if (p.state, p.reason) == ("HELD", LAUNCH_HELD)]
     unfinished = [p.job_id for p in status.phases if p.state != "COMPLETED"]
-    return held if all(is_live(queue.get(job)) for job in unfinished) else []
+    return held if all(is_live(job_of(queue, job, run.path)) for job in unfinished) else []
 
 
 def _await_local_end(run: RunDir, record: Record) -> None:

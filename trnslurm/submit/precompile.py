@@ -14,7 +14,7 @@ from trnslurm.errors import RunError
 from trnslurm.local_job import process_alive
 from trnslurm.phase_status import is_live
 from trnslurm.run import RunDir
-from trnslurm.slurm import Slurm
+from trnslurm.slurm import Slurm, job_of
 from trnslurm.spec import COMPILING
 from trnslurm.status import run_status
 from trnslurm.submit.job import Job, Link
@@ -119,7 +119,8 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
         here = holder.host == socket.gethostname()
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
-        return is_live(Slurm(bin_dir).queue([holder.user]).get(holder.job))
+        queue = Slurm(bin_dir).queue([holder.user])
+        return is_live(job_of(queue, holder.job, Path(holder.run)))
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # deleted, or not for us to read

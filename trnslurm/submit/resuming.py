@@ -59,7 +59,7 @@ def resume(
             turns.enter_context(turn(each))
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
         record = run.record()
-        if nodes in (None, record.nodes) and (released := _release(record, statuses[0])):
+        if nodes in (None, record.nodes) and (released := _release(run, record, statuses[0])):
             return Resumed(runs=[run], released=released)
         found = [
             _Found(each, _job_again(each, nodes, template_dirs), status)
@@ -108,11 +108,11 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     return status
 
 
-def _release(record: Record, status: RunStatus) -> tuple[str, ...]:
+def _release(run: RunDir, record: Record, status: RunStatus) -> tuple[str, ...]:
     """Release the jobs of a run that needs no more than that, and return them."""
     if status.state != "HELD":
         return ()
-    held = held_after_launch(record, status)
+    held = held_after_launch(run, record, status)
     for job in held:
         Slurm(record.bin_dir).release(job)
     return tuple(held)
