@@ -75,9 +75,11 @@ def test_link_down(user, control, row) -> None:
 def test_kill_slurmctld(user, control, row) -> None:
     """What it had not saved yet, the new one does not know.
 
-    It may hold the job as never launched, or have forgotten it, and then ends what is left of it.
+    It may hold the job as never launched, or have forgotten it, and then ends what is left of it,
+    which the script sees, and may save for, if it has the time.
     Then status says what to do, and that mends it.
     """
+    mendable = ("HELD", "LOST", "FAILED", "STOPPED")
     run = submit(user)
     eventually(lambda: run.attempts == [1] and run.said(1)["state"] == "RUNNING", 60)
     run.keep_logs()
@@ -86,7 +88,7 @@ def test_kill_slurmctld(user, control, row) -> None:
     time.sleep(3)
     run.sandbox.fault("ctld", "start")
     run.order("pace", 0)
-    eventually(lambda: run.state in ("COMPLETED", "HELD", "LOST"), 240)
+    eventually(lambda: run.state in (*mendable, "COMPLETED"), 240)
     if run.state != "COMPLETED":
         assert run.status()["mend"] == f"trnslurm resume {run.path.name}"
         user.trnslurm("resume", str(run.path))

@@ -32,6 +32,7 @@ case $1 in 30) exec /bin/sleep 30 ;; 0.2) exec /bin/sleep 0.2 ;; esac
 """
 RUNNING = "JobState=RUNNING Reason=None Restarts=0 PreemptTime=None "
 ENDING = "JobState=COMPLETING Reason={} Restarts={} PreemptTime={} ExcNodeList=(null) "
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
 WAITS = "#!/bin/bash\ntouch logs/train-1-node0.log\nexec /bin/sleep 60\n"
 
 
@@ -221,6 +222,8 @@ def test_cancelled_as_it_ends(script: Script) -> None:
         (ENDING.format("None", 1, "None"), "REQUEUED", 0),
         (ENDING.format("None", 0, "2026-01-01T00:00"), "REQUEUED", 1),
         ("", "CANCELLED", 0),
+        (UNKNOWN, "FAILED", 0),
+        (RUNNING + "WorkDir=/runs/of-another ", "FAILED", 0),
     ],
 )
 def test_term_is_told_apart(script: Script, job: str, word: str, requeued: int) -> None:
@@ -228,7 +231,7 @@ def test_term_is_told_apart(script: Script, job: str, word: str, requeued: int) 
     script.command("srun", WAITS)
     with script.running() as process:
         os.kill(process.pid, signal.SIGTERM)
-    assert process.returncode == 143
+    assert process.returncode == (137 if word == "FAILED" else 143)  # srun's, if it is a crash
     assert script.state()["state"] == word, script.said
     assert len(script.asked("requeue")) == requeued
     assert (script.bundle / "state/stop-train-1.json").exists()
