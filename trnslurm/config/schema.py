@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
+"""What a worker computes on, as the catalog's DEVICES."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
@@ -56,7 +59,8 @@ class Cluster:
     scheduler: Literal["slurm", "local"] = "slurm"
     instance_type: str = "trn1.32xlarge"
     """A name of the catalog; `auto` on the local cluster: what this machine has."""
-    device: Literal["auto", "neuron", "xla-cpu", "cpu", "cuda"] = "auto"
+    device: Literal["auto", Device] = "auto"
+    """auto: the instance type's, or another one of the same hardware that the recipe can use."""
     prefer_preset: str | None = None
     """Preset for recipes that have one of this name, where none is asked for."""
     workers_per_node: int | None = None
@@ -147,6 +151,18 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How a job shards its model over the workers; see trnslurm.strategy."""
+
+    name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
+    """Empty: the job has no strategies, or none is used."""
+    fsdp: Mapping[str, Any] = field(default_factory=dict)
+    """The file of PyTorch's FSDP2, less what the plan decides."""
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    xla_fsdp: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reference:
     """A published or measured throughput, from which hours and costs are estimated."""
 
@@ -191,6 +207,9 @@ class Recipe:
     seed: int = 1234
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     batch: Batch = field(default_factory=Batch)
+    devices: tuple[Device, ...] = ()
+    """What the job can run on; empty: every device."""
+    strategy: Strategy = field(default_factory=Strategy)
     data: Data = field(default_factory=Data)
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys: the recipe declares each one with its default."""

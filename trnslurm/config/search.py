@@ -126,8 +126,10 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":  # <<: what is merged gives way
+                continue
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen and key != "<<":
+            if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key} is given twice", key_node.start_mark
                 )
