@@ -6,20 +6,25 @@ overridden (or a type added) under `instance_types` in a cluster profile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trnslurm.errors import ConfigError, did_you_mean
 
-DEVICES = ("neuron", "xla-cpu", "cpu", "cuda")
+DEVICES = ("neuron", "xla-cpu", "cpu", "cuda", "xla-cuda")
+ON_GPUS = ("cuda", "xla-cuda")
+# Those whose collectives go over EFA between nodes.
+WITH_EFA = ("neuron", *ON_GPUS)
+# What else the same hardware can be.
+_ALSO = {"xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
     name: str
     device: str
-    """neuron, cuda, xla-cpu (torch_xla on the host's CPU) or cpu."""
+    """neuron, cuda, xla-cuda (torch_xla on GPUs), xla-cpu (on the host's CPU) or cpu."""
     accelerators: int
     """Chips or GPUs in one instance."""
     workers: tuple[int, ...]
@@ -37,6 +42,21 @@ class InstanceType:
     """Dense BF16 TFLOP/s of the whole instance."""
     price_per_hour: float | None = None
     """US dollars, on demand; None where it is not known."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance: a GRES in Slurm, unlike Neuron devices."""
+        return self.accelerators if self.device in ON_GPUS else 0
+
+    def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
+        """Return the device that is asked for, or of `auto` this type's first, if it is usable.
+
+        A recipe that says nothing of its devices can use any.
+        """
+        if asked != "auto":
+            return asked if asked in (usable or DEVICES) else None
+        candidates = (self.device, _ALSO.get(self.device, self.device))
+        return next((d for d in candidates if d in (usable or DEVICES)), None)
 
     def default_workers(self, nodes: int) -> int:
         """Return the most workers per node that it supports."""

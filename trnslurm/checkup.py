@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trnslurm
-from trnslurm.catalog import catalog, find
+from trnslurm.catalog import WITH_EFA, catalog, find
 from trnslurm.cluster_python import interpreter, preamble
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
@@ -96,7 +96,7 @@ def _write(job: Checkup, devices: int, efa: int) -> None:
 def _script(job: Checkup, devices: int, efa: int) -> str:
     cluster, directory = job.cluster, shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
-    with_efa = efa if job.nodes > 1 and job.device in ("neuron", "cuda") else 0
+    with_efa = efa if job.nodes > 1 and job.device in WITH_EFA else 0
     command = [
         interpreter(cluster), "-m", "trnslurm.node.preflight", f"--device={job.device}",
         f"--devices={devices if job.device == 'neuron' else 0}", f"--workers={job.workers}",

@@ -37,8 +37,8 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
         constraint=slurm.constraint, reservation=slurm.reservation,
     )  # fmt: skip
     gpus = slurm.gpus_per_node
-    if gpus is None and spec.instance.device == "cuda":
-        gpus = spec.instance.accelerators
+    if gpus is None:
+        gpus = spec.instance.gpus
     if gpus:
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:

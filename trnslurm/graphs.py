@@ -14,9 +14,12 @@ from typing import Any
 from trnslurm import source
 from trnslurm.spec import JobSpec
 
-# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_) and
-# the place of the cache shape nothing.
-_SHAPING = re.compile(r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$)(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$")
+# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_), the
+# place of a cache and where workers meet shape nothing.
+_SHAPING = re.compile(
+    r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
+    r"(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$"
+)
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
 # Options that neuronx-cc never sees: they are for the wrapper around it.
 _WRAPPER_FLAGS = re.compile(r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(?=\s|$)")

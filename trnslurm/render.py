@@ -11,6 +11,7 @@ import yaml
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
+from trnslurm.catalog import ON_GPUS, WITH_EFA
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
@@ -20,7 +21,6 @@ from trnslurm.graphs import ingredients
 from trnslurm.spec import COMPILING, JobSpec
 from trnslurm.template import fill, open_templates
 
-_WITH_EFA = ("neuron", "cuda")
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
@@ -129,6 +129,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
         "device": spec.device,
+        "on_gpus": spec.device in ON_GPUS,
         "nodes": spec.nodes,
         "batch": spec.batch,
         "steps": spec.steps,
@@ -145,7 +146,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
         "preflight": cluster.preflight,
         "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
-        "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in _WITH_EFA else 0,
+        "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
         "data": data_path(config),
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
@@ -191,6 +192,7 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "job_name": f"{job.name}-{PREPARE}",
         "on_slurm": True,
         "device": "",
+        "on_gpus": False,
         "compiles": False,
         "verifies_nothing": False,
         "nodes": 1,

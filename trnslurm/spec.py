@@ -55,7 +55,7 @@ def make_spec(
     """Join config and catalog, lay the batch out, and settle phases and time limits."""
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
-    device = instance.device if cluster.device == "auto" else cluster.device
+    device = _device(config, instance)
     workers = cluster.workers_per_node or instance.default_workers(nodes)
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes)
@@ -92,6 +92,21 @@ def check_job_name(name: str) -> str:
             "the first a letter or digit"
         )
     return name
+
+
+def _device(config: Config, instance: InstanceType) -> str:
+    """Return the device that the job runs on, or say what it could run on."""
+    usable, asked = config.recipe.devices, config.cluster.device
+    device = instance.choose_device(asked, usable)
+    if device is None:
+        found = f"{instance.name} has {instance.device}"
+        if asked != "auto":
+            found = f"{config.origins['device'].source or 'the default'} asks for {asked}"
+        raise ConfigError(
+            f"{config.title} runs on {' or '.join(usable)}, and {found}: choose another cluster, "
+            "preset or device"
+        )
+    return device
 
 
 def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:

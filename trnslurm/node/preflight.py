@@ -34,6 +34,7 @@ WAIT_S = 20.0
 longer for its answer, so that its word comes before they give up."""
 PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers")
 _MOST_NAMED = 8
+_DEVICES = ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line: what the job needs of a node."""
     parser = argparse.ArgumentParser(prog="preflight", allow_abbrev=False)
-    parser.add_argument("--device", default="cpu", choices=("neuron", "cuda", "xla-cpu", "cpu"))
+    parser.add_argument("--device", default="cpu", choices=_DEVICES)
     parser.add_argument("--devices", type=int, default=0, help="Neuron devices of a node")
     parser.add_argument("--workers", type=int, default=1, help="workers of a node")
     parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")

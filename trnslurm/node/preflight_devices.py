@@ -20,7 +20,7 @@ def devices(needs: Needs) -> Finding:
     """All devices are there, and enough of them are free."""
     if needs.device == "neuron":
         return _neuron_devices(needs)
-    if needs.device == "cuda":
+    if needs.device in ("cuda", "xla-cuda"):
         return _gpus(needs)
     return Finding()
 

@@ -1,4 +1,4 @@
-"""torch_xla devices: Trainium natively, and its stand-in on CPUs."""
+"""torch_xla devices: Trainium and GPUs natively, and their stand-in on CPUs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,22 +17,23 @@ from trnslurm.train.clock import Clock
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 
-# What a host has given away at most and a NeuronCore not done: the runtime takes up to 7
-# (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), and torch_xla holds one more.
-GRAPHS_IN_FLIGHT = 8
+# What a host has given away at most and a device not done. Neuron's runtime takes up to 7
+# (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), XLA's client for GPUs 32 (its
+# max_inflight_computations), and torch_xla holds one more. gloo's collectives block.
+_GRAPHS_IN_FLIGHT = {"neuron": 8, "xla-cuda": 33, "xla-cpu": 0}
 
 
 class XlaDevice(Device):
-    """neuron, or xla-cpu: the same code but for the transport under the collectives."""
+    """neuron, xla-cuda or xla-cpu: the same code but for the transport under the collectives."""
 
     def __init__(self, name: str, environment: Environment) -> None:
         self.clock = Clock()
         self._precompiled = name == "xla-cpu" and _open_cache(environment)
-        if name == "neuron":
-            dist.init_process_group("xla")
-        else:
+        if name == "xla-cpu":
             dist.init_process_group("gloo")
             xla_cpu.install(self.clock)
+        else:
+            dist.init_process_group("xla")
         self.name = name
         # Asked of torch_xla and not of the environment: should its runtime not have found the
         # other workers, each would train a copy of its own, and check_world sees it here.
@@ -55,8 +56,8 @@ class XlaDevice(Device):
         torch_xla.sync()
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Give the steps of the graphs in flight on Trainium; gloo's collectives block."""
-        return -(-GRAPHS_IN_FLIGHT // graphs_per_step) if self.name == "neuron" else 0
+        """Give the steps of the graphs in flight."""
+        return -(-_GRAPHS_IN_FLIGHT[self.name] // graphs_per_step)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum over all workers in single precision, on the device."""
