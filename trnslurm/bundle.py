@@ -19,7 +19,7 @@ _ON_NODES = (
 )  # the parts of this package that training needs on its nodes
 _MAX_CODE_MIB = 64
 _PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",
-             "graphs.json")  # fmt: skip
+             "strategy.json", "graphs.json")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

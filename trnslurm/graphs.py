@@ -30,6 +30,8 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
     recipe, batch = spec.config.recipe, spec.batch
     environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
     flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
+    strategy = recipe.strategy.name
+    sharding = {"strategy": {strategy: getattr(recipe.strategy, strategy)}} if strategy else {}
     return {
         "device": spec.device,
         "instance_type": spec.instance.name,
@@ -40,6 +42,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         "precision": recipe.precision,
         "model": dict(recipe.model),
         "train": _shaping_settings(recipe.train, recipe.graphs.free, recipe.graphs.on_off),
+        **sharding,
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
         "source": source.checksums(files, f"jobs/{spec.config.recipe_name}/{recipe.entry}"),

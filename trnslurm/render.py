@@ -19,6 +19,7 @@ from trnslurm.data import PREPARE, DataJob, data_path
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients
 from trnslurm.spec import COMPILING, JobSpec
+from trnslurm.strategy import named_in_plan
 from trnslurm.template import fill, open_templates
 
 _TIME_REASONS = {
@@ -39,6 +40,8 @@ def render(
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
     files["node.sh"] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
     files["plan.json"] = _json(plan_data(spec))
+    if spec.strategy is not None:
+        files["strategy.json"] = _json(spec.strategy)
     files["config.yaml"] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
@@ -103,7 +106,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "seed": recipe.seed,
         "data": data_path(config),
         "model": dict(recipe.model),
-        "train": dict(recipe.train),
+        "train": {**recipe.train, **named_in_plan(recipe)},
     }
 
 

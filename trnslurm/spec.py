@@ -6,11 +6,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trnslurm.catalog import InstanceType, catalog, find
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch
+from trnslurm.strategy import DEVICES, strategy_file
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs
@@ -30,6 +32,8 @@ class JobSpec:
     device: str
     nodes: int
     batch: BatchPlan
+    strategy: Mapping[str, Any] | None
+    """strategy.json, where the recipe names one."""
     estimate: Estimate | None
     phases: tuple[str, ...]
     """`precompile`, where there is something to compile, and `train`."""
@@ -71,6 +75,7 @@ def make_spec(
     )
     expected = _estimate(config, instance, batch)
     phases = _phases(recipe.precompile, device)
+    strategy = strategy_file(recipe, batch)
     return JobSpec(
         config=config,
         name=job_name,
@@ -78,6 +83,7 @@ def make_spec(
         device=device,
         nodes=nodes,
         batch=batch,
+        strategy=strategy,
         estimate=expected,
         phases=phases,
         time_min=_time_limits(config, phases, expected) if need_time else {},
@@ -96,14 +102,15 @@ def check_job_name(name: str) -> str:
 
 def _device(config: Config, instance: InstanceType) -> str:
     """Return the device that the job runs on, or say what it could run on."""
-    usable, asked = config.recipe.devices, config.cluster.device
+    recipe, asked = config.recipe, config.cluster.device
+    usable = recipe.devices or DEVICES.get(recipe.strategy.name, ())
     device = instance.choose_device(asked, usable)
     if device is None:
         found = f"{instance.name} has {instance.device}"
         if asked != "auto":
             found = f"{config.origins['device'].source or 'the default'} asks for {asked}"
         raise ConfigError(
-            f"{config.title} runs on {' or '.join(usable)}, and {found}: choose another cluster, "
+            f"{config.title} runs on {', '.join(usable)}, and {found}: choose another cluster, "
             "preset or device"
         )
     return device

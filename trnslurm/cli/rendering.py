@@ -27,7 +27,7 @@ from trnslurm.spec import make_spec
 
 _READING_ORDER = (
     "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", "node.sh", "plan.json",
-    "config.yaml",
+    "strategy.json", "config.yaml",
 )  # fmt: skip
 
 

@@ -9,7 +9,16 @@ from trnslurm.config.load import (
     resolve_cluster,
 )
 from trnslurm.config.recipes import chain_of, preset_before, presets_of
-from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe, Reference, Slurm
+from trnslurm.config.schema import (
+    Batch,
+    Cluster,
+    Config,
+    Origin,
+    Recipe,
+    Reference,
+    Slurm,
+    Strategy,
+)
 from trnslurm.config.search import Workspace, packaged_root, user_root
 from trnslurm.config.tree import flatten
 
@@ -21,6 +30,7 @@ __all__ = [
     "Recipe",
     "Reference",
     "Slurm",
+    "Strategy",
     "Workspace",
     "chain_of",
     "describe",

@@ -101,7 +101,7 @@ def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
 def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Config:
     """Return the configuration that a bundle's config.yaml has, checked again."""
     tree = check(head["config"], _ALL, where)
-    check_values(tree)
+    check_values(merge(defaults_of(Cluster) | defaults_of(Recipe), tree))
     return Config(
         recipe_name=str(head["recipe_name"]),
         recipe_dir=recipe_dir,

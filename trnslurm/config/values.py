@@ -69,7 +69,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
     _check_cache(tree["compile_cache"], tree["compile_layout"])
     if ".." in tree["data"]["path"].split("/"):
         raise ConfigError("data.path has '..': name a path below data_root, or an absolute one")
-    for section in ("model", "train"):
+    for section in ("model", "train", "strategy"):
         _check_job_values(section, tree[section])
     for key in (*tree["graphs"]["free"], *tree["graphs"]["on_off"]):
         if key not in tree["train"]:

@@ -1,0 +1,132 @@
+"""How a job shards its model: the file that its strategy reads, made to agree with the plan.
+
+A recipe has, for each strategy that its job knows, what stands in that strategy's own file:
+
+    strategy:
+      name: deepspeed       # the one that is used; fsdp, xla_fsdp; empty: none, and no file
+      deepspeed: {zero_optimization: {stage: 3}}
+      fsdp: {fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
+
+The named one is rendered as strategy.json beside plan.json, whose train.strategy is the name. What
+the plan, or another key of the recipe, decides is added here, and the recipe may not say it twice:
+
+    deepspeed   DeepSpeed's config: train_batch_size m*A*W, train_micro_batch_size_per_gpu m,
+                gradient_accumulation_steps A, gradient_clipping train.max_norm, bf16 precision
+    fsdp        the Trainer's fsdp_config: activation_checkpointing train.gradient_checkpointing
+    xla_fsdp    the same with xla true: xla_fsdp_grad_ckpt train.gradient_checkpointing, and in
+                xla_fsdp_settings compute_dtype and buffer_dtype by precision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trnslurm.config import Recipe, Strategy
+from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.plan import BatchPlan
+
+# What each is made for: PyTorch itself, or torch_xla.
+DEVICES = {
+    "fsdp": ("cuda", "cpu"),
+    "deepspeed": ("cuda", "cpu"),
+    "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
+}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+# DeepSpeed has too many settings to know them all; a wrong one is its own error.
+_OWN_KEYS = {
+    "fsdp": ("fsdp_transformer_layer_cls_to_wrap",),
+    "xla_fsdp": ("fsdp_transformer_layer_cls_to_wrap", "xla_fsdp_settings"),
+}
+# What follows from the plan, or has a key of its own in every recipe: the key to set instead.
+_DECIDED = {
+    "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
+    "deepspeed": {
+        "train_batch_size": "batch.global_batch", "train_micro_batch_size_per_gpu": "batch.micro_batch",
+        "gradient_accumulation_steps": "batch.global_batch", "gradient_clipping": "train.max_norm",
+        "bf16": "precision", "bfloat16": "precision", "fp16": "precision", "amp": "precision",
+        "optimizer": "train.optimizer", "scheduler": "train.schedule",
+    },
+    "xla_fsdp": {
+        "xla": "strategy.name", "xla_fsdp_grad_ckpt": "train.gradient_checkpointing",
+        "xla_fsdp_settings.compute_dtype": "precision",
+        "xla_fsdp_settings.buffer_dtype": "precision",
+    },
+}  # fmt: skip
+
+
+def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
+    """Return what the job's strategy reads; None: it has none."""
+    name = recipe.strategy.name
+    if not name:
+        return None
+    said: Mapping[str, Any] = getattr(recipe.strategy, name)
+    _check(name, said)
+    if recipe.precision not in _DTYPES:
+        raise ConfigError(
+            f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
+            f"which with strategy {name} keeps and updates parameters in fp32"
+        )
+    return _ADDED[name](dict(said), recipe, batch)
+
+
+def named_in_plan(recipe: Recipe) -> dict[str, str]:
+    """Return the part of plan.json's section train that names the strategy, if there can be one."""
+    if "strategy" in recipe.train:
+        raise ConfigError("train.strategy: the scripts write it themselves, from strategy.name")
+    return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
+
+
+def _check(name: str, said: Mapping[str, Any]) -> None:
+    """Refuse a key of a strategy's section that is decided elsewhere, or that it does not have."""
+    nested = said.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
+    for key in (*said, *(f"xla_fsdp_settings.{inner}" for inner in nested)):
+        if instead := _DECIDED[name].get(key):
+            raise ConfigError(
+                f"strategy.{name}.{key} follows from the rest of the recipe: leave it out, and set "
+                f"{instead}"
+            )
+    known = _OWN_KEYS.get(name, said)
+    for key in said:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
+            raise ConfigError(f"unknown key strategy.{name}.{key}{hint}")
+
+
+def _fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
+    return said | {"activation_checkpointing": _checkpointing(recipe)}
+
+
+def _deepspeed(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
+    # DeepSpeed counts what is computed: units of weight zero too.
+    computed = batch.micro_batch * batch.accumulation * batch.workers
+    return {
+        "train_batch_size": computed,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": recipe.train.get("max_norm", 0.0),
+        "bf16": {"enabled": recipe.precision == "bf16"},
+    } | said
+
+
+def _xla_fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
+    dtype = _DTYPES[recipe.precision]
+    settings = said.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
+    return said | {
+        "xla": True,
+        "xla_fsdp_settings": settings,
+        "xla_fsdp_grad_ckpt": _checkpointing(recipe),
+    }
+
+
+def _checkpointing(recipe: Recipe) -> bool:
+    return bool(recipe.train.get("gradient_checkpointing", False))
+
+
+_ADDED: Mapping[str, Callable[[dict[str, Any], Recipe, BatchPlan], dict[str, Any]]] = {
+    "fsdp": _fsdp,
+    "deepspeed": _deepspeed,
+    "xla_fsdp": _xla_fsdp,
+}
