@@ -42,7 +42,8 @@ _OWN_KEYS = {
 _DECIDED = {
     "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
     "deepspeed": {
-        "train_batch_size": "batch.global_batch", "train_micro_batch_size_per_gpu": "batch.micro_batch",
+        "train_batch_size": "batch.global_batch",
+        "train_micro_batch_size_per_gpu": "batch.micro_batch",
         "gradient_accumulation_steps": "batch.global_batch", "gradient_clipping": "train.max_norm",
         "bf16": "precision", "bfloat16": "precision", "fp16": "precision", "amp": "precision",
         "optimizer": "train.optimizer", "scheduler": "train.schedule",

@@ -1,0 +1,151 @@
+"""Devices that a recipe can use, and strategy.json: what it says, and what it refuses to say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from trnslurm.catalog import DEVICES, catalog
+from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.schema import Device
+from trnslurm.render import render
+from trnslurm.spec import JobSpec, make_spec
+from trnslurm.strategy import DEVICES as DEVICES_OF_STRATEGY
+from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS
+
+WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+LLAMA = ("plan", "llama3_clm", "--nodes", "1")
+
+
+def spec_of(preset: str, *settings: str, cluster: str = "p4de", nodes: int = 1) -> JobSpec:
+    config = resolve(WORKSPACE, "llama3_clm", cluster=cluster, preset=preset, settings=[*settings])
+    return make_spec(config, nodes, need_time=False)
+
+
+def files_of(spec: JobSpec) -> dict[str, Any]:
+    entry = {"code/jobs/llama3_clm/train.py": b""}
+    files = render(spec, WORKSPACE.template_dirs(), code=entry).files
+    return {name: json.loads(data) for name, data in files.items() if name.endswith(".json")}
+
+
+def test_launcher_and_jobs_name_the_same_devices() -> None:
+    assert set(DEVICES) == set(DEVICES_OF_JOBS) == set(get_args(Device))
+    assert {d for devices in DEVICES_OF_STRATEGY.values() for d in devices} == set(DEVICES)
+    assert {t.device for t in catalog().values()} <= set(DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("preset", "cluster", "device"),
+    [
+        ("fsdp", "p4de", "cuda"),
+        ("deepspeed", "p4de", "cuda"),
+        ("xla_fsdp", "p4de", "xla-cuda"),
+        ("tiny", "local", "cpu"),
+        ("tiny_xla_fsdp", "local", "xla-cpu"),
+        ("xla_fsdp", "trn1", "neuron"),
+    ],
+)
+def test_auto_is_what_the_hardware_and_the_job_can_both_be(
+    site, preset: str, cluster: str, device: str
+) -> None:
+    spec = spec_of(preset, "batch.per_worker=3", cluster=cluster)
+    assert spec.device == device
+    assert spec.phases == (
+        ("precompile", "train") if device in ("neuron", "xla-cpu") else ("train",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--cluster", "trn1"), "runs on cuda, cpu, and trn1.32xlarge has neuron"),
+        (("--set", "device=neuron"), "runs on cuda, cpu, and --set device=neuron asks for neuron"),
+        (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
+        (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
+        (("--set", "precision=mixed"), "set it to bf16"),
+        (("--set", "strategy.name=zero"), "expected one of"),
+        (("--set", "strategy.fsdp.wrap=[]"), "; known: fsdp_transformer_layer_cls_to_wrap"),
+        (
+            ("--set", "strategy.fsdp.activation_checkpointing=true"),
+            "leave it out, and set train.gradient_checkpointing",
+        ),
+        (
+            ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=8"),
+            "strategy.deepspeed.train_batch_size follows from the rest of the recipe",
+        ),
+        (
+            ("--preset", "deepspeed", "--set", "strategy.deepspeed.x=.inf"),
+            "strategy.deepspeed.x is inf; it must be a finite number",
+        ),
+        (
+            ("--preset", "xla_fsdp",
+             "--set", "strategy.xla_fsdp.xla_fsdp_settings.compute_dtype=float32"),
+            "leave it out, and set precision",
+        ),
+        (
+            ("--preset", "xla_fsdp", "--set", "strategy.xla_fsdp.xla_fsdp_settings=7"),
+            "strategy.xla_fsdp.xla_fsdp_settings must be a mapping",
+        ),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line(site, cli, arguments: tuple[str, ...], words: str) -> None:
+    done = cli(*LLAMA, *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.error
+
+
+def test_a_recipe_may_not_name_the_strategy_twice(site, cli) -> None:
+    site.recipe("train: {strategy: fsdp}\nbatch: {global_batch: 32}\n")
+    done = cli("render", "toy", "--cluster", "pc", "--time", "60")
+    assert done.code == 1 and "from strategy.name" in done.error
+
+
+def test_deepspeeds_batch_is_the_plans(site) -> None:
+    """Padding included: 16 workers compute 2 units of 2 samples each for a batch of 40."""
+    fixed = ("batch.mode=fixed", "batch.global_batch=40", "batch.micro_batch=2")
+    files = files_of(spec_of("deepspeed", *fixed, "train.max_norm=0.5", nodes=2))
+    plan, strategy = files["plan.json"], files["strategy.json"]
+    assert plan["train"]["strategy"] == "deepspeed"
+    assert (plan["workers"], plan["batch"]["padding_units"]) == (16, 12)
+    assert strategy == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+    }
+
+
+def test_the_other_strategies_files_are_the_trainers(site) -> None:
+    checkpointing = "train.gradient_checkpointing=true"
+    assert files_of(spec_of("fsdp", checkpointing))["strategy.json"] == {
+        "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        "activation_checkpointing": True,
+    }
+    strategy = files_of(spec_of("xla_fsdp", "precision=fp32"))["strategy.json"]
+    assert (strategy["xla"], strategy["xla_fsdp_grad_ckpt"]) == (True, False)
+    assert strategy["xla_fsdp_settings"] == {
+        "opt_flatten_overlap": True,
+        "pin_layout_in_collective_ops": False,
+        "flatten_parameters": True,
+        "compute_dtype": "float32",
+        "buffer_dtype": "float32",
+    }
+
+
+def test_the_strategy_is_in_the_key_of_the_graphs(site) -> None:
+    flat = "strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
+    specs = [spec_of("xla_fsdp"), spec_of("xla_fsdp", flat), spec_of("xla_fsdp", "train.lr=1.0")]
+    ingredients = [files_of(spec)["graphs.json"] for spec in specs]
+    assert ingredients[0] != ingredients[1]
+    assert ingredients[0] == ingredients[2]
+
+
+def test_without_a_strategy_there_is_no_file(site) -> None:
+    config = resolve(WORKSPACE, "gpt2_zero1", cluster="local", preset="tiny")
+    files = render(make_spec(config, 1), WORKSPACE.template_dirs()).files
+    assert "strategy.json" not in files
+    assert "strategy" not in json.loads(files["plan.json"])["train"]
