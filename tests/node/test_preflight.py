@@ -190,6 +190,18 @@ def test_efa(job: Job) -> None:
     assert preflight_devices.efa(needs, cards) == Finding(fact="2")
 
 
+def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Needs(run=job.run, phase="train", efa=1, device="cuda")
+    cards, plugins = job.run / "infiniband", job.run / "lib"
+    for directory in (cards, cards / "efa_0", plugins):
+        directory.mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{plugins}:")
+    found = preflight_devices.efa(needs, cards)
+    assert (found.problem, found.fact) == ("", "1") and "NCCL would use TCP" in found.warning
+    (plugins / "libnccl-net-ofi.so").touch()
+    assert preflight_devices.efa(needs, cards) == Finding(fact="1")
+
+
 def test_what_all_nodes_share_is_nobodys_fault(job: Job) -> None:
     """Every node is unfit and says why; no node is to be avoided."""
     for node in (1, 0):

@@ -23,6 +23,7 @@ from trnslurm.compiled import CompileCache
 from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
+from trnslurm.memory import estimate_memory
 from trnslurm.plan import even_nodes
 from trnslurm.spec import JobSpec, make_spec
 
@@ -129,6 +130,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
         echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
     else:
         _print_plan(specs)
+        _print_memory(specs)
         for line in plan_lines(specs, workspace):
             click.echo(line)
     if refused:
@@ -137,6 +139,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
 
 def _plan_row(spec: JobSpec) -> dict[str, Any]:
     estimate = asdict(spec.estimate) if spec.estimate else None
+    memory = estimate_memory(spec)
     return {
         **asdict(spec.batch),
         "padding": spec.batch.padding,
@@ -145,6 +148,7 @@ def _plan_row(spec: JobSpec) -> dict[str, Any]:
         "tokens_per_step": spec.tokens_per_step,
         "steps": spec.steps,
         "estimate": estimate,
+        "memory": memory.facts() if memory else None,
     }
 
 
@@ -180,10 +184,48 @@ def _print_plan(specs: list[JobSpec]) -> None:
         if spec.estimate:
             bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
     for basis, counts in bases.items():
-        noun = "node" if counts == ["1"] else "nodes"
-        click.echo(f"Hours on {', '.join(counts)} {noun}: {basis}")
+        click.echo(f"Hours on {_on(counts)}: {basis}")
     if not bases:
         click.echo(f"Hours: no throughput of this preset is known on {first.instance.name}")
+
+
+def _print_memory(specs: list[JobSpec]) -> None:
+    known = [(spec, memory) for spec in specs if (memory := estimate_memory(spec))]
+    counts: dict[str, list[str]] = {}
+    for spec, memory in known:
+        counts.setdefault(f"{memory.total:.1f}", []).append(str(spec.nodes))
+    said = [f"{total} on {_on(nodes)}" for total, nodes in counts.items()]
+    if known:
+        first = known[0][1]
+        parts = {
+            "parameters, gradients and optimizer": first.state,
+            "gathered layers": first.gathered,
+            "activations": first.activations,
+            "the runtime": first.runtime,
+        }
+        most = ", ".join(f"{gib:.1f} {what}" for what, gib in parts.items() if gib)
+        click.echo(
+            f"GiB of a device's {first.available:g}, an estimate: {', '.join(said)}; "
+            f"on {_on([str(known[0][0].nodes)])}: {most}"
+        )
+    if too_small := [str(spec.nodes) for spec, memory in known if not memory.fits]:
+        click.echo(
+            f"warning: too much for {specs[0].instance.name} on {_on(too_small)}: try "
+            f"{' or '.join(_ways_to_fit(specs[0]))}"
+        )
+
+
+def _on(counts: list[str]) -> str:
+    return f"{', '.join(counts)} {'node' if counts == ['1'] else 'nodes'}"
+
+
+def _ways_to_fit(spec: JobSpec) -> list[str]:
+    recipe, ways = spec.config.recipe, []
+    if recipe.batch.micro_batch > 1:
+        ways.append("a smaller batch.micro_batch")
+    if recipe.train.get("gradient_checkpointing") is False:
+        ways.append("train.gradient_checkpointing=true")
+    return [*ways, "devices with more memory"]
 
 
 def _plan_cells(spec: JobSpec) -> tuple[str, ...]:

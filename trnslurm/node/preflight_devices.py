@@ -1,6 +1,7 @@
 """Whether a node has all its Neuron devices or GPUs, and EFA."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 from trnslurm.node.preflight_needs import GIB, Finding, Needs
 
+GPUS = ("cuda", "xla-cuda")
 INFINIBAND = Path("/sys/class/infiniband")
 _TOOL_S = 10
 _BUSY_S = 5.0
@@ -20,7 +22,7 @@ def devices(needs: Needs) -> Finding:
     """All devices are there, and enough of them are free."""
     if needs.device == "neuron":
         return _neuron_devices(needs)
-    if needs.device in ("cuda", "xla-cuda"):
+    if needs.device in GPUS:
         return _gpus(needs)
     return Finding()
 
@@ -95,14 +97,28 @@ def _last_line(text: str) -> str:
 
 
 def efa(needs: Needs, directory: Path = INFINIBAND) -> Finding:
-    """The network cards are there."""
+    """The network cards are there, and on GPUs what NCCL needs to use them."""
     if not needs.efa:
         return Finding()
     number = len(list(directory.iterdir())) if directory.is_dir() else 0
     if number >= needs.efa:
-        return Finding(fact=str(number))
+        return Finding(fact=str(number), warning=_nccl_plugin(needs))
     return Finding(
         fact=str(number),
         problem=f"{number} of {needs.efa} EFA interfaces in {directory}; enable EFA in its compute "
         "resource, use an image with the driver (modinfo efa), or replace the instance",
+    )
+
+
+def _nccl_plugin(needs: Needs) -> str:
+    """A warning if NCCL's plugin for EFA is in no directory that the loader looks at."""
+    if needs.device not in GPUS:
+        return ""
+    directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    known = _tool("ldconfig", "-p") or ""
+    if "libnccl-net" in known or any([*Path(d).glob("libnccl-net*.so")] for d in directories):
+        return ""
+    return (
+        "no libnccl-net*.so (aws-ofi-nccl) in LD_LIBRARY_PATH or ldconfig -p: NCCL would use TCP; "
+        "install it, or name its directory in the profile's activate"
     )
