@@ -67,6 +67,31 @@ BERT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     ),
 }
 
+# The same of llama3_clm: GPUs over EFA, each strategy's own file beside plan.json.
+LLAMA_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "llama-fsdp-p4de-2-nodes": (2, "p4de", "fsdp", []),
+    # 40 samples on 16 GPUs: three units for each, eight of weight zero.
+    "llama-deepspeed-p5-2-nodes": (
+        2,
+        "p5",
+        "deepspeed",
+        ["batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=2880"],
+    ),
+    "llama-xla-fsdp-p4de-2-nodes": (2, "p4de", "xla_fsdp", []),
+    "llama-xla-fsdp-trn1-2-nodes": (2, "trn1", "xla_fsdp", ["slurm.time_min=2880"]),
+    "llama-tiny-local-2-nodes": (2, "local", "tiny", []),
+}
+
+JOB_CASES = {
+    name: (recipe, *case)
+    for recipe, cases in (
+        ("gpt2_zero1", CASES),
+        ("bert_pretrain", BERT_CASES),
+        ("llama3_clm", LLAMA_CASES),
+    )
+    for name, case in cases.items()
+}
+
 # The preparation of data as a job: cluster, preset, what the command line says beside the recipe.
 DATA_CASES = {
     "trn1-data": ("trn1", "xl", Own(options=(r"--document-start=^ = [^=].* = $",))),
@@ -82,8 +107,7 @@ def rendered(name: str) -> Bundle:
         cluster, preset, own = DATA_CASES[name]
         config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset)
         return render_data_job(make_data_job(config, own), workspace.template_dirs())
-    recipe = "bert_pretrain" if name in BERT_CASES else "gpt2_zero1"
-    nodes, cluster, preset, settings = (CASES | BERT_CASES)[name]
+    recipe, nodes, cluster, preset, settings = JOB_CASES[name]
     config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=settings)
     return render(make_spec(config, nodes), workspace.template_dirs())
 
@@ -99,7 +123,7 @@ def reviewed_part(bundle: Bundle) -> Bundle:
     return Bundle(files=files)
 
 
-@pytest.mark.parametrize("name", [*CASES, *BERT_CASES, *DATA_CASES])
+@pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])
 def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
     new = reviewed_part(rendered(name))
     directory = GOLDENS / name
@@ -113,7 +137,7 @@ def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.Fixture
     assert files == dict(new.files), "\n".join(["run `make goldens` and review:", *changes])
 
 
-@pytest.mark.parametrize("name", [*CASES, *BERT_CASES, *DATA_CASES])
+@pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])
 def test_scripts_are_clean_shell(name: str) -> None:
     scripts = sorted(f for f in (GOLDENS / name).iterdir() if f.suffix in (".sh", ".sbatch"))
     assert len(scripts) >= 2
