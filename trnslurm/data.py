@@ -17,6 +17,8 @@ from trnslurm.spec import check_job_name
 PREPARE = "prepare"  # the one phase of a job that prepares data
 INDEX = "index.json"  # makes a directory prepared data
 NOTES = "dataset.json"  # makes a directory a fetched dataset
+# GLUE's datasets on the Hub; their configurations are its tasks.
+_GLUE = ("glue", "nyu-mll/glue")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Own:
     """Files, or directories of them, in the place of the recipe's dataset or text."""
     articles: tuple[str, ...] = ()
     """WikiExtractor's output, in the same place."""
+    eval: tuple[str, ...] = ()
+    """Rows to evaluate on, in the place of the recipe's or dataset's."""
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
     """Passed on as they are."""
@@ -92,6 +96,7 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
         return _download_arguments(config, checkpoint=checkpoint)
     arguments = ["fetch", f"--output={fetched_path(config)}", f"--dataset={data.dataset}"]
     arguments += [f"--config={data.dataset_config}"] if data.dataset_config else []
+    arguments += ["--all-columns"] if data.format == "labelled" else []
     tokenizer = _tokenizer_of_hub(config)
     return arguments + ([f"--tokenizer={tokenizer}"] if tokenizer else [])
 
@@ -104,13 +109,15 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
             f"{config.title} brings its own data (data.path is empty): there is nothing to "
             "prepare; choose another preset, or name the data with --set data.path=NAME"
         )
-    bert = data.format == "bert"
-    arguments = ["bert"] if bert else []
-    arguments += [f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
+    kind = [] if data.format == "tokens" else [data.format]
+    arguments = [*kind, f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
     tokenizer = own.tokenizer or _tokenizer(config, recipe_dir)
     arguments += [f"--tokenizer={tokenizer}"] if tokenizer else []
-    arguments += [f"--holdout={data.holdout}"] if data.holdout is not None else []
-    arguments += _bert_arguments(config) if bert else []
+    rows = _eval_rows(config, own, recipe_dir)
+    if data.holdout is not None and not rows:
+        arguments += [f"--holdout={data.holdout}"]
+    arguments += _bert_arguments(config) if data.format == "bert" else []
+    arguments += [*rows, *_labelled_arguments(config)] if data.format == "labelled" else []
     return [*arguments, *own.options]
 
 
@@ -186,6 +193,27 @@ def _bert_arguments(config: Config) -> list[str]:
     ]
     arguments += ["--whole-words"] if bert.whole_words else []
     return arguments + ([f"--shards={bert.shards}"] if bert.shards is not None else [])
+
+
+def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
+    """Return what names the rows to evaluate on; the recipe's own go with its text alone."""
+    rows = config.recipe.data.labelled.eval
+    if own.eval:
+        return ["--eval", *own.eval]
+    if rows and not own.text and not config.recipe.data.dataset:
+        return ["--eval", str(PurePosixPath(recipe_dir) / rows)]
+    return []
+
+
+def _labelled_arguments(config: Config) -> list[str]:
+    """Return what decides the samples that labelled rows become."""
+    data, rows = config.recipe.data, config.recipe.data.labelled
+    task = rows.task or (data.dataset_config if data.dataset in _GLUE else None)
+    arguments = [f"--seq-len={config.recipe.seq_len}"]
+    arguments += [f"--task={task}"] if task else []
+    arguments += [f"--text-column={name}" for name in rows.text]
+    arguments += [f"--label-column={rows.label}"] if rows.label else []
+    return arguments + [f"--label={name}" for name in rows.labels]
 
 
 def _max_pred(config: Config) -> Any:

@@ -29,10 +29,11 @@ SURFACE = {
     ),
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
-        f"RECIPE {CONFIG} --text/--input --output --tokenizer --document-per --document-start "
-        "--column --holdout --processes --force --submit -f/--follow --dry-run --json "
-        "--end-of-text --wikiextractor --wrapped --seq-len --max-pred --masked-lm-prob "
-        "--whole-words --dupe-factor --seed --shards --test-shards"
+        f"RECIPE {CONFIG} --text/--input --output --tokenizer --holdout --processes --force "
+        "--submit -f/--follow --dry-run --json --document-per --document-start --column --seq-len "
+        "--eval --task --text-column --label-column --label --end-of-text --wikiextractor "
+        "--wrapped --max-pred --masked-lm-prob --whole-words --dupe-factor --seed --shards "
+        "--test-shards"
     ),
     "data verify": f"TARGET {CONFIG}",
     "runs": "-a/--all --path --json",

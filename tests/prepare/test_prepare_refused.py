@@ -43,7 +43,8 @@ def test_text_that_is_not_utf8(refused, tmp_path, before, bad):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"x" * before + bad)
     error = refused("--text", path, *TOKENIZER)
-    assert error.startswith(f"{path}: not UTF-8 at byte {before}: convert it first")
+    words = f"{path}: not UTF-8 at byte {before}, in line 1: convert it first"
+    assert error.startswith(words)
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])

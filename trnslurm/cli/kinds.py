@@ -15,7 +15,11 @@ from trnslurm.config import Config
 _RECIPES = {
     "tokens": "recipes that read token files",
     "bert": "recipes that read shards for BERT",
+    "labelled": "recipes that read labelled rows",
+    "documents": "recipes that read text, without labels",
+    "samples": "recipes that read samples: shards for BERT, labelled rows",
     "hub": "recipes with a dataset of the Hub",
+    "hub_text": "recipes with a text of the Hub, without labels",
     "published": "recipes without a dataset of the Hub",
 }
 
@@ -52,6 +56,9 @@ def refuse_others(config: Config) -> None:
     """Refuse what the command being run was given for another kind of data than the recipe's."""
     data = config.recipe.data
     kinds = {data.format, "hub" if data.dataset else "published"}
+    if data.format != "labelled":
+        kinds |= {"documents", "hub_text"} if data.dataset else {"documents"}
+    kinds |= {"samples"} if data.format != "tokens" else set()
     ctx = click.get_current_context()
     for option in ctx.command.params:
         if not isinstance(option, KindOption) or option.kind in kinds:

@@ -225,7 +225,7 @@ def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     if options["time"]:
         layers["slurm.time_min"] = ("--time", parse_time(options["time"]))
     if options["sbatch"]:
-        layers["slurm.sbatch"] = ("--sbatch", list(options["sbatch"]))
+        layers["slurm.sbatch"] = ("--sbatch", options["sbatch"])
     if options["allow_idle"]:
         layers["batch.allow_idle"] = ("--allow-idle", True)
     if options.get("precompile"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trnslurm.cli.data_options import KEYS, kind_options
 from trnslurm.cli.kinds import KindCommand, kind_option, refuse_others
 from trnslurm.cli.options import (
     choose_data_cluster,
@@ -31,27 +32,7 @@ from trnslurm.prepare_here import prepare_here
 from trnslurm.submit import job_of_data
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
-_DOCUMENTS = ("line", "blank-line", "file")
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
-# Option -> the key that it sets for this command.
-_KEYS = {
-    "holdout": "data.holdout",
-    "processes": "slurm.data_cpus",
-    "output": "data.path",
-    "seq_len": "seq_len",
-    "max_pred": "train.max_pred",
-    **{
-        name: f"data.bert.{name}"
-        for name in (
-            "masked_lm_prob",
-            "whole_words",
-            "dupe_factor",
-            "seed",
-            "shards",
-            "test_shards",
-        )
-    },
-}
 
 
 @click.group("data")
@@ -71,7 +52,7 @@ def data_command() -> None:
 @config_options
 @click.option("--force", is_flag=True, help="Replace what was fetched before.")
 @kind_option("hub", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
-@kind_option("hub", "--column", metavar="NAME", help="The column of the text; default: text.")
+@kind_option("hub_text", "--column", metavar="NAME", help="The column of the text: text.")
 @kind_option(
     "published", "--checkpoint", is_flag=True, help="The published checkpoint, not the data."
 )
@@ -101,16 +82,13 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
     "--input",
     multiple=True,
     metavar="FILE|DIR",
-    help="Text or JSON lines in the place of the recipe's own; can be repeated.",
+    help="Text, JSON lines or labelled rows in the place of the recipe's own; can be repeated.",
 )
 @click.option("--output", metavar="DIR", help="Default: the recipe's data.path.")
 @click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Default: the recipe's.")
 @click.option(
-    "--document-per", type=click.Choice(_DOCUMENTS), help="Default: blank-line; a dataset's row."
+    "--holdout", type=float, metavar="SHARE", help="Of the documents or rows, for evaluation."
 )
-@click.option("--document-start", metavar="REGEX", help="Lines that begin a document.")
-@click.option("--column", metavar="NAME", help="The text of a row; default: text.")
-@click.option("--holdout", type=float, metavar="SHARE", help="Of the documents, for evaluation.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -122,35 +100,11 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="With --submit: stay until the job has ended.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and stop there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
-@kind_option("tokens", "--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one.")
-@kind_option(
-    "bert",
-    "--wikiextractor",
-    multiple=True,
-    metavar="DIR",
-    help="What WikiExtractor made, in the place of --text; --text finds out by itself.",
-)
-@kind_option("bert", "--wrapped", is_flag=True, help="Lines are wrapped: no sentence ends there.")
-@kind_option("bert", "--seq-len", type=int, metavar="N", help="Tokens of a sample.")
-@kind_option("bert", "--max-pred", type=int, metavar="N", help="Most masked tokens of a sample.")
-@kind_option(
-    "bert", "--masked-lm-prob", type=float, metavar="SHARE", help="Of its tokens, masked: 0.15."
-)
-@kind_option(
-    "bert", "--whole-words", is_flag=True, default=None, help="Mask all tokens of a word or none."
-)
-@kind_option(
-    "bert", "--dupe-factor", type=int, metavar="N", help="Passes over the text, masked anew: 5."
-)
-@kind_option("bert", "--seed", type=int, metavar="N", help="Of everything random: 12345.")
-@kind_option(
-    "bert", "--shards", type=int, metavar="N", help="Training shards; default: by the text's size."
-)
-@kind_option("bert", "--test-shards", type=int, metavar="N", help="Of held-out documents: 1.")
+@kind_options
 def prepare_command(
     recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Make of a recipe's dataset, or a text, what training reads: token files, or BERT's shards.
+    """Make of a recipe's dataset, or files, what it reads: token files, BERT's shards, samples.
 
     They go to the recipe's data.path below the cluster's data_root. What was prepared from the same
     input is left alone, and a preparation that was stopped goes on.
@@ -162,6 +116,7 @@ def prepare_command(
       trnslurm data prepare gpt2_zero1 --preset small
       trnslurm data prepare gpt2_zero1 --text a.txt --text b.txt --tokenizer train:16384
       trnslurm data prepare bert_pretrain --input texts --output shards --shards 64
+      trnslurm data prepare bert_sentiment --input tweets.csv --label-column sentiment
     """
     if follow and not as_job:
         raise click.UsageError("--follow is for --submit: what runs here is shown anyway")
@@ -169,12 +124,15 @@ def prepare_command(
         raise click.UsageError("--document-per and --document-start: give one of them")
     if options["text"] and options["wikiextractor"]:
         raise click.UsageError("--text and --wikiextractor: give one of them")
+    if options["eval"] and options["holdout"] is not None:
+        raise click.UsageError("--eval and --holdout: give one of them")
     if options["output"]:
         options["output"] = str(Path(options["output"]).resolve())
     config = _config_of(recipe, options)
     own = Own(
         text=tuple(_existing("--text", file) for file in options["text"]),
         articles=tuple(_existing("--wikiextractor", name) for name in options["wikiextractor"]),
+        eval=tuple(_existing("--eval", file) for file in options["eval"]),
         tokenizer=_tokenizer(options["tokenizer"]),
         options=tuple(_passed_on(options, *_PASSED_ON)),
     )
@@ -227,8 +185,13 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
 
     # First of all: another recipe may not even have the keys.
     refuse_others(resolved({}))
-    given = {name: options[name] for name in _KEYS if options.get(name) is not None}
-    return resolved({_KEYS[name]: (_spelled(name), value) for name, value in given.items()})
+    given = {name: options[name] for name in KEYS if options.get(name) not in (None, ())}
+    # A list takes the place of the recipe's, a tuple would be added to it.
+    layers = {
+        KEYS[name]: (_spelled(name), list(value) if isinstance(value, tuple) else value)
+        for name, value in given.items()
+    }
+    return resolved(layers)
 
 
 def _passed_on(options: dict[str, Any], *names: str) -> list[str]:

@@ -162,7 +162,7 @@ def _set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
 
 
 def _option_layer(dotted: str, option: str, value: Any, tree: Mapping[str, Any]) -> Layer:
-    if isinstance(value, list | tuple):
+    if isinstance(value, tuple):  # what is said more than once adds to what there is
         value = [*lookup(tree, dotted), *value]
     checked = convert(value, _hint(dotted, option, tree), option, dotted)
     return Layer(name="command line", source=option, tree=nest(dotted, checked))

@@ -127,11 +127,29 @@ class BertShards:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelledRows:
+    """What `data prepare` makes of rows where `data.format` is labelled, beside `seq_len`."""
+
+    text: tuple[str, ...] = ()
+    """The column of the text, or two of a pair; empty: the task's, else `text`."""
+    label: str | None = None
+    """The column of the label; None: `label`."""
+    labels: tuple[str, ...] = ()
+    """Their names in the order of their numbers; empty: the task's, else as the rows have them."""
+    task: str | None = None
+    """A task of GLUE, which decides columns, labels and metrics; None: `data.dataset_config` of
+    GLUE's dataset, else none."""
+    eval: str | None = None
+    """Rows to evaluate on, in the recipe's directory; None: a share of `data.text`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """What is trained on, and how `data fetch` and `data prepare` make it."""
 
-    format: Literal["tokens", "bert"] = "tokens"
-    """What prepared data is: files of token ids, or shards of samples for BERT's pretraining."""
+    format: Literal["tokens", "bert", "labelled"] = "tokens"
+    """What prepared data is: files of token ids, shards of samples for BERT's pretraining, or
+    samples with labels."""
     path: str = ""
     """Prepared data, or a text file, below the profile's data_root; empty: what the job brings."""
     dataset: str | None = None
@@ -142,8 +160,10 @@ class Data:
     tokenizer: str | None = None
     """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
     holdout: float | None = None
-    """Share of the documents for evaluation; None: 0.005, or the dataset's own split."""
+    """Share of the documents for evaluation; None: 0.005 (of labelled rows 0.1), or the dataset's
+    own split."""
     bert: BertShards = field(default_factory=BertShards)
+    labelled: LabelledRows = field(default_factory=LabelledRows)
     published: str | None = None
     """URL of a tar of shards, which `data fetch` unpacks to `path`."""
     checkpoint: str | None = None

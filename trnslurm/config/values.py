@@ -50,7 +50,8 @@ _LEAST = {
 _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
     "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
-    "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
+    "data.dataset", "data.dataset_config", "data.text", "data.tokenizer", "data.labelled.label",
+    "data.labelled.task", "data.labelled.eval",
 )  # fmt: skip
 
 
@@ -139,13 +140,27 @@ def _check_data(tree: Mapping[str, Any]) -> None:
         url = data[key]
         if url is not None and not _URL.fullmatch(url):
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
-    for key in ("dataset", "tokenizer", "text"):
-        if ".." in (data[key] or "").split("/"):
+    for key in ("dataset", "tokenizer", "text", "labelled.eval"):
+        if ".." in (lookup(data, key) or "").split("/"):
             raise ConfigError(f"data.{key} has '..': it leads out of its directory")
-    if (data["text"] or "").startswith(("/", "~")):
-        raise ConfigError("data.text must lie in the recipe's directory; --text names any other")
+    for key, option in (("text", "--text"), ("labelled.eval", "--eval")):
+        if (lookup(data, key) or "").startswith(("/", "~")):
+            raise ConfigError(
+                f"data.{key} must lie in the recipe's directory; {option} names any other"
+            )
+    _check_columns(data["labelled"])
     if data["published"] and data["format"] != "bert":
         raise ConfigError("data.published: only shards for BERT are: set data.format to bert")
+
+
+def _check_columns(rows: Mapping[str, Any]) -> None:
+    if len(rows["text"]) > 2:
+        raise ConfigError(
+            f"data.labelled.text names {len(rows['text'])} columns: a text has one, a pair two"
+        )
+    for key in ("text", "labels"):
+        if "" in rows[key] or len(set(rows[key])) < len(rows[key]):
+            raise ConfigError(f"data.labelled.{key}: names must not be empty, nor be there twice")
 
 
 def _check_cache(cache: str | None, layout: str) -> None:

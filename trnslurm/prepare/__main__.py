@@ -1,4 +1,4 @@
-"""The command line: python -m trnslurm.prepare …, and … bert, fetch, download, verify."""
+"""The command line: python -m trnslurm.prepare …; bert, labelled, fetch, download, verify."""
 
 import argparse
 import signal
@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trnslurm.prepare import fetching, options, published, tokenizer
+from trnslurm.prepare import fetching, options, published
 from trnslurm.prepare.bert import command as bert
 from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.labelled import command as labelled
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import INDEX, find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
@@ -25,7 +26,13 @@ def main() -> None:
     """Run, and turn what a user can mend into one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    commands = {"bert": bert.run, "fetch": _fetch, "download": published.run, "verify": _verify}
+    commands = {
+        "bert": bert.run,
+        "labelled": labelled.run,
+        "fetch": _fetch,
+        "download": published.run,
+        "verify": _verify,
+    }
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in commands:
@@ -57,8 +64,9 @@ def _prepare_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare",
         description="Tokenize text into the files that training reads.",
-        epilog="Others: bert (shards for BERT's pretraining), fetch (a dataset from the Hub), "
-        "download (what was published), verify DIR (read prepared data whole).",
+        epilog="Others: bert (shards for BERT's pretraining), labelled (rows with labels), fetch "
+        "(a dataset from the Hub), download (what was published), verify DIR (read prepared data "
+        "whole).",
     )
     add = parser.add_argument
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
@@ -91,21 +99,13 @@ def _request(given: argparse.Namespace) -> Request:
         output=given.output,
         files=files,
         rule=options.rule(given),
-        tokenizer=_tokenizer(given),
+        tokenizer=options.source_tokenizer(given),
         end_of_text=given.end_of_text,
         holdout=holdout,
         processes=given.processes,
         chunk_bytes=given.chunk_bytes,
         force=given.force,
     )
-
-
-def _tokenizer(given: argparse.Namespace) -> str:
-    if given.tokenizer:
-        return options.tokenizer(given.tokenizer)
-    if given.dataset and (given.dataset / tokenizer.FILE).is_file():
-        return str(given.dataset)
-    raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
 def _summary(index: dict[str, Any]) -> str:
@@ -150,7 +150,10 @@ def _fetch(arguments: Sequence[str]) -> None:
     add("--config", metavar="NAME", help="for example wikitext-103-raw-v1")
     add("--revision", metavar="NAME", help="a branch, tag or commit of the dataset")
     add("--tokenizer", metavar="NAME", help="a model on the Hub, for example gpt2")
-    add("--column", default="text", metavar="NAME", help="the column of the text")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--column", default="text", metavar="NAME", help="the column of the text")
+    every = "all columns, as of labelled rows"
+    which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
     add("--force", action="store_true", help="replace what is there")
     given = parser.parse_args(arguments)
     print(fetching.fetch(fetching.Wanted(**vars(given))))

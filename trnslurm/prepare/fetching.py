@@ -30,7 +30,8 @@ class Wanted:
     config: str | None
     revision: str | None
     tokenizer: str | None
-    column: str
+    column: str | None
+    """None: all of them."""
     force: bool
 
     def notes(self) -> dict[str, Any]:
@@ -97,7 +98,8 @@ def _fetch_dataset(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int
 
 
 def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
-    if wanted.column not in rows.column_names:
+    columns = [wanted.column] if wanted.column else rows.column_names
+    if columns[0] not in rows.column_names:
         raise PrepareError(
             f"dataset {wanted.dataset}: no column {wanted.column}, but "
             f"{', '.join(rows.column_names)}: choose one with --column"
@@ -105,10 +107,13 @@ def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
     count = 0
     with replacing(finished / f"{split}{JSON_LINES}") as stream:
         for batch in rows.iter(batch_size=_ROWS):
-            texts = batch[wanted.column]
-            lines = (json.dumps({wanted.column: text}, ensure_ascii=False) for text in texts)
+            values = list(zip(*(batch[column] for column in columns), strict=True))
+            lines = (
+                json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)
+                for row in values
+            )
             stream.write("".join(f"{line}\n" for line in lines).encode())
-            count += len(texts)
+            count += len(values)
     return count
 
 

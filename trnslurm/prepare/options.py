@@ -8,6 +8,7 @@ from pathlib import Path
 from trnslurm.prepare.documents import PER, Rule
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.sources import dataset_notes
+from trnslurm.prepare.tokenizer import FILE
 
 HOLDOUT = 0.005
 
@@ -28,6 +29,15 @@ def as_output(text: str) -> Path:
 def tokenizer(name: str) -> str:
     """Read the name of a tokenizer: train:V, or a path."""
     return name if name.startswith("train:") else str(as_path(name))
+
+
+def source_tokenizer(given: argparse.Namespace) -> str:
+    """Give the tokenizer that was asked for, or else the dataset's own."""
+    if given.tokenizer:
+        return tokenizer(given.tokenizer)
+    if given.dataset and (given.dataset / FILE).is_file():
+        return str(given.dataset)
+    raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
 def add_document(parser: argparse.ArgumentParser, default: str) -> None:
@@ -59,7 +69,7 @@ def rule(given: argparse.Namespace) -> Rule:
     start = given.document_start
     if not given.document_per and start is None:
         start = notes.get("document_start")
-    column = given.column or notes.get("column", "text")
+    column = given.column or notes.get("column") or "text"
     if not start:
         default = "line" if given.dataset else "blank-line"
         return Rule(per=given.document_per or default, column=column)

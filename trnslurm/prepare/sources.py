@@ -41,9 +41,9 @@ class Source:
         return asdict(self)
 
 
-def text_files(paths: list[Path]) -> list[Found]:
+def text_files(paths: list[Path], suffixes: tuple[str, ...] = TEXTS) -> list[Found]:
     """Take text files as they are named, all to train on; of directories those in them."""
-    return [found for path in paths for found in _text_files_of(path)]
+    return [found for path in paths for found in _text_files_of(path, suffixes)]
 
 
 def files_below(directory: Path, pattern: str) -> list[Found]:
@@ -56,16 +56,16 @@ def files_below(directory: Path, pattern: str) -> list[Found]:
     return found
 
 
-def _text_files_of(path: Path) -> list[Found]:
+def _text_files_of(path: Path, suffixes: tuple[str, ...]) -> list[Found]:
     if not path.is_dir():
         return [Found(name=path.name, path=path, split="train")]
-    found = [file for file in files_below(path, "*") if file.path.suffix in TEXTS]
+    found = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
     if not found:
-        raise PrepareError(f"--text {path}: no text in this directory ({', '.join(TEXTS)})")
+        raise PrepareError(f"--text {path}: no text in this directory ({', '.join(suffixes)})")
     return found
 
 
-def dataset_files(directory: Path) -> list[Found]:
+def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)) -> list[Found]:
     """Find the files of a dataset; their names, or directories, begin with their split."""
     if not directory.is_dir():
         raise PrepareError(f"--dataset {directory}: no such directory")
@@ -73,14 +73,14 @@ def dataset_files(directory: Path) -> list[Found]:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix not in (*TEXTS, *TABLES) or hidden or not path.is_file():
+        if path.suffix not in suffixes or hidden or not path.is_file():
             continue
         words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
         splits = [_SPLITS[word] for word in words if word in _SPLITS]
         found.append(Found(name=str(name), path=path, split=splits[0] if splits else "train"))
     if not any(file.split == "train" for file in found):
         raise PrepareError(
-            f"--dataset {directory}: has no file of a split train ({', '.join((*TEXTS, *TABLES))})"
+            f"--dataset {directory}: has no file of a split train ({', '.join(suffixes)})"
         )
     return [file for file in found if file.split != "test"]
 
@@ -144,7 +144,18 @@ def _check_utf8(
     try:
         decoder.decode(block, final=not block)
     except UnicodeDecodeError as error:
+        place = position - held + error.start
         raise PrepareError(
-            f"{path}: not UTF-8 at byte {position - held + error.start}: convert it first, for "
-            "example with iconv"
+            f"{path}: not UTF-8 at byte {place}, in line {_line_at(path, place)}: convert it "
+            "first, for example with iconv"
         ) from None
+
+
+def _line_at(path: Path, place: int) -> int:
+    """Give the number of the line that a byte lies in."""
+    line = 1
+    with path.open("rb") as stream:
+        while place > 0 and (block := stream.read(min(place, _BLOCK))):
+            line += block.count(b"\n")
+            place -= len(block)
+    return line

@@ -1,8 +1,8 @@
-"""Parquet and Arrow files, unpacked into JSON lines; the only user of pyarrow."""
+"""Parquet and Arrow files: their rows, or unpacked into JSON lines; the only user of pyarrow."""
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,19 @@ _ROWS = 1000
 def unpack(path: Path, column: str, output: Path) -> None:
     """Write the text column of a table as JSON lines; the output appears whole."""
     with replacing(output) as stream:
-        for texts in _batches(path, column):
+        for (texts,) in _batches(path, [column]):
             lines = (json.dumps({column: text}, ensure_ascii=False) for text in texts)
             stream.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def _batches(path: Path, column: str) -> Iterator[list[Any]]:
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Give the values of some columns, row by row."""
+    for batch in _batches(path, columns):
+        yield from zip(*batch, strict=True)
+
+
+def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+    """Give the values of each column, some rows at a time."""
     try:
         pyarrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -31,12 +38,13 @@ def _batches(path: Path, column: str) -> Iterator[list[Any]]:
         ) from None
     try:
         if path.suffix == ".parquet":
-            batches = parquet.ParquetFile(path).iter_batches(_ROWS, columns=[column])
+            batches = parquet.ParquetFile(path).iter_batches(_ROWS, columns=list(columns))
         else:
             batches = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
         for batch in batches:
-            if column not in batch.schema.names:
-                raise PrepareError(f"{path}: no column {column}: choose one with --column")
-            yield batch.column(column).to_pylist()
+            for column in columns:
+                if column not in batch.schema.names:
+                    raise PrepareError(f"{path}: no column {column}: choose one with --column")
+            yield [batch.column(column).to_pylist() for column in columns]
     except (pyarrow.ArrowException, OSError) as error:
         raise PrepareError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None

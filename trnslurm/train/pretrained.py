@@ -2,12 +2,12 @@
 
 The file is one of AWS's sample for BERT (torch.save of {"model": state dict, ...}), or a state dict
 by itself. Whatever the source, names are held strictly against the model's: nothing may be missing,
-and nothing left over.
+and nothing left over, but for the heads of fine-tuning.
 """
 
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,23 @@ from trnslurm.train.reports import say
 # Of each kind of mistake an error names so many.
 NAMED = 4
 
+PRETRAINING_HEADS = ("cls.",)
+"""How the names begin of what only BERT's pretraining needs."""
 
-def load_parameters(model: nn.Module, source: str, *, asked_by: str = "train.init_from") -> None:
+
+def load_parameters(
+    model: nn.Module,
+    source: str,
+    *,
+    asked_by: str = "train.init_from",
+    own: Sequence[str] = (),
+) -> None:
     """Set every parameter of a transformers model; what is missing or left over is an error.
 
     The source is a directory, also one of checkpoints, of which the newest whole one is taken; a
     .pt file; or the name of a model in the local cache of Hugging Face: jobs have no network.
+    `own` says how the names of a head begin that the job trains itself: where the source has none,
+    it stays as it is, and what the source has for its pretraining is left out.
     """
     path = Path(source).expanduser()
     if is_checkpoint(path):
@@ -38,12 +49,27 @@ def load_parameters(model: nn.Module, source: str, *, asked_by: str = "train.ini
         found = read_state_dict(path)
     else:
         found = _read_folder(model, str(path) if path.is_dir() else source, asked_by)
+    if own:
+        found = _exchange_heads(model, found, tuple(own), f"{asked_by}: {source}")
     wrong = mismatches(model, found)
     if wrong:
         raise TrainError(f"{asked_by}: {source} is of another model: {'; '.join(wrong)}")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(found[name])
+
+
+def _exchange_heads(
+    model: nn.Module, found: Mapping[str, Tensor], own: tuple[str, ...], where: str
+) -> Mapping[str, Tensor]:
+    """Complete what was found with the model's own head, and leave out that of pretraining."""
+    known = dict(model.named_parameters())
+    new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
+    left = [n for n in found if n not in known and n.startswith(PRETRAINING_HEADS)]
+    said = [*_list("begins anew", list(new)), *_list("left out", left)]
+    if said and os.environ.get("RANK", "0") == "0":
+        say(f"{where}: {'; '.join(said)}")
+    return {name: tensor for name, tensor in found.items() if name not in left} | new
 
 
 def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:

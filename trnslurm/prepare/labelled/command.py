@@ -1,0 +1,134 @@
+"""The command line: python -m trnslurm.prepare labelled …."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare import options
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.labelled.reading import FORMATS, FOUND
+from trnslurm.prepare.labelled.tasks import TASKS
+from trnslurm.prepare.options import as_output, as_path
+from trnslurm.prepare.prepared import Result, report
+from trnslurm.prepare.sources import Found, dataset_files, text_files
+
+HOLDOUT = 0.1
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Prepare, and say what there is now."""
+    given = _parser().parse_args(arguments)
+    result = _prepare(given)
+    for part in result.index["left_out"]:
+        print(f"warning: {_bad_rows(part)}", file=sys.stderr)
+    report(result, _summary(result.index), as_json=given.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trnslurm.prepare labelled",
+        description="Make samples for a classifier of rows that have a text, or two, and a label.",
+    )
+    add = parser.add_argument
+    add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
+    source = parser.add_mutually_exclusive_group(required=True)
+    rows = f"rows to train on ({', '.join(FORMATS)}), or a directory of them"
+    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE|DIR", help=rows)
+    source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
+    evaluation = "rows to evaluate on; default: the dataset's, else the holdout"
+    add("--eval", type=as_path, nargs="+", metavar="FILE|DIR", help=evaluation)
+    tokenizer = "of BERT's, or trained on the text; default: the dataset's own"
+    add("--tokenizer", metavar="FILE|DIR|train:V", help=tokenizer)
+    task = f"its columns, labels and metrics: {', '.join(TASKS)}"
+    add("--task", default="", metavar="NAME", help=task)
+    column = "twice for a pair; default: the task's, else text"
+    add("--text-column", action="append", default=[], metavar="NAME", help=column)
+    add("--label-column", default="", metavar="NAME", help="default: label")
+    names = "all labels, in the order of their numbers; default: the task's, else as found"
+    add("--label", action="append", default=[], metavar="NAME", help=names)
+    add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
+    share = f"of the rows of each label, for eval ({HOLDOUT})"
+    add("--holdout", type=float, metavar="SHARE", help=share)
+    options.add_work(parser)
+    return parser
+
+
+def _prepare(given: argparse.Namespace) -> Result:
+    # Late: whoever prepares something else needs none of it.
+    from trnslurm.prepare.labelled.run import Request, prepare
+
+    options.check_work(given)
+    files = _files(given)
+    own = any(file.split == "eval" for file in files)
+    if own and given.holdout:
+        raise PrepareError(
+            f"--holdout {given.holdout}: there are files for evaluation: leave it out"
+        )
+    holdout = 0.0 if own else HOLDOUT if given.holdout is None else given.holdout
+    return prepare(
+        Request(
+            output=given.output,
+            files=files,
+            text=given.text_column,
+            label=given.label_column,
+            labels=given.label,
+            task=given.task,
+            tokenizer=options.source_tokenizer(given),
+            seq_len=given.seq_len,
+            holdout=holdout,
+            processes=given.processes,
+            chunk_bytes=given.chunk_bytes,
+            force=given.force,
+        )
+    )
+
+
+def _files(given: argparse.Namespace) -> list[Found]:
+    """Find the files of every split; those of --eval take the place of a dataset's own."""
+    if given.dataset:
+        found = [_split_of(file) for file in dataset_files(given.dataset, FOUND)]
+    else:
+        found = text_files(given.text, FOUND)
+    if given.eval:
+        found = [file for file in found if file.split == "train"]
+        found += [replace(file, split="eval") for file in text_files(given.eval, FOUND)]
+    for file in found:
+        _check_format(file.path)
+    return found
+
+
+def _split_of(file: Found) -> Found:
+    """Keep MNLI's second split for evaluation, validation_mismatched, apart from the first."""
+    return replace(file, split="eval_mismatched") if "mismatched" in file.name else file
+
+
+def _check_format(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise PrepareError(f"{path}: its name says no format of rows: {', '.join(FORMATS)}")
+
+
+def _bad_rows(part: dict[str, Any]) -> str:
+    """Say what was left out of a file, and where."""
+    unit = "line" if "first_lines" in part else "row"
+    first = part[f"first_{unit}s"]
+    places = ", ".join(map(str, first)) + (", …" if len(first) < part["rows"] else "")
+    return (
+        f"{part['name']}: left out {_count(part['rows'], 'row')} with {part['reason']}: "
+        f"{unit if part['rows'] == 1 else f'{unit}s'} {places}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _summary(index: dict[str, Any]) -> str:
+    splits = []
+    for name, entry in index["splits"].items():
+        labels = ", ".join(f"{label} {count:,}" for label, count in entry["labels"].items())
+        splits.append(f"{name} {entry['samples']:,} samples" + (f" ({labels})" if labels else ""))
+    cut = f", {index['cut']:,} of them cut off" if index["cut"] else ""
+    return f"{', '.join(splits)}{cut}, vocabulary {index['vocab_size']:,}"

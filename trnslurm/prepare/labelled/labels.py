@@ -1,0 +1,90 @@
+"""Labels as they stand in rows, and the numbers that training has in their place."""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from trnslurm.prepare.errors import PrepareError
+
+MOST = 1000
+"""Different labels: more are no labels, but another column."""
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
+
+
+@dataclass(kw_only=True)
+class Labels:
+    """What labels mean: numbers on a scale, one of names, or whatever the rows say."""
+
+    names: list[str]
+    """In the order of their numbers; none: they are not known beforehand."""
+    scale: bool
+    """Labels are numbers on a scale, and have no names."""
+    found: dict[str, str] = field(default_factory=dict)
+    """Each label, and where it was found first."""
+
+    def take(self, value: Any, where: str) -> str | None:
+        """Give the text of a row's label, if it can be one; None: the row has none."""
+        if isinstance(value, float) and value.is_integer() and not self.scale:
+            value = int(value)  # what a table makes of whole numbers once one of them is missing
+        text = "" if value is None else str(value).strip()
+        if not text or text == "nan":
+            return None
+        if text not in self.found:
+            if not self.scale:
+                self.found[text] = where
+            self._check(text, where)
+        return text
+
+    def _check(self, text: str, where: str) -> None:
+        if self.scale and not _is_number(text):
+            raise PrepareError(f"{where}: label {text[:40]!r} is no number: mend it")
+        if self.names and text not in self._known():
+            raise PrepareError(
+                f"{where}: label {text[:40]!r} is none of {', '.join(self.names)}, nor of 0 to "
+                f"{len(self.names) - 1}: mend it, or name all labels with --label"
+            )
+        if len(self.found) > MOST:
+            raise PrepareError(
+                f"{where}: more than {MOST} different labels: choose their column with "
+                "--label-column"
+            )
+
+    def _known(self) -> dict[str, int]:
+        numbers = {str(number): number for number in range(len(self.names))}
+        return numbers | {name: number for number, name in enumerate(self.names)}
+
+    def numbers(self) -> dict[str, int]:
+        """Give the number of every label, when all rows were read; none on a scale."""
+        if self.scale:
+            return {}
+        if not self.names:
+            self.names = self._find_names()
+        return self._known()
+
+    def _find_names(self) -> list[str]:
+        if len(self.found) < 2:
+            raise PrepareError(f"all rows have the same label, {next(iter(self.found), '')!r}")
+        if not all(_INTEGER.fullmatch(text) for text in self.found):
+            return sorted(self.found)
+        last = max(self.found, key=int)
+        for text, where in self.found.items():
+            if int(text) < 0 or str(int(text)) != text:
+                raise PrepareError(
+                    f"{where}: label {text!r}: whole numbers must be 0, 1, 2, …: mend it, or name "
+                    "all labels with --label"
+                )
+        missing = [n for n in range(min(int(last), MOST)) if str(n) not in self.found]
+        if missing:
+            raise PrepareError(
+                f"{self.found[last]}: label {last!r}, but {missing[0]} is nowhere: mend it, or "
+                "name all labels with --label"
+            )
+        return [str(number) for number in range(int(last) + 1)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

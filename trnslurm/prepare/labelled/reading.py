@@ -1,0 +1,127 @@
+"""Rows of files: the values of some columns, and which rows are none."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare import tables
+from trnslurm.prepare.documents import JSON_LINES
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.sources import TABLES
+
+FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
+"""What is taken of a directory, by suffix."""
+FORMATS = (*FOUND, ".json")
+FIELDS = "another number of fields than the first line"
+QUOTE = "a quote within a quoted field"
+
+Values = list[Any] | str
+"""A row's values in the order of the columns, or in one of the words above why it has none."""
+
+
+def unit(path: Path) -> str:
+    """Say what the numbers of rows count: lines of a text, or rows where it has none."""
+    return "row" if path.suffix in (*TABLES, ".json") else "line"
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
+    """Give every row of a file, which is UTF-8, and the number of the line where it begins."""
+    if path.suffix == ".tsv":
+        # As GLUE's own files are: a quote is a quote, and nothing can hold a tab.
+        return _read_fields(path, columns, delimiter="\t", quoting=csv.QUOTE_NONE)
+    if path.suffix == ".csv":
+        return _read_fields(path, columns, escapechar="\\", strict=True)
+    if path.suffix == ".json":
+        return _read_objects(path, columns, _objects_of_list(path))
+    if path.suffix == JSON_LINES:
+        return _read_objects(path, columns, _objects_of_lines(path))
+    return enumerate((list(row) for row in tables.read_rows(path, columns)), start=1)
+
+
+def _read_fields(
+    path: Path, columns: Sequence[str], **form: Any
+) -> Iterator[tuple[int, list[Any] | str]]:
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        rows = csv.reader(stream, **form)
+        header = _next_fields(rows, path)
+        if not isinstance(header, list):
+            raise PrepareError(f"{path}: line 1: no names of columns: {header or 'it is empty'}")
+        places = [_find(column, header, path) for column in columns]
+        while True:
+            line = rows.line_num + 1
+            fields = _next_fields(rows, path)
+            if fields is None:
+                return
+            if isinstance(fields, str):
+                yield line, fields
+            elif len(fields) != len(header) and fields:  # none: an empty line
+                yield line, FIELDS
+            elif fields:
+                yield line, [fields[place] for place in places]
+
+
+def _next_fields(rows: Any, path: Path) -> list[str] | str | None:
+    """Give the fields of the next row, or that it is none; None at the end."""
+    line = rows.line_num + 1
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        if "expected after" in str(error):  # the reader goes on with the line behind
+            return QUOTE
+        raise PrepareError(
+            f"{path}: line {line}: the row that begins here does not end ({error}): close or "
+            "escape its quote"
+        ) from None
+
+
+def _find(column: str, header: list[str], path: Path) -> int:
+    if header.count(column) > 1:
+        raise PrepareError(f"{path}: line 1: two columns {column}: rename one")
+    if column not in header:
+        raise _no_column(path, "line 1: ", column, header)
+    return header.index(column)
+
+
+def _no_column(path: Path, where: str, column: str, found: Sequence[str]) -> PrepareError:
+    return PrepareError(
+        f"{path}: {where}no column {column}, but {', '.join(found) or 'none'}: choose with "
+        "--text-column and --label-column"
+    )
+
+
+def _read_objects(
+    path: Path, columns: Sequence[str], rows: Iterator[tuple[int, Any]]
+) -> Iterator[tuple[int, Values]]:
+    first = True
+    for number, row in rows:
+        where = f"{unit(path)} {number}: "
+        if not isinstance(row, dict):
+            raise PrepareError(f"{path}: {where}no row: expected {{{columns[0]!r}: …, …}}")
+        for column in columns if first else ():
+            if column not in row:
+                raise _no_column(path, where, column, list(row))
+        first = False
+        yield number, [row.get(column) for column in columns]
+
+
+def _objects_of_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield number, _parse(line.removeprefix(b"\xef\xbb\xbf"), f"{path}: line {number}")
+
+
+def _objects_of_list(path: Path) -> Iterator[tuple[int, Any]]:
+    rows = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(path))
+    if not isinstance(rows, list):
+        raise PrepareError(f"{path}: is no list of rows: lines with a row each go into a .jsonl")
+    return enumerate(rows, start=1)
+
+
+def _parse(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise PrepareError(f"{where}: not JSON ({error})") from None

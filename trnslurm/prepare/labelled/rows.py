@@ -1,0 +1,130 @@
+"""Rows as the work on them wants them: checked once, one JSON line each, cut into pieces."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trnslurm.prepare.documents import JSON_LINES
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.labelled.labels import Labels
+from trnslurm.prepare.labelled.reading import Values, read_rows, unit
+from trnslurm.prepare.progress import Progress
+from trnslurm.prepare.sources import Found
+
+NO_TEXT = "no text"
+NO_LABEL = "no label"
+NAMED = 5
+"""Of the rows left out for one reason so many are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Consecutive rows of a split."""
+
+    number: int
+    split: str
+    path: Path
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.end - self.first
+
+    def rows(self) -> Iterator[tuple[str, list[str]]]:
+        """Give the label and the texts of every row."""
+        with self.path.open("rb") as stream:
+            stream.seek(self.first)
+            for line in stream.read(self.size).splitlines():
+                label, *texts = json.loads(line)
+                yield label, texts
+
+
+@dataclass(kw_only=True)
+class Gathered:
+    """What reading all files came to."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+    """Of each file and reason: how many rows, and the first of them."""
+
+
+def gather(
+    files: list[Found], columns: list[str], labels: Labels, chunk_bytes: int, directory: Path
+) -> Gathered:
+    """Read all rows, by split, into the directory; the last column is the label."""
+    gathered = Gathered()
+    sizes = [file.path.stat().st_size for file in files]
+    progress = Progress("reading rows", sum(sizes))
+    for split in dict.fromkeys(file.split for file in files):
+        output = directory / f"{split}{JSON_LINES}"
+        cuts = [0]
+        with replacing(output) as stream:
+            for number, file in enumerate(files):
+                if file.split != split:
+                    continue
+                for line in _checked(file, columns, labels, gathered.left_out):
+                    stream.write(line)
+                    if stream.tell() - cuts[-1] >= chunk_bytes:
+                        cuts.append(stream.tell())
+                progress.show(sum(sizes[: number + 1]))
+            end = stream.tell()
+        if not end:
+            names = ", ".join(str(file.path) for file in files if file.split == split)
+            raise PrepareError(f"{names}: no row has both a text and a label: nothing is left")
+        cuts += [end] if cuts[-1] < end else []
+        gathered.pieces += [
+            Piece(number=len(gathered.pieces) + place, split=split, path=output, first=a, end=b)
+            for place, (a, b) in enumerate(itertools.pairwise(cuts))
+        ]
+    progress.finish()
+    return gathered
+
+
+def _checked(
+    file: Found, columns: list[str], labels: Labels, left_out: list[dict[str, Any]]
+) -> Iterator[bytes]:
+    """Give the rows that are whole; note down those that are not."""
+    bad: dict[str, list[int]] = {}
+    for number, values in read_rows(file.path, columns):
+        where = f"{file.path}: {unit(file.path)} {number}"
+        row = _take(values, labels, where)
+        if isinstance(row, list):
+            yield f"{json.dumps(row)}\n".encode()
+        else:
+            bad.setdefault(row, []).append(number)
+    for reason, numbers in bad.items():
+        left_out.append(
+            {
+                "name": file.name,
+                "reason": reason,
+                "rows": len(numbers),
+                f"first_{unit(file.path)}s": numbers[:NAMED],
+            }
+        )
+
+
+def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
+    """Give a row's label and texts, or why it is left out."""
+    if isinstance(values, str):
+        return values
+    *texts, label = values
+    if not all(_is_text(text) for text in texts):
+        return NO_TEXT
+    taken = labels.take(label, where)
+    return NO_LABEL if taken is None else [taken, *texts]
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        value.encode()  # JSON can spell half a character, which is no text
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,167 @@
+"""A preparation of labelled data, from its request to the finished directory."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trnslurm.prepare import tokenizer, workers
+from trnslurm.prepare.bert import wordpiece
+from trnslurm.prepare.cutting import choose_chunk_bytes
+from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.labelled.labels import Labels
+from trnslurm.prepare.labelled.rows import Piece, gather
+from trnslurm.prepare.labelled.samples import Tokenizing
+from trnslurm.prepare.labelled.splits import write_splits
+from trnslurm.prepare.labelled.tasks import DEFAULT_METRICS, find_task
+from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
+from trnslurm.prepare.progress import Progress
+from trnslurm.prepare.sources import Found, read_through
+
+LEAST_SEQ_LEN = 8
+VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be prepared, and where."""
+
+    output: Path
+    files: list[Found]
+    text: list[str]
+    """The columns of the text: one, or two of a pair; none: the task's, else text."""
+    label: str
+    """The column of the label; empty: label."""
+    labels: list[str]
+    """Their names in the order of their numbers; none: the task's, else those in the rows."""
+    task: str
+    """Of GLUE, or empty."""
+    tokenizer: str
+    seq_len: int
+    holdout: float
+    """The share of the rows for evaluation; 0: none, or files of their own."""
+    processes: int
+    chunk_bytes: int | None
+    """None: small enough to keep everyone busy, and not too many."""
+    force: bool
+
+
+def prepare(request: Request) -> Result:
+    """Make labelled data, unless it is there."""
+    _check(request)
+    name = request.tokenizer
+    if tokenizer.trained_size(name, wordpiece.LEAST) is None:
+        path = tokenizer.find(name)
+        wordpiece.load(path)  # its errors should come before the reading
+        name = describe(path)["sha256"]
+    sources = read_through(request.files)
+    wanted = {
+        "sources": [source.as_json() for source in sources],
+        "made": {
+            "tokenizer": name,
+            "columns": _columns(request),
+            "labels": _names(request),
+            "task": request.task,
+            "seq_len": request.seq_len,
+            "holdout": request.holdout,
+        },
+    }
+    chunk_bytes = request.chunk_bytes or choose_chunk_bytes(sources)
+    return make_once(
+        request.output,
+        wanted,
+        [wanted, VERSIONS, chunk_bytes],
+        lambda directory: _make(request, wanted, chunk_bytes, directory),
+        force=request.force,
+    )
+
+
+def _check(request: Request) -> None:
+    """Refuse what cannot be."""
+    if len(request.text) > 2:
+        raise PrepareError(f"--text-column: {len(request.text)} columns: a text or a pair has two")
+    if len(set(request.labels)) < len(request.labels):
+        raise PrepareError(f"--label: twice the same in {', '.join(request.labels)}")
+    if len(request.labels) == 1:
+        raise PrepareError(f"--label {request.labels[0]}: is the only one: name all labels")
+    if request.seq_len < LEAST_SEQ_LEN:
+        raise PrepareError(f"--seq-len {request.seq_len}: must be {LEAST_SEQ_LEN} or more")
+    if not 0 <= request.holdout < 1:
+        raise PrepareError(f"--holdout {request.holdout}: must be 0 or more, and less than 1")
+
+
+def _columns(request: Request) -> list[str]:
+    """Give the columns of the text, and that of the label."""
+    task = find_task(request.task)
+    text = request.text or list(task.text if task else ("text",))
+    return [*text, request.label or "label"]
+
+
+def _names(request: Request) -> list[str]:
+    task = find_task(request.task)
+    return request.labels or list(task.labels if task else ())
+
+
+def _make(
+    request: Request, wanted: dict[str, Any], chunk_bytes: int, directory: Path
+) -> dict[str, Any]:
+    """Make the data in directory/finished, from what earlier runs left in the directory."""
+    task = find_task(request.task)
+    names = _names(request)
+    labels = Labels(names=names, scale=bool(task and not names))
+    gathered = gather(request.files, _columns(request), labels, chunk_bytes, directory)
+    work = Tokenizing(
+        directory=directory / "pieces",
+        tokenizer=_keep_tokenizer(request, gathered.pieces, directory),
+        seq_len=request.seq_len,
+        numbers=labels.numbers(),
+    )
+    made = workers.finish(gathered.pieces, work, request.processes)
+    finished = directory / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    splits = write_splits(gathered.pieces, work, labels.names, request.holdout, finished)
+    with replacing(finished / tokenizer.FILE) as stream:
+        stream.write(work.tokenizer.read_bytes())
+    pieces = wordpiece.load(work.tokenizer)
+    return {
+        "format": FORMAT,
+        "kind": "labelled",
+        "seq_len": request.seq_len,
+        "vocab_size": pieces.vocab_size,
+        "pad_id": pieces.pad,
+        "labels": labels.names,
+        "task": request.task,
+        "metrics": list(task.metrics if task else DEFAULT_METRICS),
+        "tokenizer": describe(finished / tokenizer.FILE)
+        | {"name": tokenizer.short_name(request.tokenizer)},
+        "splits": splits,
+        "sources": wanted["sources"],
+        "made": wanted["made"] | {"by": "trnslurm.prepare"} | VERSIONS,
+        "left_out": gathered.left_out,
+        "cut": sum(part.cut for part in made),
+    }
+
+
+def _keep_tokenizer(request: Request, pieces: list[Piece], directory: Path) -> Path:
+    """Put the tokenizer to use into the directory, trained on the rows to train on if asked for."""
+    train = [piece for piece in pieces if piece.split == "train"]
+
+    def texts(what: str) -> Iterator[str]:
+        progress, done = Progress(what, sum(piece.size for piece in train)), 0
+        for piece in train:
+            for _, row in piece.rows():
+                yield from row
+            done += piece.size
+            progress.show(done)
+        progress.finish()
+
+    return tokenizer.keep(
+        request.tokenizer,
+        directory,
+        lambda size: wordpiece.train(texts, size, request.processes),
+    )

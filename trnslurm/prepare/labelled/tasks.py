@@ -1,0 +1,49 @@
+"""The tasks of GLUE, as the Hugging Face Hub has them: columns, labels in order, metrics."""
+
+from dataclasses import dataclass
+
+from trnslurm.prepare.errors import PrepareError
+
+DEFAULT_METRICS = ("accuracy", "macro_f1")
+"""Of rows that belong to no task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is known of a task without looking at its rows."""
+
+    text: tuple[str, ...]
+    labels: tuple[str, ...]
+    """In the order of their numbers; none: a label is a number on a scale."""
+    metrics: tuple[str, ...] = ("accuracy",)
+
+
+_SENTENCES = ("sentence1", "sentence2")
+
+# The metrics are those of the GLUE paper (arXiv 1804.07461), section 3.
+TASKS = {
+    "cola": Task(text=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews",)),
+    "sst2": Task(text=("sentence",), labels=("negative", "positive")),
+    "mrpc": Task(
+        text=_SENTENCES, labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1")
+    ),
+    "stsb": Task(text=_SENTENCES, labels=(), metrics=("pearson", "spearman")),
+    "qqp": Task(
+        text=("question1", "question2"),
+        labels=("not_duplicate", "duplicate"),
+        metrics=("accuracy", "f1"),
+    ),
+    "mnli": Task(text=("premise", "hypothesis"), labels=("entailment", "neutral", "contradiction")),
+    "qnli": Task(text=("question", "sentence"), labels=("entailment", "not_entailment")),
+    "rte": Task(text=_SENTENCES, labels=("entailment", "not_entailment")),
+    "wnli": Task(text=_SENTENCES, labels=("not_entailment", "entailment")),
+}
+
+
+def find_task(name: str) -> Task | None:
+    """Give a task by its name; of no name None."""
+    if not name:
+        return None
+    if name not in TASKS:
+        raise PrepareError(f"--task {name}: no task of GLUE, which are {', '.join(TASKS)}")
+    return TASKS[name]
