@@ -1,0 +1,67 @@
+"""Scores: against their definitions, and figures worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from trnslurm.train.errors import TrainError
+from trnslurm.train.scores import classification_scores, correlation_scores, count_pairs
+
+
+def test_counts_have_labels_in_rows_and_leave_padding_out():
+    labels, predicted = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 1, 1])
+    counts = count_pairs(predicted, labels, torch.tensor(1.0), num_labels=3)
+    assert counts.tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
+    assert not count_pairs(predicted, labels, torch.tensor(0.0), num_labels=3).any()
+
+
+def test_scores_of_two_labels():
+    # 50 and 10 of label 0, 5 and 35 of label 1: the second of each pair was taken for label 1.
+    found = classification_scores(["accuracy", "f1", "macro_f1", "matthews"], [50, 10, 5, 35])
+    assert found["accuracy"] == pytest.approx(0.85)
+    assert found["f1"] == pytest.approx(2 * 35 / (2 * 35 + 10 + 5))
+    assert found["macro_f1"] == pytest.approx((70 / 85 + 100 / 115) / 2)
+    # (TP TN - FP FN) / sqrt((TP + FP)(TP + FN)(TN + FP)(TN + FN))
+    expected = (35 * 50 - 10 * 5) / (45 * 40 * 60 * 55) ** 0.5
+    assert found["matthews"] == pytest.approx(expected)
+
+
+def test_scores_of_three_labels_one_of_which_is_never_taken():
+    found = classification_scores(["accuracy", "macro_f1", "matthews"], [4, 0, 0, 1, 3, 0, 2, 0, 0])
+    assert found["accuracy"] == pytest.approx(0.7)
+    assert found["macro_f1"] == pytest.approx((8 / 11 + 6 / 7 + 0) / 3)
+    # The correlation of one-hot vectors, which R_K is by its definition.
+    labels = np.repeat(np.eye(3), [4, 4, 2], 0)
+    taken = np.eye(3)[[0] * 4 + [0] + [1] * 3 + [0] * 2]
+    centred = [part - part.mean(0) for part in (labels, taken)]
+    products = [[(a * b).sum() for b in centred] for a in centred]
+    assert found["matthews"] == pytest.approx(
+        products[0][1] / (products[0][0] * products[1][1]) ** 0.5
+    )
+
+
+@pytest.mark.parametrize("counts", [[9, 0, 1, 0], [0, 0, 0, 0]])
+def test_one_label_for_all_has_no_correlation(counts):
+    assert classification_scores(["matthews", "f1"], counts) == {"matthews": 0.0, "f1": 0.0}
+
+
+def test_correlations_against_numpy_and_with_ties():
+    numbers = np.random.default_rng(1)
+    wanted = np.round(numbers.random(200) * 5, 1)  # many are equal
+    predicted = wanted + numbers.normal(size=200)
+    found = correlation_scores(["pearson", "spearman"], predicted, wanted)
+    assert found["pearson"] == pytest.approx(np.corrcoef(predicted, wanted)[0, 1])
+    assert correlation_scores(["spearman"], np.exp(wanted), wanted)["spearman"] == pytest.approx(1)
+    # By hand: ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4.
+    found = correlation_scores(["spearman"], [1, 5, 5, 9], [1, 2, 3, 4])
+    assert found["spearman"] == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert correlation_scores(["pearson"], [1, 1], [1, 2]) == {"pearson": 0.0}
+
+
+def test_scores_that_do_not_fit_are_refused():
+    with pytest.raises(TrainError, match="the score bleu: known are accuracy, f1"):
+        classification_scores(["bleu"], [1, 0, 0, 1])
+    with pytest.raises(TrainError, match="f1 is of two labels, and there are 3: macro_f1 fits"):
+        classification_scores(["f1"], [1] * 9)
+    with pytest.raises(TrainError, match="the score f1: known are pearson, spearman"):
+        correlation_scores(["f1"], [1], [1])

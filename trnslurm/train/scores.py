@@ -1,0 +1,113 @@
+"""What a model is judged by: from counts of what it took for what, or from its predictions.
+
+Counts and predictions are sums over workers, so a score is the same whatever the number of these.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trnslurm.train.errors import TrainError
+
+Numbers = NDArray[np.float64]
+
+
+def count_pairs(predicted: Tensor, labels: Tensor, weight: Tensor, *, num_labels: int) -> Tensor:
+    """Count, on the device, how often each label (a row) was taken for each (a column).
+
+    A matrix product and no scatter; sums in fp32 are exact up to 16 million samples.
+    """
+    names = torch.arange(num_labels, device=labels.device)
+    wanted, taken = (
+        (numbers.unsqueeze(-1) == names).to(weight.dtype) for numbers in (labels, predicted)
+    )
+    return weight * (wanted.T @ taken)
+
+
+def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
+    """Give scores by name, from the counts of all samples, row by row."""
+    table = np.array(counts, np.float64)
+    size = round(len(table) ** 0.5)
+    return _scores(names, _OF_COUNTS, (table.reshape(size, size),))
+
+
+def correlation_scores(
+    names: Sequence[str], predicted: Sequence[float], wanted: Sequence[float]
+) -> dict[str, float]:
+    """Give scores by name, from the predictions of numbers on a scale."""
+    return _scores(
+        names, _OF_NUMBERS, (np.array(predicted, np.float64), np.array(wanted, np.float64))
+    )
+
+
+def _scores(
+    names: Sequence[str], known: dict[str, Callable[..., float]], values: tuple[Numbers, ...]
+) -> dict[str, float]:
+    for name in names:
+        if name not in known:
+            raise TrainError(f"the data asks for the score {name}: known are {', '.join(known)}")
+    return {name: known[name](*values) for name in names}
+
+
+def _accuracy(table: Numbers) -> float:
+    return _ratio(np.trace(table), table.sum())
+
+
+def _f1_of_each(table: Numbers) -> list[float]:
+    hits = np.diag(table)
+    # 2 TP / (2 TP + FP + FN); 0 of a label that is neither there nor taken for one.
+    return [_ratio(*pair) for pair in zip(2 * hits, table.sum(0) + table.sum(1), strict=True)]
+
+
+def _f1(table: Numbers) -> float:
+    if len(table) != 2:
+        raise TrainError(
+            f"the score f1 is of two labels, and there are {len(table)}: macro_f1 fits"
+        )
+    return _f1_of_each(table)[1]
+
+
+def _macro_f1(table: Numbers) -> float:
+    return float(np.mean(_f1_of_each(table)))
+
+
+def _matthews(table: Numbers) -> float:
+    """Of any number of labels (Gorodkin's R_K); 0 where all are the same, as in scikit-learn."""
+    total, taken, there = table.sum(), table.sum(0), table.sum(1)
+    above = np.trace(table) * total - taken @ there
+    below = (total**2 - taken @ taken) * (total**2 - there @ there)
+    return _ratio(above, below**0.5)
+
+
+def _pearson(predicted: Numbers, wanted: Numbers) -> float:
+    a, b = predicted - predicted.mean(), wanted - wanted.mean()
+    return _ratio(a @ b, ((a @ a) * (b @ b)) ** 0.5)
+
+
+def _spearman(predicted: Numbers, wanted: Numbers) -> float:
+    return _pearson(_ranks(predicted), _ranks(wanted))
+
+
+def _ranks(numbers: Numbers) -> Numbers:
+    """Give the rank of each number, from 1; equal ones share the mean of theirs."""
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Numbers = (last - (counts - 1) / 2)[places]
+    return ranks
+
+
+def _ratio(above: Any, below: Any) -> float:
+    return float(above / below) if below else 0.0
+
+
+_OF_COUNTS: dict[str, Callable[..., float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "macro_f1": _macro_f1,
+    "matthews": _matthews,
+}
+_OF_NUMBERS: dict[str, Callable[..., float]] = {"pearson": _pearson, "spearman": _spearman}
