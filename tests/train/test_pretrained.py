@@ -9,6 +9,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
+    BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
 )
@@ -212,3 +213,33 @@ def test_a_file_without_a_model_is_refused(tmp_path, content, words):
 
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_head_of_ones_own_begins_anew_and_that_of_pretraining_is_left(tmp_path, capsys):
+    config = BertConfig(**BERT.to_diff_dict() | {"num_labels": 3})
+    saved, model = BertForPreTraining(config), BertForSequenceClassification(config)
+    head = model.classifier.weight.clone()
+    saved.save_pretrained(tmp_path / "folder")
+    save_checkpoint(tmp_path / "checkpoints", 5, saved)
+    for source in ("folder", "checkpoints/step-00000005"):
+        with torch.no_grad():
+            model.bert.embeddings.word_embeddings.weight.zero_()
+        load_parameters(model, str(tmp_path / source), own=("classifier.",))
+        said = capsys.readouterr().out
+        assert said.count("\n") == 1, said
+        assert "begins anew: classifier.weight, classifier.bias; left out: cls." in said
+        assert_same(model.bert, saved.bert)
+        assert torch.equal(model.classifier.weight, head)
+    with pytest.raises(TrainError, match=r"missing: classifier\.weight, .*not in the model: cls\."):
+        load_parameters(model, str(tmp_path / "folder"))
+
+    # Only the head may differ; and one of the same name must be of the same labels.
+    BertForMaskedLM(config).save_pretrained(tmp_path / "no-pooler")
+    with pytest.raises(TrainError, match=r"missing: bert\.pooler\.dense\.weight"):
+        load_parameters(model, str(tmp_path / "no-pooler"), own=("classifier.",))
+    two = BertForSequenceClassification(BertConfig(**BERT.to_diff_dict() | {"num_labels": 2}))
+    two.save_pretrained(tmp_path / "two")
+    with pytest.raises(
+        TrainError, match=r"classifier\.weight has shape \[2, 8\] instead of \[3, 8"
+    ):
+        load_parameters(model, str(tmp_path / "two"), own=("classifier.",))

@@ -168,7 +168,7 @@ def _map(path: Path, index: Index, split: Split) -> NDArray[Any]:
         samples = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise TrainError(f"{path}: cannot be read ({error.strerror}): {_PREPARE} again") from None
-    except ValueError:
+    except (ValueError, EOFError):
         raise TrainError(f"{path}: damaged: {_PREPARE} again") from None
     shape = (split.samples, index.seq_len)
     names = samples.dtype.names or ()

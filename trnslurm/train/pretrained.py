@@ -5,6 +5,7 @@ by itself. Whatever the source, names are held strictly against the model's: not
 and nothing left over, but for the heads of fine-tuning.
 """
 
+import logging
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,8 @@ def _todays_name(name: str) -> str:
 
 
 def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
+    # What it would warn of, once in every worker, is said here or an error.
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     try:
         loaded, report = type(model).from_pretrained(
             source,

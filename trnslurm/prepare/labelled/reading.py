@@ -45,9 +45,9 @@ def _read_fields(
 ) -> Iterator[tuple[int, list[Any] | str]]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.reader(stream, **form)
-        header = _next_fields(rows, path)
-        if not isinstance(header, list):
-            raise PrepareError(f"{path}: line 1: no names of columns: {header or 'it is empty'}")
+        header = _next_fields(rows, path) or []
+        if isinstance(header, str):
+            raise PrepareError(f"{path}: line 1: no names of columns: {header}")
         places = [_find(column, header, path) for column in columns]
         while True:
             line = rows.line_num + 1
@@ -56,10 +56,9 @@ def _read_fields(
                 return
             if isinstance(fields, str):
                 yield line, fields
-            elif len(fields) != len(header) and fields:  # none: an empty line
-                yield line, FIELDS
-            elif fields:
-                yield line, [fields[place] for place in places]
+            elif fields:  # an empty line has none
+                whole = len(fields) == len(header)
+                yield line, [fields[place] for place in places] if whole else FIELDS
 
 
 def _next_fields(rows: Any, path: Path) -> list[str] | str | None:

@@ -1,0 +1,122 @@
+"""Labelled data that cannot be made: one line says where, what, what to do; nothing is left."""
+
+import json
+
+import pytest
+
+ROWS = "text,label\ngood,1\nbad,0\n"
+
+
+@pytest.fixture
+def refused(prepare, left_beside, tmp_path):
+    """Run and give the error line; neither the output nor anything half-done may be there."""
+    output = tmp_path / "out" / "data"
+
+    def run(*arguments, tokenizer="train:100"):
+        done = prepare("labelled", "--output", output, "--tokenizer", tokenizer, *arguments)
+        assert not output.exists()
+        assert left_beside(output) == []
+        return done.error
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "\n", "line 1: no column text, but none: choose with --text-column"),
+        ("a.csv", '"text"x,label\n', "line 1: no names of columns: a quote within a quoted field"),
+        ("a.csv", "body,label\nx,1\n", "line 1: no column text, but body, label: choose with --te"),
+        ("a.csv", "text,class\nx,1\n", "line 1: no column label, but text, class: choose with --t"),
+        ("a.csv", "text,text,label\nx,y,1\n", "line 1: two columns text: rename one"),
+        (
+            "a.csv",
+            'text,label\nx,1\n"y,0\nz,1\n',
+            "line 3: the row that begins here does not end (",
+        ),
+        ("a.csv", "text,label\n,1\nx,\n", "no row has both a text and a label: nothing is left"),
+        ("a.csv", "text,label\nx,1\ny,1\n", "all rows have the same label, '1'"),
+        (
+            "a.csv",
+            "text,label\nx,1\ny,3\nz,0\n",
+            "line 3: label '3', but 2 is nowhere: mend it, or",
+        ),
+        ("a.csv", "text,label\nx,0\ny,-1\n", "line 3: label '-1': whole numbers must be 0, 1, 2"),
+        ("a.json", "{}", "is no list of rows: lines with a row each go into a .jsonl"),
+        ("a.json", '[{"text": "x"}]', "row 1: no column label, but text: choose with"),
+        ("a.json", "[", "not JSON ("),
+        ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: no row: expected {'text': …, …}"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not JSON ("),
+        ("a.xml", "<a/>", "its name says no format of rows: .csv, .tsv, .jsonl"),
+        ("a.parquet", "PAR1", "cannot be read ("),
+    ],
+)
+def test_files_that_cannot_be_read(refused, tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    error = refused("--text", tmp_path / name)
+    assert words in error and (name in error or "same label" in error)
+
+
+def test_a_file_that_is_not_utf8(refused, rows):
+    rows.write_bytes(b"text,label\nx,1\nsch\xf6n,0\n")
+    error = refused("--text", rows)
+    assert error.startswith(f"{rows}: not UTF-8 at byte 18, in line 3: convert it first")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--task", "mrcp"), "--task mrcp: no task of GLUE, which are cola, sst2, mrpc, stsb"),
+        (
+            ("--task", "mrpc"),
+            "line 1: no column sentence1, but text, label: choose with --text-col",
+        ),
+        (("--label", "no", "--label", "no"), "--label: twice the same in no, no"),
+        (("--label", "no"), "--label no: is the only one: name all labels"),
+        (
+            ("--label", "no", "--label", "yes", "--label-column", "text"),
+            "line 2: label 'good' is no",
+        ),
+        (
+            ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
+            "3 columns: a text or",
+        ),
+        (("--seq-len", 7), "--seq-len 7: must be 8 or more"),
+        (("--holdout", 1), "--holdout 1.0: must be 0 or more, and less than 1"),
+        (("--holdout", 0.1), "too few rows (2) to hold out a share of 0.1 of them"),
+        (("--tokenizer", "train:99"), "train:V needs a whole number V of 100 or more"),
+        (("--tokenizer", "/none"), "--tokenizer /none: no such file, nor a directory"),
+    ],
+)
+def test_values_that_cannot_be(refused, rows, arguments, words):
+    assert words in refused("--text", rows, *arguments)
+
+
+def test_labels_out_of_range(refused, rows):
+    rows.write_text(ROWS + "fine,2\n")
+    error = refused("--text", rows, "--label", "bad", "--label", "good")
+    assert error == (
+        f"{rows}: line 4: label '2' is none of bad, good, nor of 0 to 1: mend it, or name all "
+        "labels with --label"
+    )
+    rows.write_text("text,label\n" + "".join(f"x,l{n}\n" for n in range(1001)))
+    assert "line 1002: more than 1000 different labels: choose their column" in refused(
+        "--text", rows
+    )
+    pairs = [{"sentence1": "x", "sentence2": "y", "label": label} for label in (1.5, "high")]
+    path = rows.with_suffix(".json")
+    path.write_text(json.dumps(pairs))
+    error = refused("--text", path, "--task", "stsb")
+    assert error == f"{path}: row 2: label 'high' is no number: mend it"
+
+
+def test_rows_for_evaluation_leave_no_holdout(refused, rows):
+    error = refused("--text", rows, "--eval", rows, "--holdout", 0.5)
+    assert error == "--holdout 0.5: there are files for evaluation: leave it out"
