@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from trnslurm.config import Workspace, packaged_root, resolve
@@ -91,4 +93,9 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
         "try train.gradient_checkpointing=true or devices with more memory"
     )
     assert "warning" not in cli("plan", "llama3_clm", "--nodes", "1").out
+    [row] = json.loads(cli("plan", "llama3_clm", "--nodes", "1", "--json").out)["plans"]
+    memory = row["memory"]
+    assert memory.pop("fits") and memory.pop("available") == 80
+    assert memory.pop("total") == pytest.approx(sum(memory.values()))
+    assert memory.keys() == {"state", "gathered", "activations", "runtime"}
     assert "GiB" not in cli("plan", "gpt2_zero1", "--nodes", "1", "--cluster", "trn1").out

@@ -11,12 +11,22 @@ from trnslurm.catalog import DEVICES, catalog
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.config.schema import Device
 from trnslurm.render import render
+from trnslurm.run import RunDir
 from trnslurm.spec import JobSpec, make_spec
 from trnslurm.strategy import DEVICES as DEVICES_OF_STRATEGY
+from trnslurm.submit.job import job_of
+from trnslurm.submit.resizing import resized
 from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 LLAMA = ("plan", "llama3_clm", "--nodes", "1")
+TOY = """\
+batch: {global_batch: 64}
+slurm: {time_min: 60}
+strategy:
+  name: xla_fsdp
+  xla_fsdp: {xla_fsdp_settings: {flatten_parameters: true}}
+"""
 
 
 def spec_of(preset: str, *settings: str, cluster: str = "p4de", nodes: int = 1) -> JobSpec:
@@ -142,6 +152,35 @@ def test_the_strategy_is_in_the_key_of_the_graphs(site) -> None:
     ingredients = [files_of(spec)["graphs.json"] for spec in specs]
     assert ingredients[0] != ingredients[1]
     assert ingredients[0] == ingredients[2]
+
+
+def test_what_the_commands_say_of_a_strategy(site, cli) -> None:
+    site.recipe(TOY)
+    toy, flat = ("toy", "--cluster", "pc"), "strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters"
+    assert '==> strategy.json <==\n{\n  "xla_fsdp_settings": {' in cli("render", *toy).out
+    assert cli("render", *toy, "-o", site.root / "reviewed").code == 0
+    changed = (*toy, "--set", f"{flat}=false")
+    diff = cli("render", *changed, "--diff", site.root / "reviewed")
+    assert diff.code == 1
+    assert "--- old/strategy.json\n+++ new/strategy.json\n" in diff.out
+    assert '-    "flatten_parameters": true,\n+    "flatten_parameters": false,\n' in diff.out
+    shown = json.loads(cli("show", *changed, "--json").out)
+    assert shown["config"]["strategy"]["name"] == "xla_fsdp"
+    assert shown["origins"][flat] == {"layer": "command line", "source": f"--set {flat}=false"}
+    rows = cli("compile", "key", *toy, "--explain").out.splitlines()
+    assert [row.split()[1] for row in rows if row.startswith(flat)] == ["True"]
+
+
+def test_another_node_count_has_its_own_file(site, tmp_path) -> None:
+    """DeepSpeed's numbers depend on the workers; the training that goes on does not."""
+    fixed = ("batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=60")
+    config = resolve(WORKSPACE, "llama3_clm", cluster="p4de", preset="deepspeed", settings=fixed)
+    code, dirs = {"code/jobs/llama3_clm/train.py": b""}, WORKSPACE.template_dirs()
+    job = job_of(make_spec(config, 2), dirs, code=code)
+    files = resized(RunDir(tmp_path), job, 1, dirs).bundle.files
+    strategy = json.loads(files["strategy.json"])
+    assert (strategy["train_batch_size"], strategy["gradient_accumulation_steps"]) == (40, 5)
+    assert json.loads(files["plan.json"])["batch"]["global_batch"] == 40
 
 
 def test_without_a_strategy_there_is_no_file(site) -> None:

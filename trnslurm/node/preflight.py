@@ -209,7 +209,7 @@ def look(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, Any]:
 
 
 def identity(run: Path) -> dict[str, str]:
-    """What must be the same on all nodes: versions, code and plan."""
+    """What must be the same on all nodes: versions, code, plan and strategy."""
     same = {"Python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -219,9 +219,10 @@ def identity(run: Path) -> dict[str, str]:
         if file.is_file() and "__pycache__" not in file.parts:
             whole.update(f"{file.relative_to(run)}\0{file.stat().st_size}\0".encode())
             whole.update(file.read_bytes())
-    plan = run / "plan.json"
     same["code/"] = whole.hexdigest()
-    same["plan.json"] = hashlib.sha256(plan.read_bytes()).hexdigest() if plan.exists() else ""
+    for name in ("plan.json", "strategy.json"):
+        file = run / name
+        same[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
     return same
 
 
