@@ -82,6 +82,12 @@ def test_options_reach_the_script(exportable, run_cli, weird_path: Path, monkeyp
     ]  # fmt: skip
 
 
+def test_the_best(exportable, run_cli) -> None:
+    run = exportable()
+    done = run_cli("export", run.path, "--step", "best")
+    assert json.loads(done.out)["options"] == ["--format=hf", "--dtype=float32", "--step=best"]
+
+
 def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
     """The script of the recipe, with a plan of its model, and no place of its own that stays."""
     site.recipe("model: {width: 3}\n" + TOY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,9 +22,20 @@ from trnslurm.export import export, export_file
 from trnslurm.runs import find_run
 
 
+def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:
+    if step not in (None, "best") and not re.fullmatch(r"[1-9][0-9]*", str(step)):
+        raise click.BadParameter(f"{step!r} is neither the number of a step nor best")
+    return step
+
+
 @click.command("export")
 @run_argument
-@click.option("--step", type=click.IntRange(min=1), metavar="N", help="Default: the newest whole.")
+@click.option(
+    "--step",
+    metavar="N|best",
+    callback=_check_step,
+    help="Best: by the score of train.keep_best. Default: the newest whole.",
+)
 @click.option("-o", "--output", metavar="DIR", help="Default: exported/step-N of the run.")
 @click.option(
     "--format",
@@ -48,7 +60,7 @@ from trnslurm.runs import find_run
 @path_option
 @json_option
 def export_command(
-    run: str, step: int | None, output: str | None, form: str, dtype: str, tokenizer: str | None,
+    run: str, step: str | None, output: str | None, form: str, dtype: str, tokenizer: str | None,
     force: bool, recipe: str | None, preset: str | None, cluster: str | None,
     path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
@@ -61,6 +73,7 @@ def export_command(
     Example:
       trnslurm export last
       trnslurm export last --format hf
+      trnslurm export last --step best
       trnslurm export last --step 20 --dtype bfloat16 -o my-gpt2
       trnslurm export ckpt_28125.pt --recipe bert_pretrain -o my-bert
     """

@@ -14,12 +14,22 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from trnslurm.train.checkpoint import Manifest, directory, newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint import (
+    Manifest,
+    directory,
+    find_best,
+    newest_whole,
+    prove,
+    read_parameters,
+)
 from trnslurm.train.data import END_OF_TEXT
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan, load_plan
 from trnslurm.train.pretrained import load_parameters
 from trnslurm.train.tokens import read_index
+
+BEST = "best"
+"""In the place of a step: the checkpoint with the best score."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -106,8 +116,8 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("plan", type=Path, help="plan.json of the run")
     which = parser.add_mutually_exclusive_group()
-    step = "this checkpoint; default: the newest whole one"
-    which.add_argument("--step", type=int, metavar="N", help=step)
+    step = "this checkpoint, or the best by its score; default: the newest whole one"
+    which.add_argument("--step", type=_step, metavar="N|best", help=step)
     source = (
         "not of the run: a .pt file of AWS's BERT sample, a folder, a checkpoint of another run"
     )
@@ -121,11 +131,20 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _choose(root: Path, step: int | None) -> Manifest:
-    """Find the checkpoint of a step, or else the newest whole one, and prove it."""
+def _step(text: str) -> int | str:
+    return text if text == BEST else int(text)
+
+
+def _choose(root: Path, step: int | str | None) -> Manifest:
+    """Find the checkpoint of a step, the best, or else the newest whole one, and prove it."""
     there = directory.checkpoints_in(root) if root.is_dir() else []
     if not there:
         raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
+    if step == BEST:
+        best = find_best(root)
+        if best is None:
+            raise TrainError(f"{root}: no checkpoint has a score, as train.keep_best would give it")
+        return prove(best)
     if step is not None:
         steps = [directory.step_of(path) for path in reversed(there)]
         if step not in steps:

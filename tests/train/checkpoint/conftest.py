@@ -83,11 +83,11 @@ class Team:
         for optimizer in self.optimizers:
             optimizer.load(lambda name, kind, rows: self.value(name, kind, step), updates=step)
 
-    def begin_save(self, step: int) -> None:
+    def begin_save(self, step: int, score: float | None = None) -> None:
         """Train to a step and save."""
         self.train_to(step)
         for one, optimizer in zip(self.checkpoints, self.optimizers, strict=True):
-            one.save(step=step, samples=step * 10, optimizer=optimizer)
+            one.save(step=step, samples=step * 10, optimizer=optimizer, score=score)
 
     def close(self) -> list[Saved | Failed]:
         """Wait for the save; give every worker's outcome."""

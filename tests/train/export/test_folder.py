@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from trnslurm.train.checkpoint import prove
 from trnslurm.train.checkpoint.manifest import write_manifest
 from trnslurm.train.data import END_OF_TEXT, open_text
+from trnslurm.train.errors import TrainError
 
 from .folders import FOLDER, TOKENIZER, VOCAB_SIZE, change_plan, load, logits, model_of, names
 
@@ -60,6 +61,18 @@ def test_an_earlier_step_in_bfloat16(export, run_dir, tmp_path):
     # Of logits up to 3 or so, in 8 bits of mantissa.
     assert torch.allclose(logits(half), logits(whole), atol=0.05)
     assert not torch.equal(logits(half), logits(whole))
+
+
+def test_the_best_by_its_score(export, run_dir):
+    with pytest.raises(TrainError, match=r"no checkpoint has a score, as train\.keep_best"):
+        export("--step", "best")
+    for step, score in ((3, 0.75), (6, 0.5)):
+        checkpoint = run_dir / "checkpoints" / f"step-{step:08d}"
+        write_manifest(checkpoint, replace(prove(checkpoint), score={"macro_f1": score}))
+    out, err = export("--step", "best")
+    folder = run_dir / "exported" / "step-3"
+    assert (out, err) == (f"Wrote {folder} (step 3, 0.1 M parameters)\n", "")
+    assert torch.equal(logits(load(folder)), logits(model_of(run_dir, 3)))
 
 
 def test_the_tokenizer_is_that_of_the_data(export, run_dir, data):

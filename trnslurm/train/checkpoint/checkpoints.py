@@ -32,7 +32,6 @@ from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
 from trnslurm.train.reports import say
-from trnslurm.train.settings import CommonSettings
 from trnslurm.train.state import TrainingState
 from trnslurm.train.store import Store
 
@@ -60,13 +59,15 @@ class Checkpoints:
         *,
         keep_last: int = KEEP_AT_LEAST,
         keep_every: int = 0,
+        keep_best: str = "",
         save_optimizer: bool = True,
         facts: dict[str, Any] | None = None,
         patience_s: float = 1800,
         store: Store | None = None,
     ) -> None:
-        """Keep the newest keep_last and those of every keep_every-th step (0: none of them).
+        """Keep the newest keep_last, those of every keep_every-th step (0: none), and the best.
 
+        The best has the highest score, or the least loss: keep_best names it (empty: no such).
         Without save_optimizer they are minimal, parameters only. The facts are what else a run must
         have in common with a checkpoint, such as its data. A worker that does not answer for
         patience_s fails a save.
@@ -82,6 +83,7 @@ class Checkpoints:
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
         self._save_optimizer = save_optimizer
+        self._keep_best = keep_best
         self._keep = {"keep_last": keep_last, "keep_every": keep_every}
         self._exchange = Exchange(device, store, patience_s=patience_s)
         self._memory = HostMemory()
@@ -143,9 +145,12 @@ class Checkpoints:
         for change in differences(manifest.settings, self._settings):
             self._say(f"note: {change}")
 
-    def save(self, *, step: int, samples: int, optimizer: TrainingState) -> None:
+    def save(
+        self, *, step: int, samples: int, optimizer: TrainingState, score: float | None = None
+    ) -> None:
         """Save the state after a step; only the copy to host memory is waited for.
 
+        The score is what keep_best names, of a step that was evaluated.
         Call it when the step has been given to the device (Device.sync). A save before it that is
         still running is waited for too.
         """
@@ -165,7 +170,8 @@ class Checkpoints:
             phase=self._environment.phase,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
-            manifest=self._manifest(step, samples, optimizer),
+            manifest=self._manifest(step, samples, optimizer, score),
+            keep_best=self._keep_best,
             stall_s=time.monotonic() - start,
             **self._keep,
         )
@@ -219,7 +225,9 @@ class Checkpoints:
     def _kinds(self, optimizer: TrainingState) -> list[str]:
         return list(optimizer.kinds) if self._save_optimizer else MINIMAL
 
-    def _manifest(self, step: int, samples: int, optimizer: TrainingState) -> Manifest:
+    def _manifest(
+        self, step: int, samples: int, optimizer: TrainingState, score: float | None
+    ) -> Manifest:
         return Manifest(
             format=FORMAT,
             step=step,
@@ -232,6 +240,7 @@ class Checkpoints:
             kinds=self._kinds(optimizer),
             shapes={name: list(shape) for name, shape in optimizer.whole_shapes().items()},
             files={},
+            score={} if score is None or not self._keep_best else {self._keep_best: score},
         )
 
     def _elect(self) -> Manifest | None:
@@ -273,24 +282,3 @@ class Checkpoints:
     def _say(self, line: str) -> None:
         if self._device.rank == 0:
             say(line)
-
-
-def open_checkpoints(
-    plan: Plan,
-    settings: CommonSettings,
-    device: Device,
-    environment: Environment,
-    *,
-    data: str,
-) -> Checkpoints:
-    """Give the checkpoints of a run, as its settings want them; data tells what it trains on."""
-    return Checkpoints(
-        environment.run_dir / "checkpoints",
-        device,
-        plan,
-        environment,
-        keep_last=settings.keep_last,
-        keep_every=settings.keep_every,
-        save_optimizer=settings.save_optimizer,
-        facts={"data": data},
-    )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Manifest:
     """Of every parameter, by name."""
     files: dict[str, Any]
     """Each file's bytes and sha256."""
+    score: dict[str, Any] = field(default_factory=dict)
+    """How it did in an evaluation, by name, where such a score decides what is kept."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,6 +63,7 @@ class Manifest:
             values = json.loads(content)
             checksum = values.pop("sha256")
             intact = checksum == _checksum(values)
+            values.setdefault("score", {})  # earlier versions wrote none
         except (ValueError, KeyError, AttributeError, TypeError):
             intact = False
         if not intact:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.best import find_best
 from trnslurm.train.checkpoint.exchange import Exchange, Message
 from trnslurm.train.checkpoint.manifest import (
     DamagedError,
@@ -90,6 +91,7 @@ class Saving:
     """Its files are not known yet."""
     keep_last: int
     keep_every: int
+    keep_best: str
     stall_s: float
 
     @property
@@ -180,13 +182,16 @@ class Saving:
             pass  # already gone, or the next attempt's first deed
 
     def _prune(self) -> str:
-        """Delete what is neither among the newest nor to be kept for good."""
+        """Delete what is neither among the newest, nor the best, nor to be kept for good."""
         keep_last, keep_every = self.keep_last, self.keep_every
         try:
             directory.finish_removals(self.root)
+            best = find_best(self.root, self.keep_best) if self.keep_best else None
             for checkpoint in directory.checkpoints_in(self.root):
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)
+                elif checkpoint == best:
+                    continue
                 elif not keep_every or directory.step_of(checkpoint) % keep_every:
                     directory.remove(checkpoint, self.manifest.attempt)
         except OSError as error:

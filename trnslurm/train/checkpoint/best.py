@@ -1,0 +1,26 @@
+"""Which checkpoint of a run did best when it was evaluated."""
+
+import math
+from pathlib import Path
+
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.manifest import DamagedError, check_sizes
+
+
+def find_best(root: Path, name: str = "") -> Path | None:
+    """Find the checkpoint with the best score of a name: the first that had it, if several have.
+
+    Without a name it is the name that the newest one with a score has. None: no whole one has it.
+    """
+    best, highest = None, -math.inf
+    for checkpoint in directory.checkpoints_in(root):  # from the newest down
+        try:
+            score = check_sizes(checkpoint).score
+        except DamagedError:
+            continue
+        name = name or next(iter(score), "")
+        value = score.get(name, math.nan)
+        height = -value if name.endswith("loss") else value
+        if math.isfinite(height) and height >= highest:
+            best, highest = checkpoint, height
+    return best
