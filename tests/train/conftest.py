@@ -54,7 +54,7 @@ def tiny_plan(
             section = section[part]
         section[key] = value
     workers = nodes * workers_per_node
-    batch = values["batch"]
+    batch = {key: values["batch"][key] for key in ("mode", "global_batch", "micro_batch")}
     units = batch["global_batch"] // batch["micro_batch"]
     accumulation = -(-units // workers)
     padding = accumulation * workers - units

@@ -79,7 +79,7 @@ def ledger_of(job, run):
 
     def watched_samples(first, count):
         found = samples(first, count)
-        rows = zip(*found, strict=True) if isinstance(found, tuple) else ((row,) for row in found)
+        rows = zip(*_columns(found), strict=True)
         read.update({first + number: digest(row) for number, row in enumerate(rows)})
         return found
 
@@ -87,6 +87,13 @@ def ledger_of(job, run):
     yield ledger
     job.worker_units = deal
     ledger[:] = [[place, read[place]] for place, _ in ledger]
+
+
+def _columns(samples):
+    """Give the tensors of samples, whatever holds them, each with a row for every sample."""
+    if isinstance(samples, torch.Tensor):
+        return (samples,)
+    return samples if isinstance(samples, tuple) else vars(samples).values()
 
 
 @contextmanager

@@ -249,7 +249,9 @@ def _format(line: dict[str, int | float], names: Sequence[str], rates: Mapping[s
     ]
     if "mfu" in line:
         parts.append(f"mfu {100 * line['mfu']:.1f}%")
-    if "eval_loss" in line:
-        parts.append(f"eval_loss {line['eval_loss']:.4f}")
-        parts.append(f"perplexity {line['perplexity']:.2f}")
+    if "perplexity" in line:
+        parts.append(f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:.2f}")
+    else:  # eval_s is a time
+        scores = [name for name in line if name.startswith("eval_") and name != "eval_s"]
+        parts += [f"{name} {line[name]:.4f}" for name in scores]
     return "  ".join(parts)
