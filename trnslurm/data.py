@@ -17,6 +17,7 @@ from trnslurm.spec import check_job_name
 PREPARE = "prepare"  # the one phase of a job that prepares data
 INDEX = "index.json"  # makes a directory prepared data
 NOTES = "dataset.json"  # makes a directory a fetched dataset
+CONFIG = "config.json"  # makes a directory a model
 # GLUE's datasets on the Hub; their configurations are its tasks.
 _GLUE = ("glue", "nyu-mll/glue")
 
@@ -74,6 +75,24 @@ def data_path(config: Config) -> str:
     """Return where the job finds its data; empty: it brings its own."""
     path = config.recipe.data.path
     return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
+
+
+def model_path(config: Config) -> str:
+    """Return where the recipe's model lies, as `data fetch` brings it; empty: it names none."""
+    name = config.recipe.data.model
+    if not name:
+        return ""
+    return str(PurePosixPath(config.cluster.data_root) / "hub" / name.replace("/", "--"))
+
+
+def model_arguments(config: Config) -> list[str]:
+    """Return the arguments of `python -m trnslurm.prepare` that fetch the recipe's model."""
+    return ["model", f"--output={model_path(config)}", f"--model={config.recipe.data.model}"]
+
+
+def first_parameters(config: Config) -> str:
+    """Return what `train.init_from` is to be: as it was asked for, or else the recipe's model."""
+    return str(config.recipe.train.get("init_from", "")) or model_path(config)
 
 
 def fetched_path(config: Config) -> str:

@@ -51,8 +51,9 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
 def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint of another recipe, or of a model of other sizes."""
     recipe = checkpoint.facts.get("recipe")
-    if recipe != config.recipe_name:
-        raise ConfigError(f"{checkpoint.path} is of the recipe {recipe}, not {config.recipe_name}")
+    taken = (config.recipe_name, *config.recipe.begins_with)
+    if recipe not in taken:
+        raise ConfigError(f"{checkpoint.path} is of the recipe {recipe}, not {' or '.join(taken)}")
     begin = "model."
     model = {k.removeprefix(begin): v for k, v in checkpoint.facts.items() if k.startswith(begin)}
     if wrong := other_sizes(model, config.recipe.model):

@@ -15,13 +15,15 @@ from trnslurm.catalog import ON_GPUS, WITH_EFA
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
-from trnslurm.data import PREPARE, DataJob, data_path
+from trnslurm.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients
 from trnslurm.spec import COMPILING, JobSpec
 from trnslurm.strategy import named_in_plan
 from trnslurm.template import fill, open_templates
 
+# The memory of a host, trn1.2xlarge's, on which the compiler may be killed.
+SMALL_GIB = 32
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
@@ -106,8 +108,13 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "seed": recipe.seed,
         "data": data_path(config),
         "model": dict(recipe.model),
-        "train": {**recipe.train, **named_in_plan(recipe)},
+        "train": _train_data(config),
     }
+
+
+def _train_data(config: Config) -> dict[str, Any]:
+    train = {**config.recipe.train, **named_in_plan(config.recipe)}
+    return train | {"init_from": first_parameters(config)} if "init_from" in train else train
 
 
 def slurm_time(minutes: int) -> str:
@@ -151,10 +158,16 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
         "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
         "data": data_path(config),
+        "compiles_once": _compiles_once(spec, phase),
         "env": sorted(_job_environment(spec).items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
     }
+
+
+def _compiles_once(spec: JobSpec, phase: str) -> bool:
+    """Whether a graph that fails to compile is given up at once: on the smallest instance."""
+    return phase == "precompile" and spec.device == "neuron" and spec.instance.host_gib <= SMALL_GIB
 
 
 def _ending_values(cluster: Cluster, trains: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from trnslurm.data import (
     data_path,
     fetch_arguments,
     make_data_job,
+    model_arguments,
     prepare_arguments,
     refuse_unfetched,
 )
@@ -57,7 +58,7 @@ def data_command() -> None:
     "published", "--checkpoint", is_flag=True, help="The published checkpoint, not the data."
 )
 def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
-    """Fetch a recipe's dataset and tokenizer from the Hugging Face Hub, or published shards.
+    """Fetch a recipe's dataset, tokenizer and model from the Hugging Face Hub, or published shards.
 
     What is of the Hub goes to hub/ below the cluster's data_root, shards to the recipe's data.path,
     a checkpoint to published/. Only this needs a network; what was cut off goes on.
@@ -67,11 +68,18 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
       trnslurm data fetch gpt2_zero1
       trnslurm data fetch bert_pretrain --preset phase2
       trnslurm data fetch bert_pretrain --checkpoint
+      trnslurm data fetch bert_mrpc --preset rte
     """
     config = _config_of(recipe, options)
     passed = _passed_on(options, "revision", "column", "force")
-    arguments = [*fetch_arguments(config, checkpoint=checkpoint), *passed]
-    sys.exit(prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE))
+    data, wanted = config.recipe.data, []
+    if data.dataset or not data.model or checkpoint:
+        wanted.append([*fetch_arguments(config, checkpoint=checkpoint), *passed])
+    if data.model and not checkpoint:
+        wanted.append([*model_arguments(config), *_passed_on(options, "force")])
+    for arguments in wanted:
+        if code := prepare_here(config.cluster, arguments, otherwise=_ELSEWHERE):
+            sys.exit(code)
 
 
 @data_command.command("prepare", cls=KindCommand)

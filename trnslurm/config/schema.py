@@ -159,6 +159,8 @@ class Data:
     """A text of the recipe's directory, prepared where there is no dataset."""
     tokenizer: str | None = None
     """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
+    model: str | None = None
+    """A model of the Hub, whose weights `data fetch` brings for `train.init_from`."""
     holdout: float | None = None
     """Share of the documents for evaluation; None: 0.005 (of labelled rows 0.1), or the dataset's
     own split."""
@@ -231,6 +233,8 @@ class Recipe:
     """What the job can run on; empty: every device."""
     strategy: Strategy = field(default_factory=Strategy)
     data: Data = field(default_factory=Data)
+    begins_with: tuple[str, ...] = ()
+    """Other recipes whose runs --from takes as well; their models must have the same sizes."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys: the recipe declares each one with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)

@@ -51,7 +51,7 @@ _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
     "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
     "data.dataset", "data.dataset_config", "data.text", "data.tokenizer", "data.labelled.label",
-    "data.labelled.task", "data.labelled.eval",
+    "data.labelled.task", "data.model", "data.labelled.eval",
 )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _check_data(tree: Mapping[str, Any]) -> None:
         url = data[key]
         if url is not None and not _URL.fullmatch(url):
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
-    for key in ("dataset", "tokenizer", "text", "labelled.eval"):
+    for key in ("dataset", "tokenizer", "model", "text", "labelled.eval"):
         if ".." in (lookup(data, key) or "").split("/"):
             raise ConfigError(f"data.{key} has '..': it leads out of its directory")
     for key, option in (("text", "--text"), ("labelled.eval", "--eval")):

@@ -14,6 +14,7 @@ from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import INDEX, find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
 from trnslurm.prepare.sources import dataset_files, text_files
+from trnslurm.prepare.weights import Model, fetch_model
 
 _KEPT = "what is finished is kept, run again to go on"
 
@@ -31,6 +32,7 @@ def main() -> None:
         "labelled": labelled.run,
         "fetch": _fetch,
         "download": published.run,
+        "model": _fetch_model,
         "verify": _verify,
     }
     arguments = sys.argv[1:]
@@ -65,8 +67,8 @@ def _prepare_parser() -> argparse.ArgumentParser:
         prog="python -m trnslurm.prepare",
         description="Tokenize text into the files that training reads.",
         epilog="Others: bert (shards for BERT's pretraining), labelled (rows with labels), fetch "
-        "(a dataset from the Hub), download (what was published), verify DIR (read prepared data "
-        "whole).",
+        "(a dataset from the Hub), model (a model from it), download (what was published), verify "
+        "DIR (read prepared data whole).",
     )
     add = parser.add_argument
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
@@ -157,6 +159,21 @@ def _fetch(arguments: Sequence[str]) -> None:
     add("--force", action="store_true", help="replace what is there")
     given = parser.parse_args(arguments)
     print(fetching.fetch(fetching.Wanted(**vars(given))))
+
+
+def _fetch_model(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m trnslurm.prepare model",
+        description="Fetch a model's weights and tokenizer from the Hugging Face Hub.",
+    )
+    add = parser.add_argument
+    add("--output", type=as_output, required=True, metavar="DIR", help="the folder")
+    add("--model", required=True, metavar="NAME", help="for example google-bert/bert-base-cased")
+    add("--revision", metavar="NAME", help="a branch, tag or commit of the model")
+    add("--force", action="store_true", help="replace what is there")
+    given = parser.parse_args(arguments)
+    wanted = Model(model=given.model, revision=given.revision)
+    print(fetch_model(wanted, given.output, force=given.force))
 
 
 if __name__ == "__main__":

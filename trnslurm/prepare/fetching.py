@@ -62,7 +62,7 @@ def fetch(wanted: Wanted) -> str:
                 f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
                 "or column: choose another name, or replace it with --force"
             )
-    _library("datasets")  # before anything is made
+    library("datasets")  # before anything is made
     with partial(wanted.output, "fetch") as directory:
         finished = directory / "finished"
         shutil.rmtree(finished, ignore_errors=True)
@@ -85,8 +85,8 @@ def _fetched(directory: Path) -> Any:
 
 
 def _fetch_dataset(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
-    load_dataset = _library("datasets").load_dataset
-    splits = _ask_hub(
+    load_dataset = library("datasets").load_dataset
+    splits = ask_hub(
         f"dataset {wanted.dataset}",
         lambda: load_dataset(
             wanted.dataset, wanted.config, revision=wanted.revision, cache_dir=str(cache)
@@ -118,15 +118,16 @@ def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
 
 
 def _fetch_tokenizer(name: str, finished: Path, cache: Path) -> None:
-    download = _library("huggingface_hub").hf_hub_download
-    path = _ask_hub(
+    download = library("huggingface_hub").hf_hub_download
+    path = ask_hub(
         f"tokenizer {name}", lambda: download(name, tokenizer.FILE, cache_dir=str(cache))
     )
     with replacing(finished / tokenizer.FILE) as stream:
         stream.write(Path(path).read_bytes())
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
+    """Import one of the Hub's libraries."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -136,7 +137,7 @@ def _library(name: str) -> Any:
         ) from None
 
 
-def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
+def ask_hub(what: str, ask: Callable[[], Any]) -> Any:
     """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
     try:
         return ask()

@@ -13,7 +13,7 @@ import yaml
 from trnslurm.bundle import Bundle, read_bundle
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
-from trnslurm.data import INDEX, PREPARE, DataJob, command, data_path, none_there
+from trnslurm.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.errors import SubmitError
 from trnslurm.plan import Estimate
 from trnslurm.render import render, render_data_job, script_name
@@ -171,6 +171,21 @@ def refuse_unprepared(job: Job) -> None:
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
     if job.data:
         _refuse_unfit(job)
+    _refuse_unfetched(job)
+
+
+def _refuse_unfetched(job: Job) -> None:
+    """Refuse to begin with a model of the Hub that was not fetched."""
+    try:
+        model = json.loads(job.bundle.files["plan.json"])["train"].get("init_from", "")
+    except (KeyError, ValueError, AttributeError):  # of a job that trains nothing
+        return
+    root = job.profile.data_root
+    if not str(model).startswith(f"{root.rstrip('/')}/hub/"):
+        return
+    if none_there(root, [f"{model}/{CONFIG}"], local=job.local):
+        fetch = command("fetch", job.recipe, job.preset, job.cluster)
+        raise SubmitError(f"no model at {model}: {fetch}")
 
 
 def _refuse_unfit(job: Job) -> None:
