@@ -98,6 +98,28 @@ def test_bad_rows_are_counted_and_named(run, tweets):
     ]
 
 
+def test_what_a_quote_or_a_backslash_too_many_joins_is_named_line_by_line(run, tweets):
+    rows = ["good,1", '"bad,0', "fine,0", '"a day",1', "ends with \\", "so,0", "yes,1"]
+    tweets.write_text("text,label\n" + "\n".join(rows))
+    _, index, done = run("--text", tweets, "--tokenizer", "train:100", "--holdout", 0, "--label",
+        "no", "--label", "yes")  # fmt: skip
+    assert index["splits"]["train"]["labels"] == {"no": 0, "yes": 2}
+    assert [line for line in done.err.splitlines() if line.startswith("warning")] == [
+        "warning: tweets.csv: left out 3 rows with a quote within a quoted field: lines 3, 4, 5",
+        "warning: tweets.csv: left out 2 rows with a backslash at the end of the line, outside of "
+        "quotes: lines 6, 7",
+    ]
+
+
+def test_numbers_and_nothing_in_the_place_of_text(run, cased, tmp_path):
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(("one", "two", 3, None, " "))]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    common = ("--tokenizer", cased, "--holdout", 0)
+    _, index, _ = run("--text", tmp_path / "rows.json", *common)
+    reasons = {part["reason"]: part["first_rows"] for part in index["left_out"]}
+    assert reasons == {"a value that is no text": [3], "no text": [4, 5]}
+
+
 def write_pairs(path):
     pyarrow = importlib.import_module("pyarrow")
     table = pyarrow.table({key: [row[key] for row in PAIRS] for key in PAIRS[0]})

@@ -52,6 +52,11 @@ def rows(tmp_path):
         ("a.json", "{}", "is no list of rows: lines with a row each go into a .jsonl"),
         ("a.json", '[{"text": "x"}]', "row 1: no column label, but text: choose with"),
         ("a.json", "[", "not JSON ("),
+        (
+            "a.json",
+            '[{"text": "x", "label": [1]}]',
+            "row 1: label [1] is neither a name nor a number: mend it, or choose the column",
+        ),
         ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: no row: expected {'text': …, …}"),
         ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not JSON ("),
         ("a.xml", "<a/>", "its name says no format of rows: .csv, .tsv, .jsonl"),
@@ -79,6 +84,15 @@ def test_a_file_that_is_not_utf8(refused, rows):
             "line 1: no column sentence1, but text, label: choose with --text-col",
         ),
         (("--label", "no", "--label", "no"), "--label: twice the same in no, no"),
+        (
+            ("--task", "mrpc", "--label", "a", "--label", "b", "--label", "c"),
+            "--label: 3 names, but --task mrpc has 2 labels: name as many, or leave one of",
+        ),
+        (
+            ("--task", "stsb", "--label", "a", "--label", "b"),
+            "--label: 2 names, but --task stsb has numbers and no labels: name as",
+        ),
+        (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: mend it, or name all"),
         (("--label", "no"), "--label no: is the only one: name all labels"),
         (
             ("--label", "no", "--label", "yes", "--label-column", "text"),
@@ -86,7 +100,7 @@ def test_a_file_that_is_not_utf8(refused, rows):
         ),
         (
             ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
-            "3 columns: a text or",
+            "3 columns: name one of a text, or two",
         ),
         (("--seq-len", 7), "--seq-len 7: must be 8 or more"),
         (("--holdout", 1), "--holdout 1.0: must be 0 or more, and less than 1"),
@@ -110,13 +124,31 @@ def test_labels_out_of_range(refused, rows):
     assert "line 1002: more than 1000 different labels: choose their column" in refused(
         "--text", rows
     )
-    pairs = [{"sentence1": "x", "sentence2": "y", "label": label} for label in (1.5, "high")]
     path = rows.with_suffix(".json")
-    path.write_text(json.dumps(pairs))
-    error = refused("--text", path, "--task", "stsb")
-    assert error == f"{path}: row 2: label 'high' is no number: mend it"
+    for wrong in ("high", 5.5, -1):
+        pairs = [{"sentence1": "x", "sentence2": "y", "label": label} for label in (1.5, wrong)]
+        path.write_text(json.dumps(pairs))
+        error = refused("--text", path, "--task", "stsb")
+        assert error == f"{path}: row 2: label '{wrong}' is no number from 0 to 5: mend it"
 
 
 def test_rows_for_evaluation_leave_no_holdout(refused, rows):
     error = refused("--text", rows, "--eval", rows, "--holdout", 0.5)
-    assert error == "--holdout 0.5: there are files for evaluation: leave it out"
+    assert error == (
+        "--holdout 0.5: there are rows for evaluation already: leave it out, or a recipe's "
+        "data.holdout"
+    )
+
+
+def test_rows_of_another_split_are_not_trained_on(refused, rows):
+    (rows.parent / "set").mkdir()
+    for name in ("train", "validation"):
+        (rows.parent / f"set/{name}.csv").write_text(ROWS)
+    error = refused("--text", rows.parent / "set")
+    assert error == (
+        f"--text {rows.parent}/set: validation.csv is called as if it were of the split eval: name "
+        "the files to train on, and those to evaluate on with --eval"
+    )
+    (rows.parent / "empty").mkdir()
+    error = refused("--text", rows, "--eval", rows.parent / "empty")
+    assert error.startswith(f"--eval {rows.parent}/empty: no text in this directory")

@@ -13,6 +13,9 @@ def test_counts_have_labels_in_rows_and_leave_padding_out():
     counts = count_pairs(predicted, labels, torch.tensor(1.0), num_labels=3)
     assert counts.tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
     assert not count_pairs(predicted, labels, torch.tensor(0.0), num_labels=3).any()
+    with torch.autocast("cpu", torch.bfloat16):  # in which 257 would be 256
+        many = count_pairs(torch.zeros(257), torch.zeros(257), torch.tensor([1.0]), num_labels=2)
+    assert many.tolist() == [[257, 0], [0, 0]]
 
 
 def test_scores_of_two_labels():
@@ -38,6 +41,11 @@ def test_scores_of_three_labels_one_of_which_is_never_taken():
     assert found["matthews"] == pytest.approx(
         products[0][1] / (products[0][0] * products[1][1]) ** 0.5
     )
+
+
+def test_a_label_that_is_nowhere_is_no_part_of_the_mean():
+    assert classification_scores(["macro_f1"], [4, 0, 0, 0, 3, 0, 0, 0, 0]) == {"macro_f1": 1.0}
+    assert classification_scores(["macro_f1"], [0] * 9) == {"macro_f1": 0.0}
 
 
 @pytest.mark.parametrize("counts", [[9, 0, 1, 0], [0, 0, 0, 0]])

@@ -41,9 +41,11 @@ class Source:
         return asdict(self)
 
 
-def text_files(paths: list[Path], suffixes: tuple[str, ...] = TEXTS) -> list[Found]:
+def text_files(
+    paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = "--text"
+) -> list[Found]:
     """Take text files as they are named, all to train on; of directories those in them."""
-    return [found for path in paths for found in _text_files_of(path, suffixes)]
+    return [found for path in paths for found in _text_files_of(path, suffixes, option)]
 
 
 def files_below(directory: Path, pattern: str) -> list[Found]:
@@ -56,12 +58,12 @@ def files_below(directory: Path, pattern: str) -> list[Found]:
     return found
 
 
-def _text_files_of(path: Path, suffixes: tuple[str, ...]) -> list[Found]:
+def _text_files_of(path: Path, suffixes: tuple[str, ...], option: str) -> list[Found]:
     if not path.is_dir():
         return [Found(name=path.name, path=path, split="train")]
     found = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
     if not found:
-        raise PrepareError(f"--text {path}: no text in this directory ({', '.join(suffixes)})")
+        raise PrepareError(f"{option} {path}: no text in this directory ({', '.join(suffixes)})")
     return found
 
 
@@ -75,14 +77,18 @@ def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)
         hidden = any(part.startswith(".") for part in name.parts)
         if path.suffix not in suffixes or hidden or not path.is_file():
             continue
-        words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
-        splits = [_SPLITS[word] for word in words if word in _SPLITS]
-        found.append(Found(name=str(name), path=path, split=splits[0] if splits else "train"))
+        found.append(Found(name=str(name), path=path, split=split_of(name) or "train"))
     if not any(file.split == "train" for file in found):
         raise PrepareError(
             f"--dataset {directory}: has no file of a split train ({', '.join(suffixes)})"
         )
     return [file for file in found if file.split != "test"]
+
+
+def split_of(name: Path) -> str | None:
+    """Tell a file's split by how its name, or that of a directory around it, begins."""
+    words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
 
 
 def dataset_notes(directory: Path) -> dict[str, Any]:

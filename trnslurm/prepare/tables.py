@@ -44,7 +44,8 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
         for batch in batches:
             for column in columns:
                 if column not in batch.schema.names:
-                    raise PrepareError(f"{path}: no column {column}: choose another")
+                    names = ", ".join(batch.schema.names)
+                    raise PrepareError(f"{path}: no column {column}, but {names}: choose another")
             yield [batch.column(column).to_pylist() for column in columns]
     except (pyarrow.ArrowException, OSError) as error:
         raise PrepareError(f"{path}: cannot be read ({str(error).partition(chr(10))[0]})") from None

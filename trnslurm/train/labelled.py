@@ -19,6 +19,7 @@ from trnslurm.train.tokens import File, Tokenizer
 FORMAT = 1
 KIND = "labelled"
 INDEX = "index.json"
+_FIELDS = ("input_ids", "token_type_ids", "length", "label")
 _PREPARE = "make it with trnslurm data prepare"
 
 
@@ -171,8 +172,8 @@ def _map(path: Path, index: Index, split: Split) -> NDArray[Any]:
     except (ValueError, EOFError):
         raise TrainError(f"{path}: damaged: {_PREPARE} again") from None
     shape = (split.samples, index.seq_len)
-    names = samples.dtype.names or ()
-    if size != split.bytes or "input_ids" not in names or samples["input_ids"].shape != shape:
+    whole = size == split.bytes and samples.dtype.names == _FIELDS
+    if not whole or samples["input_ids"].shape != shape:
         raise TrainError(f"{path}: not as its index says: {_PREPARE} again")
     # A plain array over the mapping: slices of np.memmap are several times as slow.
     return np.asarray(samples)

@@ -19,13 +19,14 @@ Numbers = NDArray[np.float64]
 def count_pairs(predicted: Tensor, labels: Tensor, weight: Tensor, *, num_labels: int) -> Tensor:
     """Count, on the device, how often each label (a row) was taken for each (a column).
 
-    A matrix product and no scatter; sums in fp32 are exact up to 16 million samples.
+    No scatter, and no matrix product, which autocast would round; sums in fp32 are exact up to 16
+    million samples.
     """
     names = torch.arange(num_labels, device=labels.device)
     wanted, taken = (
         (numbers.unsqueeze(-1) == names).to(weight.dtype) for numbers in (labels, predicted)
     )
-    return weight * (wanted.T @ taken)
+    return weight * (wanted.unsqueeze(-1) * taken.unsqueeze(-2)).sum(0)
 
 
 def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
@@ -57,10 +58,10 @@ def _accuracy(table: Numbers) -> float:
     return _ratio(np.trace(table), table.sum())
 
 
-def _f1_of_each(table: Numbers) -> list[float]:
-    hits = np.diag(table)
-    # 2 TP / (2 TP + FP + FN); 0 of a label that is neither there nor taken for one.
-    return [_ratio(*pair) for pair in zip(2 * hits, table.sum(0) + table.sum(1), strict=True)]
+def _f1_of_each(table: Numbers) -> list[float | None]:
+    """Give 2 TP / (2 TP + FP + FN) of each label; None: it is nowhere, nor was taken for one."""
+    hits, known = np.diag(table), table.sum(0) + table.sum(1)
+    return [float(2 * h / k) if k else None for h, k in zip(hits, known, strict=True)]
 
 
 def _f1(table: Numbers) -> float:
@@ -68,11 +69,13 @@ def _f1(table: Numbers) -> float:
         raise TrainError(
             f"the score f1 is of two labels, and there are {len(table)}: macro_f1 fits"
         )
-    return _f1_of_each(table)[1]
+    return _f1_of_each(table)[1] or 0.0
 
 
 def _macro_f1(table: Numbers) -> float:
-    return float(np.mean(_f1_of_each(table)))
+    """The mean over the labels that are there, or were taken for one, as in scikit-learn."""
+    found = [f1 for f1 in _f1_of_each(table) if f1 is not None]
+    return float(np.mean(found)) if found else 0.0
 
 
 def _matthews(table: Numbers) -> float:

@@ -13,7 +13,7 @@ from trnslurm.prepare.labelled.reading import FORMATS, FOUND
 from trnslurm.prepare.labelled.tasks import TASKS
 from trnslurm.prepare.options import as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import Found, dataset_files, text_files
+from trnslurm.prepare.sources import Found, dataset_files, split_of, text_files
 
 HOLDOUT = 0.1
 
@@ -65,7 +65,8 @@ def _prepare(given: argparse.Namespace) -> Result:
     own = any(file.split == "eval" for file in files)
     if own and given.holdout:
         raise PrepareError(
-            f"--holdout {given.holdout}: there are files for evaluation: leave it out"
+            f"--holdout {given.holdout}: there are rows for evaluation already: leave it out, or a "
+            "recipe's data.holdout"
         )
     holdout = 0.0 if own else HOLDOUT if given.holdout is None else given.holdout
     return prepare(
@@ -91,10 +92,11 @@ def _files(given: argparse.Namespace) -> list[Found]:
     if given.dataset:
         found = [_split_of(file) for file in dataset_files(given.dataset, FOUND)]
     else:
-        found = text_files(given.text, FOUND)
+        found = [_to_train_on(file, given.text) for file in text_files(given.text, FOUND)]
     if given.eval:
+        evaluated = text_files(given.eval, FOUND, option="--eval")
         found = [file for file in found if file.split == "train"]
-        found += [replace(file, split="eval") for file in text_files(given.eval, FOUND)]
+        found += [replace(file, split="eval") for file in evaluated]
     for file in found:
         _check_format(file.path)
     return found
@@ -102,7 +104,19 @@ def _files(given: argparse.Namespace) -> list[Found]:
 
 def _split_of(file: Found) -> Found:
     """Keep MNLI's second split for evaluation, validation_mismatched, apart from the first."""
-    return replace(file, split="eval_mismatched") if "mismatched" in file.name else file
+    mismatched = file.split == "eval" and "mismatched" in file.name
+    return replace(file, split="eval_mismatched") if mismatched else file
+
+
+def _to_train_on(file: Found, named: list[Path]) -> Found:
+    """Refuse what a directory has for something else: scores would not show that it was learnt."""
+    inside = Path(*Path(file.name).parts[1:])
+    if file.path not in named and (split := split_of(inside)) not in (None, "train"):
+        raise PrepareError(
+            f"--text {file.path.parent}: {file.path.name} is called as if it were of the split "
+            f"{split}: name the files to train on, and those to evaluate on with --eval"
+        )
+    return file
 
 
 def _check_format(path: Path) -> None:

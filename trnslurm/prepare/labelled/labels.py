@@ -1,6 +1,5 @@
 """Labels as they stand in rows, and the numbers that training has in their place."""
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,18 @@ class Labels:
 
     names: list[str]
     """In the order of their numbers; none: they are not known beforehand."""
-    scale: bool
-    """Labels are numbers on a scale, and have no names."""
+    scale: tuple[float, float] | None
+    """Labels are numbers between these two, and have no names."""
     found: dict[str, str] = field(default_factory=dict)
     """Each label, and where it was found first."""
 
     def take(self, value: Any, where: str) -> str | None:
         """Give the text of a row's label, if it can be one; None: the row has none."""
+        if value is not None and not isinstance(value, str | int | float):
+            raise PrepareError(
+                f"{where}: label {str(value)[:40]} is neither a name nor a number: mend it, or "
+                "choose the column with --label-column"
+            )
         if isinstance(value, float) and value.is_integer() and not self.scale:
             value = int(value)  # what a table makes of whole numbers once one of them is missing
         text = "" if value is None else str(value).strip()
@@ -37,12 +41,16 @@ class Labels:
         return text
 
     def _check(self, text: str, where: str) -> None:
-        if self.scale and not _is_number(text):
-            raise PrepareError(f"{where}: label {text[:40]!r} is no number: mend it")
-        if self.names and text not in self._known():
+        if self.scale and not _is_between(text, *self.scale):
+            least, most = self.scale
             raise PrepareError(
-                f"{where}: label {text[:40]!r} is none of {', '.join(self.names)}, nor of 0 to "
-                f"{len(self.names) - 1}: mend it, or name all labels with --label"
+                f"{where}: label {text[:40]!r} is no number from {least:g} to {most:g}: mend it"
+            )
+        if self.names and text not in self._known():
+            numbers = "" if self._are_numbers() else f", nor of 0 to {len(self.names) - 1}"
+            raise PrepareError(
+                f"{where}: label {text[:40]!r} is none of {', '.join(self.names)}{numbers}: mend "
+                "it, or name all labels with --label"
             )
         if len(self.found) > MOST:
             raise PrepareError(
@@ -51,8 +59,12 @@ class Labels:
             )
 
     def _known(self) -> dict[str, int]:
-        numbers = {str(number): number for number in range(len(self.names))}
-        return numbers | {name: number for number, name in enumerate(self.names)}
+        known = {name: number for number, name in enumerate(self.names)}
+        # Where a name is a number itself, 0 and 2 say, 1 is no label's number, but a mistake.
+        return known if self._are_numbers() else {str(n): n for n in known.values()} | known
+
+    def _are_numbers(self) -> bool:
+        return any(_INTEGER.fullmatch(name) for name in self.names)
 
     def numbers(self) -> dict[str, int]:
         """Give the number of every label, when all rows were read; none on a scale."""
@@ -83,8 +95,8 @@ class Labels:
         return [str(number) for number in range(int(last) + 1)]
 
 
-def _is_number(text: str) -> bool:
+def _is_between(text: str, least: float, most: float) -> bool:
     try:
-        return math.isfinite(float(text))
+        return least <= float(text) <= most
     except ValueError:
         return False

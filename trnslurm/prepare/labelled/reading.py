@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
 FORMATS = (*FOUND, ".json")
 FIELDS = "another number of fields than the first line"
 QUOTE = "a quote within a quoted field"
+JOINED = "a backslash at the end of the line, outside of quotes"
+# The reader's own, 128 KiB, is less than some texts have.
+_MOST_OF_A_FIELD = 1 << 24
 
 Values = list[Any] | str
 """A row's values in the order of the columns, or in one of the words above why it has none."""
@@ -43,29 +46,38 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Values]
 def _read_fields(
     path: Path, columns: Sequence[str], **form: Any
 ) -> Iterator[tuple[int, list[Any] | str]]:
+    csv.field_size_limit(_MOST_OF_A_FIELD)
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        rows = csv.reader(stream, **form)
-        header = _next_fields(rows, path) or []
+        lines: list[str] = []
+        rows = csv.reader(_remember(stream, lines), **form)
+        header = _next_fields(rows, lines, path) or []
         if isinstance(header, str):
             raise PrepareError(f"{path}: line 1: no names of columns: {header}")
         places = [_find(column, header, path) for column in columns]
-        while True:
-            line = rows.line_num + 1
-            fields = _next_fields(rows, path)
-            if fields is None:
-                return
-            if isinstance(fields, str):
-                yield line, fields
+        while (fields := _next_fields(rows, lines, path)) is not None:
+            line = rows.line_num - len(lines) + 1
+            if isinstance(fields, list) and len(fields) == len(header):
+                yield line, [fields[place] for place in places]
             elif fields:  # an empty line has none
-                whole = len(fields) == len(header)
-                yield line, [fields[place] for place in places] if whole else FIELDS
+                # Whatever a quote or backslash too many has joined may have been a row by itself.
+                why = fields if isinstance(fields, str) else FIELDS
+                yield from ((line + place, why) for place in range(len(lines)))
 
 
-def _next_fields(rows: Any, path: Path) -> list[str] | str | None:
-    """Give the fields of the next row, or that it is none; None at the end."""
+def _remember(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
+    """Give the lines on, and keep them."""
+    for line in stream:
+        lines.append(line)
+        yield line
+
+
+def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | None:
+    """Give the next row's fields, and its lines in the list, or why it is none; None: the end."""
     line = rows.line_num + 1
+    lines.clear()
     try:
-        return next(rows, None)
+        fields: list[str] | None = next(rows, None)
+        return JOINED if len(lines) > 1 and '"' not in "".join(lines) else fields
     except csv.Error as error:
         if "expected after" in str(error):  # the reader goes on with the line behind
             return QUOTE

@@ -16,6 +16,7 @@ from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.sources import Found
 
 NO_TEXT = "no text"
+NOT_TEXT = "a value that is no text"
 NO_LABEL = "no label"
 NAMED = 5
 """Of the rows left out for one reason so many are named."""
@@ -114,14 +115,16 @@ def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
     if isinstance(values, str):
         return values
     *texts, label = values
-    if not all(_is_text(text) for text in texts):
+    if any(text is None or (isinstance(text, str) and not text.strip()) for text in texts):
         return NO_TEXT
+    if not all(_is_text(text) for text in texts):
+        return NOT_TEXT
     taken = labels.take(label, where)
     return NO_LABEL if taken is None else [taken, *texts]
 
 
 def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         return False
     try:
         value.encode()  # JSON can spell half a character, which is no text

@@ -83,9 +83,18 @@ def prepare(request: Request) -> Result:
 def _check(request: Request) -> None:
     """Refuse what cannot be."""
     if len(request.text) > 2:
-        raise PrepareError(f"--text-column: {len(request.text)} columns: a text or a pair has two")
+        raise PrepareError(
+            f"--text-column: {len(request.text)} columns: name one of a text, or two of a pair"
+        )
     if len(set(request.labels)) < len(request.labels):
         raise PrepareError(f"--label: twice the same in {', '.join(request.labels)}")
+    task = find_task(request.task)
+    if task and request.labels and len(request.labels) != len(task.labels):
+        its = f"{len(task.labels)} labels" if task.labels else "numbers and no labels"
+        raise PrepareError(
+            f"--label: {len(request.labels)} names, but --task {request.task} has {its}: name as "
+            "many, or leave one of the options out"
+        )
     if len(request.labels) == 1:
         raise PrepareError(f"--label {request.labels[0]}: is the only one: name all labels")
     if request.seq_len < LEAST_SEQ_LEN:
@@ -112,7 +121,7 @@ def _make(
     """Make the data in directory/finished, from what earlier runs left in the directory."""
     task = find_task(request.task)
     names = _names(request)
-    labels = Labels(names=names, scale=bool(task and not names))
+    labels = Labels(names=names, scale=task.scale if task else None)
     gathered = gather(request.files, _columns(request), labels, chunk_bytes, directory)
     work = Tokenizing(
         directory=directory / "pieces",

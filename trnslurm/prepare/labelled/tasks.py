@@ -14,8 +14,10 @@ class Task:
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
-    """In the order of their numbers; none: a label is a number on a scale."""
+    """In the order of their numbers; none: a label is a number on the scale."""
     metrics: tuple[str, ...] = ("accuracy",)
+    scale: tuple[float, float] | None = None
+    """The least and the greatest number that a label can be, where it has no name."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
@@ -27,7 +29,7 @@ TASKS = {
     "mrpc": Task(
         text=_SENTENCES, labels=("not_equivalent", "equivalent"), metrics=("accuracy", "f1")
     ),
-    "stsb": Task(text=_SENTENCES, labels=(), metrics=("pearson", "spearman")),
+    "stsb": Task(text=_SENTENCES, labels=(), scale=(0, 5), metrics=("pearson", "spearman")),
     "qqp": Task(
         text=("question1", "question2"),
         labels=("not_duplicate", "duplicate"),
