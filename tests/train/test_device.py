@@ -1,6 +1,7 @@
 """What a device needs before anything of it is imported."""
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,3 +47,25 @@ def test_refused(name: str, words: str) -> None:
     with pytest.raises(TrainError) as error:
         open_device(name, WORKER)
     assert str(error.value) == words
+
+
+STARTED = """\
+from trnslurm.train.device import open_device
+from trnslurm.train.environment import read_environment
+from trnslurm.train.errors import run_job
+run_job(lambda: open_device("xla-cuda", read_environment()))
+"""
+
+
+def test_a_torch_xla_without_gpus_is_said_in_one_line(tmp_path: Path) -> None:
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
+    (tmp_path / "state").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env={**os.environ, **torchrun, "TRNSLURM_RUN_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "does not know GPUs, as none of PyTorch/XLA since 2.8" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from trnslurm.train import xla_cpu
 from trnslurm.train.clock import Clock
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
 
 # What a host has given away at most and a device not done. Neuron's runtime takes up to 7
 # (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), XLA's client for GPUs 32 (its
@@ -37,7 +38,7 @@ class XlaDevice(Device):
         self.name = name
         # Asked of torch_xla and not of the environment: should its runtime not have found the
         # other workers, each would train a copy of its own, and check_world sees it here.
-        self.rank = xr.global_ordinal()
+        self.rank = _own_rank()
         self.world = xr.world_size()
         self.local_world = environment.local_world
         self.torch_device = torch_xla.device()
@@ -85,6 +86,20 @@ class XlaDevice(Device):
     def barrier(self, name: str) -> None:
         """Wait at torch_xla's rendezvous."""
         xm.rendezvous(name)
+
+
+def _own_rank() -> int:
+    """Ask torch_xla for this worker's rank, which starts its runtime."""
+    try:
+        rank: int = xr.global_ordinal()
+    except RuntimeError as error:
+        if "No PjRtPlugin registered for: CUDA" not in str(error):
+            raise
+        raise TrainError(
+            "this Python's torch_xla does not know GPUs, as none of PyTorch/XLA since 2.8: take a "
+            "build that does, such as TorchAcc's, or a strategy for cuda"
+        ) from None
+    return rank
 
 
 def _counter(name: str) -> int:
