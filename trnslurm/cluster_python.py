@@ -143,6 +143,8 @@ def _script(
             *preamble(cluster),
             f"export PYTHONPATH={shlex.quote(str(pythonpath))}",
             "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1",
+            # Or accelerate, which transformers loads, loads torch_xla, which nothing here needs.
+            "export USE_TORCH_XLA=0",
             f"if ! command -v {python} > /dev/null; then",
             f"  echo {shlex.quote(absent)} >&2",
             "  exit 1",

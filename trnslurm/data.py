@@ -141,15 +141,19 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
 
 
 def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
-    """Refuse to prepare from a dataset that is not there, as far as this host can tell."""
-    if not config.recipe.data.dataset:
-        return
-    directory, cluster = fetched_path(config), config.cluster
-    needed = any(word.endswith(f"={directory}") for word in arguments)
-    local = cluster.scheduler == "local"
-    if needed and none_there(cluster.data_root, [f"{directory}/{NOTES}"], local=local):
-        fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
-        raise ConfigError(f"no dataset at {directory}: {fetch}")
+    """Refuse to prepare from a dataset, or with a model's tokenizer, that is not there.
+
+    As far as this host can tell.
+    """
+    data, cluster = config.recipe.data, config.cluster
+    fetched = [("dataset", fetched_path(config), NOTES)] if data.dataset else []
+    fetched += [("model", model_path(config), CONFIG)] if data.model else []
+    for what, directory, file in fetched:
+        needed = any(word.endswith(f"={directory}") for word in arguments)
+        local = cluster.scheduler == "local"
+        if needed and none_there(cluster.data_root, [f"{directory}/{file}"], local=local):
+            fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
+            raise ConfigError(f"no {what} at {directory}: {fetch}")
 
 
 def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
@@ -259,9 +263,11 @@ def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:
-    """Return the tokenizer to name; None: the dataset's own."""
+    """Return the tokenizer to name: the recipe's, or the model's; None: the dataset's own."""
     name = config.recipe.data.tokenizer
-    if name is None or name.startswith("train:"):
+    if name is None:
+        return model_path(config) or None
+    if name.startswith("train:"):
         return name
     if config.recipe.data.dataset and _tokenizer_of_hub(config):
         return fetched_path(config)

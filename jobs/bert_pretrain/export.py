@@ -6,21 +6,16 @@
 AWS's sample (ckpt_28125.pt) takes the place of the run's own.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.processors import BertProcessing
-from transformers import BertConfig, BertForPreTraining, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForPreTraining
 
+from trnslurm.train.bert_export import make_tokenizer
 from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.errors import TrainError, run_job
 from trnslurm.train.export import Tokens, export_job, warn
 from trnslurm.train.plan import Plan
 from trnslurm.train.shards.index import read_index
-
-SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 
 
 def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
@@ -49,21 +44,6 @@ def fingerprint(directory: Path, run_dir: Path) -> str | None:
         return read_index(directory, "train", beside=run_dir / "data").fingerprint
     except TrainError:
         return None
-
-
-def make_tokenizer(path: Path, model: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """Make BERT's tokenizer of a tokenizer.json, with the frame of [CLS] and [SEP] in any case."""
-    if json.loads(path.read_text())["model"]["type"] != "WordPiece":
-        raise ValueError("not of BERT's")
-    tokenizer = Tokenizer.from_file(str(path))
-    if tokenizer.get_vocab_size() > model["vocab_size"]:
-        raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
-    if tokenizer.post_processor is None:
-        frame = [(token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
-        tokenizer.post_processor = BertProcessing(*frame)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=model["max_position_embeddings"], **SPECIAL
-    )
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from trnslurm.train.scores import classification_scores, correlation_scores, cou
 
 def test_counts_have_labels_in_rows_and_leave_padding_out():
     labels, predicted = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 2, 1, 1])
-    counts = count_pairs(predicted, labels, torch.tensor(1.0), num_labels=3)
+    counts = count_pairs(predicted, labels, torch.ones(4), num_labels=3)
     assert counts.tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
-    assert not count_pairs(predicted, labels, torch.tensor(0.0), num_labels=3).any()
+    some = count_pairs(predicted, labels, torch.tensor([1.0, 0.0, 0.0, 1.0]), num_labels=3)
+    assert some.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
     with torch.autocast("cpu", torch.bfloat16):  # in which 257 would be 256
-        many = count_pairs(torch.zeros(257), torch.zeros(257), torch.tensor([1.0]), num_labels=2)
+        many = count_pairs(torch.zeros(257), torch.zeros(257), torch.ones(257), num_labels=2)
     assert many.tolist() == [[257, 0], [0, 0]]
 
 

@@ -16,17 +16,18 @@ from trnslurm.train.errors import TrainError
 Numbers = NDArray[np.float64]
 
 
-def count_pairs(predicted: Tensor, labels: Tensor, weight: Tensor, *, num_labels: int) -> Tensor:
+def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_labels: int) -> Tensor:
     """Count, on the device, how often each label (a row) was taken for each (a column).
 
-    No scatter, and no matrix product, which autocast would round; sums in fp32 are exact up to 16
-    million samples.
+    A sample of weight 1 counts, one of weight 0 does not. No scatter, and no matrix product, which
+    autocast would round; sums in fp32 are exact up to 16 million samples.
     """
     names = torch.arange(num_labels, device=labels.device)
     wanted, taken = (
-        (numbers.unsqueeze(-1) == names).to(weight.dtype) for numbers in (labels, predicted)
+        (numbers.unsqueeze(-1) == names).to(weights.dtype) for numbers in (labels, predicted)
     )
-    return weight * (wanted.unsqueeze(-1) * taken.unsqueeze(-2)).sum(0)
+    pairs = wanted.unsqueeze(-1) * taken.unsqueeze(-2)
+    return (weights.view(-1, 1, 1) * pairs).sum(0)
 
 
 def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
