@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from trnslurm.train.agreement import parameters_agree
+from trnslurm.train.agreement import all_equal
 
 
 class TwoWorkers:
@@ -28,8 +28,8 @@ def make_model(change=0.0):
 
 def agree(model, other):
     device = TwoWorkers()
-    parameters_agree(device, other)
-    return parameters_agree(TwoWorkers(device.values), model)
+    all_equal(device, other.parameters())
+    return all_equal(TwoWorkers(device.values), model.parameters())
 
 
 def test_equal_parameters_agree():

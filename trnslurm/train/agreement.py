@@ -1,9 +1,10 @@
 """The check that every worker ends with the same parameters, bit for bit."""
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
@@ -13,18 +14,32 @@ from trnslurm.train.reports import say
 
 def conclude(device: Device, model: nn.Module, environment: Environment) -> None:
     """Say that the workers agree at the end of a run; in a training it is an error if not."""
+    _conclude(device, model.parameters(), "parameters", environment)
+
+
+def conclude_sharded(device: Device, loss: Tensor, environment: Environment) -> None:
+    """Do the same where each worker has another part of the model.
+
+    The loss is of one sample, the same for all, with the parameters that the worker gathers.
+    """
+    _conclude(device, [loss], "gathered parameters", environment)
+
+
+def _conclude(
+    device: Device, tensors: Iterable[Tensor], what: str, environment: Environment
+) -> None:
     precompile = environment.phase == "precompile"
-    if not (parameters_agree(device, model) or precompile):
-        raise TrainError("the workers' parameters differ at the end: this training is not valid")
+    if not (all_equal(device, tensors) or precompile):
+        raise TrainError(f"the workers' {what} differ at the end: this training is not valid")
     if device.rank == 0:
         say("precompile done: losses above are invalid" if precompile else "ranks agree")
 
 
-def parameters_agree(device: Device, model: nn.Module) -> bool:
-    """Compare a checksum of the parameters over all workers."""
+def all_equal(device: Device, tensors: Iterable[Tensor]) -> bool:
+    """Compare a checksum of tensors over all workers."""
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     # Three bytes are a whole number that single precision holds exactly. All are equal if the
     # largest is this worker's own, and so is the largest of the negatives.
     parts = [float(int.from_bytes(digest.digest()[i : i + 3], "big")) for i in range(0, 12, 3)]

@@ -191,6 +191,7 @@ class Progress:
         """Give a step's line; `seconds` is the mean since the last report."""
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
+        tokens_per_s = samples_per_s * self._plan.seq_len
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
@@ -201,7 +202,8 @@ class Progress:
             "lr": done.lr,
             **done.extra,
             "samples_per_s": round(samples_per_s, 3),
-            "tokens_per_s": round(samples_per_s * self._plan.seq_len, 1),
+            "tokens_per_s": round(tokens_per_s, 1),
+            "tokens_per_s_per_device": round(tokens_per_s / self._plan.workers, 1),
             **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
             "padding": batch.padding_units / (batch.units + batch.padding_units),
             "graphs": self._device.graphs(),
@@ -230,11 +232,16 @@ class Progress:
 
 
 def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
-    """Count what training a transformer on a sample takes.
+    """Count what training a transformer on a sample takes."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return transformer_flops(parameters, config, seq_len)
+
+
+def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
+    """Count the same given the number of parameters, of which a worker may have a part only.
 
     6 per parameter and token, and the attention's products; what is recomputed does not count.
     """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     attention: float = 12.0 * config.num_hidden_layers * config.hidden_size * seq_len
     return seq_len * (6.0 * parameters + attention)
 
