@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from trnslurm.config import Strategy
+from trnslurm.strategy import strategy_file
 from trnslurm.train.plan import BatchPlan, Plan
 
 REPO = Path(__file__).parents[2]
@@ -71,6 +74,20 @@ def tiny_plan(
         "workers": workers,
         "batch": {**batch, "units": units, "accumulation": accumulation, "padding_units": padding},
     }
+
+
+def strategy_of(plan: dict[str, Any], job: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Work out strategy.json of such a plan, as the launcher does."""
+    said = yaml.safe_load((job / "recipe.yaml").read_text())["strategy"]
+    name = plan["train"]["strategy"]
+    merge(said[name], changes)
+    batch = SimpleNamespace(**plan["batch"], workers=plan["workers"])
+    recipe = SimpleNamespace(
+        strategy=Strategy(**said | {"name": name}),
+        precision=plan["precision"],
+        train=plan["train"],
+    )
+    return strategy_file(recipe, batch)
 
 
 def merge(tree: dict[str, Any], changes: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .conftest import JOB, make_environment, tiny_plan
+from .conftest import JOB, make_environment, strategy_of, tiny_plan
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 TIMEOUT_S = 900
@@ -26,6 +26,8 @@ class Scenario:
     changes: dict[str, Any]
     change: str = "nothing"
     phase: str = "train"
+    strategy: dict[str, Any] = field(default_factory=dict)
+    """What its section of the recipe says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ class Launches:
             attempt = 1 + len(list(run_dir.glob("plan-*.json")))
             path = run_dir / f"plan-{attempt}.json"
             path.write_text(json.dumps(plan))
+            if "strategy" in plan["train"]:
+                (run_dir / "strategy.json").write_text(
+                    json.dumps(strategy_of(plan, self.job, scenario.strategy))
+                )
             asked.append(
                 {"run_dir": str(run_dir), "plan": str(path), "attempt": attempt,
                  "phase": scenario.phase, "change": scenario.change}

@@ -58,10 +58,17 @@ def train(job, plan_path, device, environment):
         job.run_training(run, environment)
     return {
         "ledger": ledger,
-        "state_bytes": state_bytes(run.optimizer),
-        "parameters": digest(run.model.parameters()),
+        **measures(run),
         "misses": cache_misses(device) - misses,
     }
+
+
+def measures(run):
+    """Take what a worker has at the end: of a sharded model, its part."""
+    if hasattr(run, "sharded"):
+        return {"state_bytes": state_bytes(run.sharded)}
+    parameters = digest(run.model.parameters())
+    return {"state_bytes": state_bytes(run.optimizer), "parameters": parameters}
 
 
 @contextmanager
@@ -155,9 +162,27 @@ def stock_adamw(job):
     Zero1._rate, Zero1.step = rate, step
 
 
+@contextmanager
+def average_left_in(job):
+    """The mean over the workers, which FSDP takes where the sum is meant."""
+    from trnslurm.train.sharded import Sharded
+
+    real = Sharded.backward
+    Sharded.backward = lambda self, loss: loss.backward()
+    yield
+    Sharded.backward = real
+
+
 CHANGES = {
     function.__name__: function
-    for function in (nothing, scale_left_in, norm_groups_set, padding_counts, stock_adamw)
+    for function in (
+        nothing,
+        scale_left_in,
+        norm_groups_set,
+        padding_counts,
+        stock_adamw,
+        average_left_in,
+    )
 }
 
 

@@ -1,0 +1,22 @@
+"""Write a checkpoint as a Hugging Face folder, which from_pretrained loads. In a run directory:
+
+    PYTHONPATH=code python code/jobs/llama3_clm/export.py plan.json
+
+`trnslurm export RUN` does this with the Python of the run's cluster.
+"""
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trnslurm.train.errors import run_job
+from trnslurm.train.export import export_job, text_tokens
+from trnslurm.train.plan import Plan
+
+
+def make_model(plan: Plan, end_of_text: int | None) -> LlamaForCausalLM:
+    """Make the model of a plan, whose parameters are yet to come."""
+    config = LlamaConfig(**plan.model, bos_token_id=end_of_text, eos_token_id=end_of_text)
+    return LlamaForCausalLM(config)
+
+
+if __name__ == "__main__":
+    run_job(lambda: export_job(make_model, text_tokens))

@@ -1,0 +1,103 @@
+"""PyTorch's own fully sharded data parallelism (FSDP2), on cpu with gloo and on cuda with NCCL."""
+
+import functools
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
+from trnslurm.train.state import Read, Shard, own_rows
+
+
+class Fsdp(Sharded):
+    """Each parameter is divided by rows, as checkpoints have it."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        device = asked.device
+        with torch.device("meta"):
+            model: Any = asked.make_model()
+        if asked.settings.gradient_checkpointing:
+            # Not PyTorch's older, reentrant way, which FSDP2's hooks do not expect.
+            model._set_gradient_checkpointing(
+                gradient_checkpointing_func=functools.partial(
+                    torch.utils.checkpoint.checkpoint, use_reentrant=False
+                )
+            )
+        mesh = init_device_mesh(device.torch_device.type, (device.world,))
+        self._check_world(mesh.size())
+        # Sums over workers in fp32: in fewer bits they would depend on how many there are.
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if asked.plan.precision == "bf16" else torch.float32,
+            reduce_dtype=torch.float32,
+        )
+        layers = layers_to_wrap(asked)
+        for module in [each for each in model.modules() if type(each) in layers]:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        _allocate(model, device.torch_device)
+        self.model = model
+        # Kept here: after a forward pass without a backward the model has whole ones for a while.
+        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._max_norm = asked.settings.max_norm
+        # Goes through memory once, where the plain one does so for each of its operations.
+        self._base = make_base(asked, self._parameters.items(), lr=0.0, fused=True)
+
+    def step(self, lr: float) -> Tensor:
+        """Take one step."""
+        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._max_norm)
+        for group in self._base.param_groups:
+            group["lr"] = lr
+        self._base.step()
+        assert isinstance(norm, DTensor)
+        return norm.full_tensor()
+
+    def zero_grad(self) -> None:
+        """Free the gradients."""
+        self._base.zero_grad(set_to_none=True)
+
+    def shards(self) -> list[Shard]:
+        """Give this worker's rows, which lie in its memory as they are saved."""
+        return [
+            Shard(name=name, kind=kind, rows=rows, tensor=tensor)
+            for name, parameter in self._parameters.items()
+            if (rows := self._own_rows(name))
+            for kind, tensor in self._tensors(parameter).items()
+        ]
+
+    @torch.no_grad()
+    def load(self, read: Read, *, updates: int) -> None:
+        """Fill parameters in place and make the state that the first step would make."""
+        for name, parameter in self._parameters.items():
+            if self._kinds:
+                state = self._base.state[parameter]
+                for kind in self._kinds:
+                    state[kind] = torch.zeros_like(parameter)
+                # The fused AdamW expects it beside the parameter.
+                state["step"] = torch.tensor(float(updates), device=self._device.torch_device)
+            for kind, tensor in self._tensors(parameter).items():
+                tensor.copy_(read(name, kind, self._own_rows(name)))
+
+    def _own_rows(self, name: str) -> range:
+        return own_rows(self._shapes[name], self._device.rank, self._device.world)
+
+    def _tensors(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Give this worker's part of a parameter and of what the optimizer keeps of it."""
+        state = self._base.state[parameter]
+        parts: dict[str, Any] = {"parameter": parameter.detach()}
+        parts |= {kind: state[kind] for kind in self._kinds}
+        return {kind: part.to_local() for kind, part in parts.items()}
+
+
+@torch.no_grad()
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Give a model of no memory its part of the parameters; of its buffers it has the values."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    model.to_empty(device=device)
+    for buffer, value in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(value)

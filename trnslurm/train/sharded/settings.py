@@ -1,0 +1,142 @@
+"""A strategy's own file, read and held against the plan."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.train.device import Device
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import Plan
+from trnslurm.train.settings import CommonSettings
+
+STRATEGY_FILE = "strategy.json"
+
+STRATEGIES = {
+    "fsdp": ("cpu", "cuda"),
+    "deepspeed": ("cpu", "cuda"),
+    "xla_fsdp": ("xla-cpu", "xla-cuda", "neuron"),
+}
+"""The devices that each strategy can work with."""
+
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+"""What is computed in; parameters are kept, and updated, in fp32 whatever the precision."""
+
+# Of the Trainer's fsdp_config, what means something to each.
+_FSDP_KEYS = {"fsdp_transformer_layer_cls_to_wrap", "activation_checkpointing"}
+_XLA_KEYS = {
+    "fsdp_transformer_layer_cls_to_wrap",
+    "xla",
+    "xla_fsdp_settings",
+    "xla_fsdp_grad_ckpt",
+}
+# What moves DeepSpeed's parts to the host or a disk.
+_OFFLOADS = {"offload_optimizer", "offload_param"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedSettings(CommonSettings):
+    """The base of the Settings of a job with a sharded model."""
+
+    strategy: str
+    gradient_checkpointing: bool
+
+
+def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> None:
+    """Refuse what no strategy can do, or not on this device."""
+    name = settings.strategy
+    if name not in STRATEGIES:
+        raise TrainError(f"train.strategy: {name!r} is not one of {', '.join(STRATEGIES)}")
+    if device.name not in STRATEGIES[name]:
+        raise TrainError(
+            f"strategy {name} works on {', '.join(STRATEGIES[name])}, not on {device.name}: "
+            "choose another preset, or another device"
+        )
+    if plan.precision not in PRECISIONS:
+        raise TrainError(
+            f"precision {plan.precision} is not to be had with a sharded model: take fp32, "
+            "or bf16, which computes in bf16 and keeps parameters in fp32"
+        )
+    if settings.optimizer not in OPTIMIZERS:
+        raise TrainError(
+            f"train.optimizer: {settings.optimizer!r} is not one of {', '.join(OPTIMIZERS)}, "
+            "which need no norms of whole parameters"
+        )
+    if plan.model.get("tie_word_embeddings"):
+        raise TrainError(
+            "model.tie_word_embeddings is true, but a sharded model cannot share a parameter "
+            "between two layers: set it to false"
+        )
+
+
+def read_strategy(path: Path, plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+    """Read the file of a run's strategy; it is an error if it says something else than the plan."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise TrainError(f"{path}: not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise TrainError(f"{path}: expected keys and values")
+    expected = _EXPECTED[settings.strategy](plan, settings)
+    for key, wanted in expected.items():
+        found = _value(values, key)
+        if found != wanted:
+            raise TrainError(
+                f"{path}: {key} is {json.dumps(found)}, but the plan says {json.dumps(wanted)}: "
+                "render the run again instead of editing one of the two"
+            )
+    if settings.strategy == "deepspeed":
+        for key in _OFFLOADS & values["zero_optimization"].keys():
+            raise TrainError(
+                f"{path}: zero_optimization.{key}: checkpoints need the state on the device, and "
+                "DeepSpeed an optimizer of its own: leave it out"
+            )
+    known = {"fsdp": _FSDP_KEYS, "xla_fsdp": _XLA_KEYS}.get(settings.strategy)
+    for key in values.keys() - (known or values.keys()):
+        raise TrainError(f"{path}: unknown key {key}")
+    return values
+
+
+def _value(values: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+def _expected_fsdp(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+    return {"activation_checkpointing": settings.gradient_checkpointing}
+
+
+def _expected_xla(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+    return {
+        "xla": True,
+        "xla_fsdp_grad_ckpt": settings.gradient_checkpointing,
+        "xla_fsdp_settings.compute_dtype": PRECISIONS[plan.precision],
+    }
+
+
+def _expected_deepspeed(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+    batch = plan.batch
+    return {
+        "train_batch_size": batch.micro_batch * batch.accumulation * plan.workers,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": settings.max_norm,
+        "bf16.enabled": plan.precision == "bf16",
+        "zero_optimization.stage": 3,
+        # Not torch.optim's: the job's own has the rule for what decays, and takes the rate.
+        "optimizer": None,
+        "scheduler": None,
+        "fp16": None,
+    }
+
+
+_EXPECTED = {
+    "fsdp": _expected_fsdp,
+    "xla_fsdp": _expected_xla,
+    "deepspeed": _expected_deepspeed,
+}

@@ -1,0 +1,192 @@
+"""What a training loop asks of a sharded model, and the choice of the one that the plan names."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trnslurm.train.device import Device
+from trnslurm.train.errors import TrainError
+from trnslurm.train.optimizer import OPTIMIZERS
+from trnslurm.train.plan import Plan
+from trnslurm.train.sharded.settings import (
+    STRATEGY_FILE,
+    ShardedSettings,
+    check_settings,
+    read_strategy,
+)
+from trnslurm.train.sharded.values import new_values, saved_values
+from trnslurm.train.state import Read, Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a strategy is to do, and with what."""
+
+    plan: Plan
+    settings: ShardedSettings
+    device: Device
+    file: dict[str, Any]
+    """The strategy's own settings, in agreement with the plan."""
+    blueprint: nn.Module
+    """The model without memory: names and shapes."""
+    make_model: Callable[[], nn.Module]
+
+
+class Sharded(ABC):
+    """A model divided over all workers, and the optimizer of it.
+
+    All workers run equally many units, and call everything alike. Gradients that add up, over
+    workers and units, to the gradient of the global batch are expected; the norm that step gives is
+    that of the whole gradient before clipping. It is a TrainingState for checkpoints.
+    """
+
+    model: nn.Module
+    """What computes. Its parameters are whole only while a layer of it works."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._device = asked.device
+        self._shapes = shapes_of(asked.blueprint)
+        self._kinds = OPTIMIZERS[asked.settings.optimizer]
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of every parameter, by name."""
+        return dict(self._shapes)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of tensors that the state has for each parameter."""
+        return ("parameter", *self._kinds)
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the whole model."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a unit's gradient, given its share of the loss."""
+        # All three strategies average over the workers; ours is a sum.
+        scaled: Any = loss * self._device.world
+        scaled.backward()
+
+    @abstractmethod
+    def step(self, lr: float) -> Tensor:
+        """Clip the gradients, update the parameters, give the norm before clipping."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """Give this worker's part of the state, parameters included."""
+
+    @abstractmethod
+    def load(self, read: Read, *, updates: int) -> None:
+        """Go on from a saved state, which has seen so many steps; parameters are set too."""
+
+    def _check_world(self, found: int) -> None:
+        """Refuse to train copies: each library finds the other workers in its own way."""
+        if found != self._device.world:
+            raise TrainError(
+                f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
+                "each would train a copy of its own"
+            )
+
+
+def shard_model(
+    plan: Plan,
+    settings: ShardedSettings,
+    device: Device,
+    run_dir: Path,
+    make_model: Callable[[], nn.Module],
+    *,
+    std: float,
+) -> Sharded:
+    """Make a model, divide it as the run's strategy says, and give it its first values.
+
+    make_model makes the model wherever PyTorch is told to make tensors; its parameters' values do
+    not matter: new ones are made for each tensor, with this deviation, or read from init_from.
+    """
+    check_settings(plan, settings, device)
+    with torch.device("meta"):
+        blueprint = make_model()
+    asked = Asked(
+        plan=plan,
+        settings=settings,
+        device=device,
+        file=read_strategy(run_dir / STRATEGY_FILE, plan, settings),
+        blueprint=blueprint,
+        make_model=make_model,
+    )
+    sharded = _strategy(settings.strategy)(asked)
+    if settings.init_from:
+        first = saved_values(settings.init_from, blueprint)
+    else:
+        first = new_values(shapes_of(blueprint), seed=plan.seed, std=std)
+    sharded.load(first, updates=0)
+    return sharded
+
+
+def _strategy(name: str) -> Callable[[Asked], Sharded]:
+    # Each imported where it is used: not every node has torch_xla, or DeepSpeed.
+    if name == "fsdp":
+        from trnslurm.train.sharded.fsdp import Fsdp
+
+        return Fsdp
+    if name == "deepspeed":
+        from trnslurm.train.sharded.zero3 import Zero3
+
+        return Zero3
+    from trnslurm.train.sharded.xla_fsdp import XlaFsdp
+
+    return XlaFsdp
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Give the shape of every parameter, by name."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def make_base(
+    asked: Asked, named: Iterable[tuple[str, nn.Parameter]], **options: Any
+) -> torch.optim.Optimizer:
+    """Make PyTorch's optimizer for the workers' parts: matrices decay, vectors do not."""
+    settings = asked.settings
+    shapes = shapes_of(asked.blueprint)
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, parameter in named:
+        (matrices if len(shapes[name]) > 1 else vectors).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.optimizer == "sgd":
+        options.pop("fused", None)
+        options.pop("capturable", None)
+        return torch.optim.SGD(groups, **options)
+    betas = (settings.beta1, settings.beta2)
+    return torch.optim.AdamW(groups, betas=betas, eps=settings.eps, **options)
+
+
+def layers_to_wrap(asked: Asked) -> set[type[nn.Module]]:
+    """Find the classes of layers that are gathered one by one."""
+    names = asked.file.get("fsdp_transformer_layer_cls_to_wrap")
+    if not isinstance(names, list) or not names:
+        raise TrainError(
+            f"{STRATEGY_FILE}: fsdp_transformer_layer_cls_to_wrap must name classes of layers"
+        )
+    there = {type(module).__name__: type(module) for module in asked.blueprint.modules()}
+    for name in names:
+        if name not in there:
+            raise TrainError(
+                f"{STRATEGY_FILE}: fsdp_transformer_layer_cls_to_wrap: the model has no {name}"
+            )
+    return {there[name] for name in names}

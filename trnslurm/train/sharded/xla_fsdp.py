@@ -1,0 +1,198 @@
+"""torch_xla's FSDP, with the settings that the Trainer knows as xla_fsdp_settings."""
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import Tensor, nn
+from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+from torch_xla.distributed.fsdp.utils import checkpoint_module
+from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+from trnslurm.train.errors import TrainError
+from trnslurm.train.rates import rate_tensor, scalar_tensor
+from trnslurm.train.reports import say
+from trnslurm.train.sharded.flat import own_part, rows_of, split
+from trnslurm.train.sharded.settings import STRATEGY_FILE
+from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
+from trnslurm.train.state import Read, Shard, num_rows
+
+# What only TorchAcc's build of torch_xla takes, and what decides no value.
+TORCHACC_SETTINGS = {"opt_flatten_overlap"}
+# Of the settings, those that name a type.
+DTYPES = ("compute_dtype", "buffer_dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """This worker's part of one or more parameters, one behind the other."""
+
+    names: list[str]
+    holder: nn.Parameter
+
+
+class XlaFsdp(Sharded):
+    """Parameters are divided as flat rows of numbers, all those of a layer in one or one by one."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        settings = _read_settings(asked)
+        if settings.get("flatten_parameters") and asked.settings.weight_decay:
+            raise TrainError(
+                "train.weight_decay: with flatten_parameters norms would decay like matrices: set "
+                "it to 0, or strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
+            )
+        _patch_llama(asked)
+        with torch.device("meta"):
+            model = asked.make_model()
+        wrap: Any = XlaFullyShardedDataParallel  # its own annotations are too narrow
+        self._wrapped: Any = wrap(
+            model,
+            auto_wrap_policy=functools.partial(
+                transformer_auto_wrap_policy, transformer_layer_cls=layers_to_wrap(asked)
+            ),
+            auto_wrapper_callable=_recomputed if asked.settings.gradient_checkpointing else None,
+            param_init_fn=_allocate,
+            **settings,
+        )
+        self.model = self._wrapped
+        self._check_world(self._wrapped.world_size)
+        self._parts = list(_parts_of(self._wrapped))
+        assert sorted(name for part in self._parts for name in part.names) == sorted(self._shapes)
+        self._max_norm = asked.settings.max_norm
+        self._tensor_lr = asked.settings.optimizer == "adamw"
+        self._base = self._make_base(asked)
+        # Made once and zeroed in place: a gradient that appears in the first backward pass would
+        # make its graph differ from the next.
+        for part in self._parts:
+            part.holder.grad = torch.zeros_like(part.holder)
+
+    def _make_base(self, asked: Asked) -> torch.optim.Optimizer:
+        # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
+        # graph in the middle of a run.
+        named = [(part.names[0], part.holder) for part in self._parts]
+        return make_base(asked, named, lr=self._rate(0.0), capturable=True, foreach=False)
+
+    def step(self, lr: float) -> Tensor:
+        """Take one step."""
+        norm: Tensor = self._wrapped.clip_grad_norm_(self._max_norm)
+        rate = self._rate(lr)
+        for group in self._base.param_groups:
+            group["lr"] = rate
+        # Not xm.optimizer_step: that would reduce the gradients once more.
+        self._base.step()
+        return norm
+
+    def zero_grad(self) -> None:
+        """Set the gradients to zero in place."""
+        for part in self._parts:
+            assert part.holder.grad is not None
+            part.holder.grad.zero_()
+
+    def shards(self) -> list[Shard]:
+        """Give this worker's rows; one part of the model after the other is gathered for it."""
+        shards = []
+        for part in self._parts:
+            state = self._base.state[part.holder]
+            tensors: Any = [part.holder.detach(), *(state[kind] for kind in self._kinds)]
+            gathered = xm.all_gather(tensors, pin_layout=False)
+            torch_xla.sync()
+            shapes = [self._shapes[name] for name in part.names]
+            for kind, flat in zip(self.kinds, gathered, strict=True):
+                for name, whole in zip(part.names, split(flat.cpu(), shapes), strict=True):
+                    rows, own = rows_of(whole, self._device.rank, self._device.world)
+                    if rows:
+                        shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own))
+        return shards
+
+    @torch.no_grad()
+    def load(self, read: Read, *, updates: int) -> None:
+        """Transfer every tensor to the device, so that the state is there before the first step.
+
+        That has the graph of any later one then.
+        """
+        for part in self._parts:
+            for kind in self.kinds:
+                whole = (
+                    read(name, kind, range(num_rows(self._shapes[name]))) for name in part.names
+                )
+                own = own_part(whole, part.holder.numel(), self._device.rank)
+                own = own.view(part.holder.shape)
+                if kind == "parameter":
+                    part.holder.data.copy_(own)
+                else:
+                    self._base.state[part.holder][kind] = self._device.put(own)
+            if self._kinds:
+                self._base.state[part.holder]["step"] = scalar_tensor(self._device, updates)
+        self.shards()  # gathering takes graphs: met here, they surprise no later save
+
+    def _rate(self, lr: float) -> Tensor | float:
+        # SGD reads a tensor back to the host, so it gets the number.
+        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+
+
+def _read_settings(asked: Asked) -> dict[str, Any]:
+    """Give what torch_xla's class takes of the settings."""
+    settings: dict[str, Any] = dict(asked.file["xla_fsdp_settings"])
+    known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
+    for key in sorted(settings.keys() - known):
+        if key not in TORCHACC_SETTINGS:
+            raise TrainError(f"{STRATEGY_FILE}: xla_fsdp_settings: torch_xla's FSDP has no {key}")
+        del settings[key]
+        if asked.device.rank == 0:
+            say(f"note: {key} has no effect: only TorchAcc's torch_xla has it")
+    for key in DTYPES:
+        dtype = getattr(torch, str(settings.get(key, "float32")), None)
+        if not isinstance(dtype, torch.dtype):
+            raise TrainError(f"{STRATEGY_FILE}: xla_fsdp_settings.{key} is no type of PyTorch")
+        settings[key] = dtype
+    return settings
+
+
+def _patch_llama(asked: Asked) -> None:
+    """Let TorchAcc put its kernels into transformers' Llama, where there is TorchAcc."""
+    if importlib.util.find_spec("torchacc") is None:
+        return
+    import torchacc
+
+    torchacc.utils.patch.patch_llama(True)
+    if asked.device.rank == 0:
+        say("TorchAcc has patched Llama")
+
+
+def _recomputed(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
+    wrap: Any = XlaFullyShardedDataParallel
+    recompute: Any = checkpoint_module  # not annotated
+    wrapped: nn.Module = wrap(recompute(module), *args, **options)
+    return wrapped
+
+
+def _allocate(module: nn.Module) -> None:
+    """Give a layer memory, for as long as it takes to divide it; its values come later."""
+    for each in module.modules():
+        for name, parameter in each.named_parameters(recurse=False):
+            if parameter.is_meta:
+                setattr(each, name, nn.Parameter(torch.zeros(parameter.shape)))
+
+
+def _parts_of(model: nn.Module) -> Iterator[Part]:
+    """Find whose numbers each of the divided parameters has, by the names before wrapping."""
+    for place, module in model.named_modules():
+        if not isinstance(module, XlaFullyShardedDataParallel):
+            continue
+        each: Any = module
+        for full, holder in zip(each.full_params, each.sharded_params, strict=True):
+            inside = full.metadata()[0] if hasattr(full, "metadata") else [holder._orig_name]
+            yield Part(names=[_plain(f"{place}.{name}") for name in inside], holder=holder)
+
+
+def _plain(name: str) -> str:
+    return ".".join(
+        part for part in name.split(".") if part not in ("", "_fsdp_wrapped_module", "_fpw_module")
+    )

@@ -1,0 +1,122 @@
+"""DeepSpeed's ZeRO-3, on cpu with gloo and on cuda with NCCL."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trnslurm.train.errors import TrainError
+from trnslurm.train.sharded.flat import own_part, rows_of
+from trnslurm.train.sharded.strategy import Asked, Sharded, make_base
+from trnslurm.train.state import Read, Shard, num_rows
+
+
+class Zero3(Sharded):
+    """Each parameter is divided as a flat row of numbers, by DeepSpeed's engine.
+
+    What its file has beyond the plan is DeepSpeed's own to understand. The engine's loss scaling
+    does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
+        self._deepspeed = _open_deepspeed(asked.device.torch_device.type)
+        # Each layer is divided as soon as it is there, so that the model never is as a whole.
+        config = asked.file | {"zero_allow_untested_optimizer": True}  # SGD; our tests do
+        with self._deepspeed.zero.Init(config_dict_or_path=config):
+            model: Any = asked.make_model()
+        if asked.settings.gradient_checkpointing:
+            model._set_gradient_checkpointing(gradient_checkpointing_func=asked.device.checkpoint)
+        base = make_base(asked, model.named_parameters(), lr=0.0, fused=True)
+        self._engine, *_ = self._deepspeed.initialize(model=model, optimizer=base, config=config)
+        self._check_world(self._engine.dp_world_size)
+        self.model = self._engine
+        self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._base = self._engine.optimizer.optimizer
+        self._units = asked.plan.batch.accumulation
+        self._done = 0
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a unit's gradient; DeepSpeed ends the accumulation in that of the last."""
+        self._done += 1
+        self._engine.set_gradient_accumulation_boundary(self._done == self._units)
+        # The engine takes no vector, of however few elements.
+        self._engine.backward(loss.sum() * self._device.world, scale_wrt_gas=False)
+
+    def step(self, lr: float) -> Tensor:
+        """Take one step."""
+        assert self._done == self._units
+        self._done = 0
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        return torch.as_tensor(self._engine.get_global_grad_norm())
+
+    def zero_grad(self) -> None:
+        """Do nothing: DeepSpeed's step has freed the gradients."""
+
+    def shards(self) -> list[Shard]:
+        """Give this worker's rows; each tensor is gathered for a moment."""
+        fragments = self._deepspeed.utils
+        shards = []
+        for name, parameter in self._parameters.items():
+            for kind in self.kinds:
+                if kind == "parameter":
+                    whole = fragments.safe_get_full_fp32_param(parameter)
+                else:
+                    whole = fragments.safe_get_full_optimizer_state(parameter, kind)
+                rows, own = rows_of(whole.view(self._shapes[name]), *self._place)
+                if rows:
+                    shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own))
+        return shards
+
+    @torch.no_grad()
+    def load(self, read: Read, *, updates: int) -> None:
+        """Set the parameters that are computed with, those in fp32, and the optimizer's state."""
+        fragments, zero = self._deepspeed.utils, self._deepspeed.zero
+        if self._kinds:
+            for flat in self._engine.optimizer.fp32_partitioned_groups_flat:
+                self._base.state[flat] = self._state_of(flat, updates)
+        for name, parameter in self._parameters.items():
+            rows = range(num_rows(self._shapes[name]))
+            whole = read(name, "parameter", rows).view(self._shapes[name])
+            with zero.GatheredParameters([parameter], modifier_rank=0):
+                if self._device.rank == 0:
+                    parameter.copy_(whole)
+            fragments.safe_set_local_fp32_param(parameter, self._own_part(parameter, whole))
+            for kind in self._kinds:
+                part = self._own_part(parameter, read(name, kind, rows))
+                fragments.safe_set_local_optimizer_state(parameter, part, kind)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self._device.rank, self._device.world
+
+    def _own_part(self, parameter: Any, whole: Tensor) -> Tensor:
+        return own_part([whole], parameter.ds_tensor.numel(), self._device.rank)
+
+    def _state_of(self, flat: Tensor, updates: int) -> dict[str, Tensor]:
+        """Make the state that the first step would make of a part of the parameters."""
+        state = {kind: torch.zeros_like(flat) for kind in self._kinds}
+        # The fused AdamW expects it beside the parameter.
+        return state | {"step": torch.tensor(float(updates), device=flat.device)}
+
+
+def _open_deepspeed(accelerator: str) -> Any:
+    # By itself it takes a GPU if there is one, even where the plan says cpu.
+    os.environ["DS_ACCELERATOR"] = accelerator
+    try:
+        import deepspeed
+    except ImportError:
+        raise TrainError(
+            "strategy deepspeed: this Python has no deepspeed: pip install 'trnslurm[deepspeed]', "
+            "or take the preset fsdp"
+        ) from None
+    # On CPUs it would compile collectives of its own, which takes a C++ compiler and a minute, and
+    # which pass through shared memory whatever node a worker takes for its own.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Takes over the process group that is there already; zero.Init asks it for the workers.
+    deepspeed.init_distributed(dist_backend=dist.get_backend())
+    return deepspeed
