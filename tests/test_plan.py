@@ -99,6 +99,14 @@ def test_uneven_micro_batch_is_refused_with_the_nearest() -> None:
         lay_out(global_batch=512, micro_batch=25)
 
 
+def test_padding_is_refused_where_it_is_not_wanted() -> None:
+    with pytest.raises(PlanError, match=r"64 of each step's 576 .*refuse.*: none on 2 or 4 nodes"):
+        lay_out(nodes=3, padding="refuse")
+    assert lay_out(nodes=2, padding="refuse") == lay_out(nodes=2)
+    with pytest.raises(PlanError, match="it is so on every node count"):
+        lay_out(global_batch=65, nodes=1, padding="refuse")
+
+
 @pytest.mark.parametrize(
     "change",
     [{"nodes": 0}, {"micro_batch": 0}, {"global_batch": 0}, {"global_batch": None},

@@ -67,6 +67,7 @@ def plan_batch(
     nodes: int,
     workers_per_node: int,
     allow_idle: bool = False,
+    padding: str = "allow",
 ) -> BatchPlan:
     """Lay the global batch out on nodes x workers, or refuse with the nearest choices."""
     if nodes < 1:
@@ -81,7 +82,7 @@ def plan_batch(
     if units < workers and not allow_idle:
         _refuse_idle(size, micro_batch, nodes, workers_per_node)
     accumulation = math.ceil(units / workers)
-    return BatchPlan(
+    plan = BatchPlan(
         mode=mode,
         global_batch=size,
         micro_batch=micro_batch,
@@ -92,6 +93,9 @@ def plan_batch(
         accumulation=accumulation,
         padding_units=accumulation * workers - units,
     )
+    if plan.padding_units and padding == "refuse":
+        _refuse_padding(plan)
+    return plan
 
 
 def even_nodes(plan: BatchPlan) -> list[int]:
@@ -165,6 +169,19 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
         f"global batch {size} at micro-batch {micro_batch} is {units} micro-batch"
         f"{'es' if units > 1 else ''} per step, fewer than {nodes} x {workers_per_node} workers; "
         f"nearest: {', '.join(choices)}, or --allow-idle"
+    )
+
+
+def _refuse_padding(plan: BatchPlan) -> None:
+    counts = even_nodes(plan)
+    choice = (
+        f"none on {' or '.join(map(str, counts))} nodes"
+        if counts
+        else "it is so on every node count"
+    )
+    raise PlanError(
+        f"{plan.padding_units} of each step's {plan.accumulation * plan.workers} micro-batches "
+        f"would have weight zero, which batch.padding=refuse rules out: {choice}"
     )
 
 

@@ -72,6 +72,7 @@ def make_spec(
         nodes=nodes,
         workers_per_node=workers,
         allow_idle=recipe.batch.allow_idle,
+        padding=recipe.batch.padding,
     )
     expected = _estimate(config, instance, batch)
     phases = _phases(recipe.precompile, device)

@@ -105,6 +105,8 @@ class Batch:
     """Samples per worker in one forward and backward pass."""
     allow_idle: bool = False
     """Accept more workers than there are micro-batches in a step."""
+    padding: Literal["allow", "refuse"] = "allow"
+    """refuse: only node counts on which every worker has as many micro-batches as all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
