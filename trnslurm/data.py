@@ -141,16 +141,13 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
 
 
 def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
-    """Refuse to prepare from a dataset, or with a model's tokenizer, that is not there.
-
-    As far as this host can tell.
-    """
-    data, cluster = config.recipe.data, config.cluster
-    fetched = [("dataset", fetched_path(config), NOTES)] if data.dataset else []
-    fetched += [("model", model_path(config), CONFIG)] if data.model else []
-    for what, directory, file in fetched:
+    """Refuse to prepare from what was to be fetched and is not there, as far as this host knows."""
+    cluster, data = config.cluster, config.recipe.data
+    fetched = {"dataset": (fetched_path(config), NOTES)} if data.dataset else {}
+    fetched |= {"model": (model_path(config), CONFIG)} if data.model else {}
+    local = cluster.scheduler == "local"
+    for what, (directory, file) in fetched.items():
         needed = any(word.endswith(f"={directory}") for word in arguments)
-        local = cluster.scheduler == "local"
         if needed and none_there(cluster.data_root, [f"{directory}/{file}"], local=local):
             fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
             raise ConfigError(f"no {what} at {directory}: {fetch}")
@@ -269,8 +266,11 @@ def _tokenizer(config: Config, recipe_dir: str) -> str | None:
         return model_path(config) or None
     if name.startswith("train:"):
         return name
-    if config.recipe.data.dataset and _tokenizer_of_hub(config):
-        return fetched_path(config)
+    if _tokenizer_of_hub(config):
+        if config.recipe.data.dataset:
+            return fetched_path(config)
+        if name == config.recipe.data.model:
+            return model_path(config)
     return name if name.startswith("~") else str(PurePosixPath(recipe_dir) / name)
 
 

@@ -56,7 +56,10 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
         raise ConfigError(f"{checkpoint.path} is of the recipe {recipe}, not {' or '.join(taken)}")
     begin = "model."
     model = {k.removeprefix(begin): v for k, v in checkpoint.facts.items() if k.startswith(begin)}
-    if wrong := other_sizes(model, config.recipe.model):
+    now = config.recipe.model
+    if recipe != config.recipe_name:  # a head's keys may be its recipe's own
+        model, now = _shared(model, now), _shared(now, model)
+    if wrong := other_sizes(model, now):
         raise ConfigError(f"{checkpoint.path} is of another model: {wrong[0]}")
 
 
@@ -83,6 +86,10 @@ def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before.get(key) != now.get(key)
         if isinstance(before.get(key), int) or isinstance(now.get(key), int)
     ]
+
+
+def _shared(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in other}
 
 
 def _newest_good(run: RunDir) -> Checkpoint:

@@ -105,6 +105,19 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
     assert fake_slurm.calls("sbatch") == []
 
 
+def test_a_recipe_may_begin_with_another_ones_results(trained, site, cli, make_run) -> None:
+    site.recipe(f"{RECIPE}begins_with: [bert]\n".replace("dropout", "num_labels: 2, dropout"))
+    heads = {"recipe": "bert", "model.next_sentence": 2}
+    taken = save(make_run("20260103-000000-bert", states=DONE), 5, **heads)
+    save(make_run("20260104-000000-deep", states=DONE), 5, **heads | {"model.layers": 3})
+    save(make_run("20260105-000000-gpt", states=DONE), 5, recipe="gpt")
+    assert cli("show", *TOY, "--from", "bert").err == f"From {taken}\n"
+    assert cli("show", *TOY, "--from", "deep").error.endswith("model.layers was 3, is 2")
+    assert cli("show", *TOY, "--from", "gpt").error.endswith("of the recipe gpt, not toy or bert")
+    # Of its own recipe everything is compared.
+    assert cli("show", *TOY, "--from", "first").error.endswith("model.num_labels was None, is 2")
+
+
 def test_another_rate_of_dropout_is_the_same_model(trained, cli) -> None:
     assert cli("show", *TOY, "--from", "first", "--set", "model.dropout=0.0").code == 0
 

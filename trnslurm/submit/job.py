@@ -208,3 +208,9 @@ def _refuse_unfit(job: Job) -> None:
             f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
             f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
         )
+    outputs, labels = plan["model"].get("num_labels"), index.get("labels")
+    if None not in (outputs, labels) and outputs != (count := len(labels) or 1):
+        raise SubmitError(
+            f"model.num_labels is {outputs}, but the data at {job.data} has the labels "
+            f"{', '.join(labels) or 'of a scale'}: --set model.num_labels={count}"
+        )
