@@ -112,3 +112,40 @@ def test_without_the_library_it_says_which(fetch, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if there were none
     error = fetch(*WIKITEXT).error
     assert error.startswith("fetch needs the Python package datasets: pip install datasets")
+
+
+@pytest.fixture
+def fetch_model(fetch, prepare, tmp_path):
+    """Run model beside the stand-ins."""
+    return lambda *arguments: prepare("model", "--output", tmp_path / "model", *arguments)
+
+
+def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_path):
+    done = fetch_model("--model", "some/bert")
+    assert done.code == 0, done
+    folder = tmp_path / "model"
+    assert done.out == f"Fetched {folder}: 0 MB\n"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "model.json", "model.safetensors", "tokenizer.json"
+    ]  # fmt: skip
+    assert left_beside(folder) == []
+    assert "was fetched before, nothing to do" in fetch_model("--model", "some/bert").out
+    other = ("--model", "some/bert", "--revision", "v2")
+    assert fetch_model(*other).error.endswith("another model or revision: replace it with --force")
+    assert fetch_model(*other, "--force").code == 0
+    assert "v2" in (folder / "model.safetensors").read_text()
+    (folder / "model.json").unlink()
+    assert "is there, and was not fetched" in fetch_model(*other, "--force").error
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("some/brt", "model some/brt: the Hub did not give it (FileNotFoundError"),
+        ("old/bert", "model old/bert: has no weights in safetensors, and others are not read: "),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line(fetch_model, left_beside, tmp_path, name, words):
+    assert words in fetch_model("--model", name).error
+    assert not (tmp_path / "model").exists()
+    assert left_beside(tmp_path / "model") == []

@@ -50,7 +50,7 @@ def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
         finished = directory / "finished"
         shutil.rmtree(finished, ignore_errors=True)
         finished.mkdir()
-        for file in sorted(Path(folder).iterdir()):
+        for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
             with replacing(finished / file.name) as stream, file.open("rb") as source:
                 shutil.copyfileobj(source, stream)
         if not any(finished.glob("*.safetensors")):
