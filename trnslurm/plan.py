@@ -173,12 +173,8 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
 
 
 def _refuse_padding(plan: BatchPlan) -> None:
-    counts = even_nodes(plan)
-    choice = (
-        f"none on {' or '.join(map(str, counts))} nodes"
-        if counts
-        else "it is so on every node count"
-    )
+    counts = " or ".join(map(str, even_nodes(plan)))
+    choice = f"none on {counts} nodes" if counts else "it is so on every node count"
     raise PlanError(
         f"{plan.padding_units} of each step's {plan.accumulation * plan.workers} micro-batches "
         f"would have weight zero, which batch.padding=refuse rules out: {choice}"

@@ -285,13 +285,14 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> BertForSequenc
 
 def describe(run: Training, environment: Environment) -> str:
     """Say in one block what is about to run."""
-    plan, settings, text = run.plan, run.settings, run.text
+    plan, settings, text, index = run.plan, run.settings, run.text, run.text.index
     size = sum(parameter.numel() for parameter in run.model.parameters())
     return f"""\
 {describe_plan(plan, environment)}
   model   {size:,} parameters, {settings.init_from or "new"}, {plan.precision}, {settings.optimizer}
   data    {text.task or "labelled"}: {text.num_samples:,} samples, \
 {", ".join(text.labels) or "numbers on a scale"}
+  tokens  {index.vocab_size:,} of {index.tokenizer.name}, {plan.model["vocab_size"]:,} of the model
   steps   {run.steps:,} of {plan.batch.global_batch:,} samples each"""
 
 

@@ -14,9 +14,10 @@ import hashlib
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from measures import cache_misses, import_job, state_bytes, use_cache
@@ -173,6 +174,23 @@ def average_left_in(job):
     Sharded.backward = real
 
 
+@contextmanager
+def without_trainers_own(job):
+    """Nothing of Hugging Face's Trainer and accelerate that AWS's tutorial has to work around."""
+    from accelerate import Accelerator
+    from transformers import Trainer
+
+    def never(*args, **options):
+        raise AssertionError("called")
+
+    with ExitStack() as changed:
+        for name in ("evaluation_loop", "_nested_gather", "save_model", "_save_checkpoint"):
+            changed.enter_context(mock.patch.object(Trainer, name, never))
+        for name in ("pad_across_processes", "gather", "gather_for_metrics", "reduce"):
+            changed.enter_context(mock.patch.object(Accelerator, name, never))
+        yield
+
+
 CHANGES = {
     function.__name__: function
     for function in (
@@ -182,6 +200,7 @@ CHANGES = {
         padding_counts,
         stock_adamw,
         average_left_in,
+        without_trainers_own,
     )
 }
 

@@ -1,0 +1,283 @@
+"""BERT's fine-tuning by Hugging Face's Trainer: the same on any number of workers, and its answers
+to the known issues of AWS's tutorial."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from trnslurm.train import trainer
+from trnslurm.train.batch import Unit
+from trnslurm.train.errors import TrainError
+from trnslurm.train.labelled import open_labelled
+from trnslurm.train.predictions import score
+
+from .conftest import JOBS, REPO, tiny_plan
+from .launches import Launches, Scenario
+from .measures import import_job
+
+JOB = JOBS / "bert_mrpc"
+STEPS = 9  # of 8 samples: into the second pass over all 64
+# Four units of two samples: three workers have two of padding. Dropout is on.
+SHAPE = {
+    "steps": STEPS, "batch__global_batch": 8, "batch__micro_batch": 2, "train__eval_every": 4,
+    "train__log_every": 3, "train__save_every": 0, "train__warmup_steps": 2,
+    "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__intermediate_size": 64,
+}  # fmt: skip
+# Clipping is active in every step; and unlike Adam, SGD sees a wrong scale of the gradients.
+SGD = SHAPE | {
+    "train__optimizer": "sgd",
+    "train__lr": 0.3,
+    "train__schedule": "constant",
+    "train__warmup_steps": 0,
+    "train__max_norm": 0.05,
+}
+SAVED = SHAPE | {"train__save_every": 3}
+# Random numbers differ between XLA and PyTorch.
+NO_DROPOUT = {"model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0}
+MIXED = SHAPE | {"precision": "mixed", "train__stop_at": 3}
+SCORES = ("eval_loss", "eval_accuracy", "eval_f1")
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory):
+    """Every training of this file, in as few launches as there are numbers of workers."""
+    directory = tmp_path_factory.mktemp("trainings")
+    launches = Launches(directory, prepare(directory), JOB)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("USE_TORCH_XLA", "0")  # the recipe's `env`
+        launches.launch(
+            3,
+            Scenario("sgd-3", SGD),
+            Scenario("elastic", SAVED | {"train__stop_at": 5}),
+            device="cpu",
+        )
+        launches.launch(
+            2,
+            Scenario("elastic", SAVED),
+            Scenario("sgd-2", SGD, change="without_trainers_own"),
+            Scenario("resumed", SAVED | {"train__stop_at": 4}),
+            Scenario("resumed", SAVED),
+            Scenario("adamw-2", SHAPE),
+            Scenario("sgd-on-cpu", SGD | NO_DROPOUT),
+            Scenario("adamw-on-cpu", SHAPE | NO_DROPOUT),
+            Scenario("mixed", MIXED | NO_DROPOUT),
+            device="cpu",
+        )
+        launches.launch(
+            1, Scenario("sgd-1", SGD), Scenario("adamw-1", SHAPE | {"train__epochs": 1}),
+            device="cpu",
+        )  # fmt: skip
+        cache = {"path": "cache", "readonly": False}
+        environment.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
+        trial = Scenario("trial", SHAPE | NO_DROPOUT, "without_trainers_own", "precompile")
+        launches.launch(2, trial, cache=cache)
+        environment.delenv("NEURON_EXTRACT_GRAPHS_ONLY")
+        launches.launch(
+            2,
+            Scenario("adamw-on-xla", SHAPE | NO_DROPOUT),
+            Scenario("sgd-on-xla", SGD | NO_DROPOUT),
+            cache=cache | {"readonly": True},
+        )
+        launches.launch(1, Scenario("sgd-on-xla-1", SGD | NO_DROPOUT))
+    return launches
+
+
+def prepare(directory):
+    """Make samples of some of the pairs that come with the job."""
+    rows = (JOB / "pairs.csv").read_text().splitlines(keepends=True)
+    (directory / "pairs.csv").write_text("".join(rows[:81]))
+    command = [sys.executable, "-m", "trnslurm.prepare", "labelled", "--output"]
+    command += [str(directory / "prepared"), "--text", str(directory / "pairs.csv")]
+    command += ["--text-column", "sentence1", "--text-column", "sentence2", "--task", "mrpc"]
+    command += ["--tokenizer", "train:512", "--seq-len", "32", "--holdout", "0.2"]
+    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+    return directory / "prepared"
+
+
+def assert_same(outcome, other, tolerance=1e-5):
+    for key in ("loss", "grad_norm", "lr"):
+        assert outcome.column(key) == pytest.approx(other.column(key), rel=tolerance), key
+    for key in SCORES:
+        assert scores_of(outcome, key) == pytest.approx(scores_of(other, key), rel=tolerance), key
+
+
+def scores_of(outcome, key):
+    return [line[key] for line in outcome.metrics if key in line]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_losses_norms_scores_and_samples_do_not_depend_on_the_worker_count(trainings, workers):
+    one, outcome = trainings.outcome("sgd-1"), trainings.outcome(f"sgd-{workers}")
+
+    assert_same(outcome, one)
+    assert outcome.ledger == one.ledger
+    assert [place for place, _ in outcome.ledger] == list(range(STEPS * 8))
+    assert min(one.column("grad_norm")) > 0.05, "clipping is not always active"
+    assert [line["step"] for line in one.metrics if "eval_f1" in line] == [1, 4, 8, 9]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_on_xla_as_on_pytorch(trainings, optimizer):
+    plain = trainings.outcome(f"{optimizer}-on-cpu")
+
+    assert_same(trainings.outcome(f"{optimizer}-on-xla"), plain, 1e-4)
+    if optimizer == "sgd":
+        assert_same(trainings.outcome("sgd-on-xla-1"), plain, 1e-4)
+
+
+def test_a_trial_of_three_steps_has_seen_every_graph_the_second_epochs_too(trainings):
+    """AWS's tutorial meets new graphs at the end of an epoch, unless both runs have as many."""
+    outcome = trainings.outcome("adamw-on-xla")
+
+    assert all(result["misses"] > 0 for result in trainings.results("trial"))
+    assert [result["misses"] for result in outcome.results] == [0, 0]
+    graphs = outcome.column("graphs")
+    assert graphs[-1] == graphs[1], "graphs after the second step"
+    read = [sample for _, sample in outcome.ledger]
+    assert len(set(read[:64])) == len(set(read)) == 64
+
+
+def test_a_trial_scores_nothing_and_needs_nothing_of_trainers_evaluation(trainings):
+    """What it predicts is nothing: "Target is multiclass but average='binary'"."""
+    [trial] = [output for output in trainings.outputs if "losses above are invalid" in output]
+    assert "step 3/3" in trial and "eval" not in trial
+    assert not (trainings.directory / "trial" / "metrics.jsonl").exists()
+    # A training without any of it, too: of neither was anything called.
+    assert trainings.outcome("sgd-2").column("step") == list(range(1, STEPS + 1))
+
+
+def test_stopped_on_3_workers_and_resumed_on_2(trainings):
+    outcome, whole = trainings.outcome("elastic"), trainings.outcome("adamw-2")
+
+    assert {line["attempt"] for line in outcome.metrics} == {1, 2}
+    assert outcome.column("step") == list(range(1, STEPS + 1))
+    for key in ("loss", "grad_norm"):
+        assert outcome.column(key) == pytest.approx(whole.column(key), rel=1e-4)
+    assert outcome.ledger == whole.ledger
+
+
+def test_resumed_on_as_many_workers_it_is_bitwise_the_same(trainings):
+    resumed, whole = trainings.outcome("resumed"), trainings.outcome("adamw-2")
+
+    for key in ("loss", "grad_norm", "lr"):
+        assert resumed.column(key) == whole.column(key)
+    assert resumed.results[0]["parameters"] == whole.results[0]["parameters"]
+
+
+def test_the_rate_is_the_recipes_and_an_epoch_ends_it(trainings):
+    assert trainings.outcome("adamw-1").column("lr") == pytest.approx(
+        [0.0015, 0.003, *(0.003 * (1 - step / 6) for step in range(6))]
+    )
+
+
+def test_bf16_arithmetic_needs_no_gpu(trainings):
+    mixed, plain = trainings.outcome("mixed"), trainings.outcome("adamw-on-cpu")
+    assert mixed.column("loss") != plain.column("loss")[:3]
+    assert mixed.column("loss") == pytest.approx(plain.column("loss")[:3], rel=2e-2)
+
+
+def test_a_checkpoint_becomes_a_folder_of_hugging_face(trainings):
+    run_dir = trainings.directory / "elastic"
+    (run_dir / "plan-2.json").rename(run_dir / "plan.json")
+    done = subprocess.run(
+        [sys.executable, str(JOB / "export.py"), "plan.json", "--json"],
+        cwd=run_dir, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = json.loads(done.stdout)["directory"]
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert model.config.id2label == {0: "not_equivalent", 1: "equivalent"}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = open_labelled(trainings.data, "eval", seq_len=32, vocab_size=512, seed=1)
+    ids = text.fixed(0, 1).input_ids[0]
+    first, second = tokenizer.decode(ids).removeprefix("[CLS] ").split(" [SEP] ")[:2]
+    again = tokenizer(first, second, padding="max_length", max_length=32, return_tensors="pt")
+    assert torch.equal(again.input_ids[0], ids)
+    assert again.token_type_ids.tolist() == text.fixed(0, 1).token_type_ids.tolist()
+    assert model(**again).logits.shape == (1, 2)
+
+
+@pytest.fixture(scope="module")
+def job():
+    return import_job(JOB / "train.py")
+
+
+@pytest.mark.parametrize("labels", [(), ("a", "b", "c")])
+def test_the_loss_is_that_of_transformers(job, labels):
+    outputs = len(labels) or 1
+    plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, model__num_labels=outputs))
+    plan.batch = SimpleNamespace(global_batch=6)
+    device = SimpleNamespace(
+        torch_device=torch.device("cpu"), put=lambda t: t, clock=lambda name: nullcontext(),
+        autocast=lambda precision: nullcontext(),
+    )  # fmt: skip
+    model = job.make_model(plan, SimpleNamespace(init_from=""), device).eval()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 512, (6, 32), generator=generator)
+    samples = {
+        "input_ids": ids, "token_type_ids": (ids > 250).long(), "attention_mask": (ids > 50).long(),
+        "labels": torch.tensor([0, 1, 2, 2, 1, 0]) if labels else torch.rand(6),
+    }  # fmt: skip
+    rows = {key: value.split([2, 4]) for key, value in samples.items()}
+    text = SimpleNamespace(samples=lambda first, count: SimpleNamespace(
+        **{key: value[0 if first == 0 else 1] for key, value in rows.items()}
+    ))  # fmt: skip
+    run = SimpleNamespace(plan=plan, device=device, model=model, text=text)
+    found = sum(
+        job.unit_loss(run, Unit(index=0, first=first, size=size, weight=1.0, seed=1))
+        for first, size in ((0, 2), (2, 4))
+    )
+    assert found.tolist() == pytest.approx([model(**samples).loss.item()], rel=1e-6)
+
+
+def test_numbers_on_a_scale_are_scored_by_correlation():
+    text = SimpleNamespace(
+        labels=(), num_outputs=1, metrics=("pearson", "spearman"),
+        fixed=lambda first, count: SimpleNamespace(labels=torch.tensor([1.0, 2.0, 4.0])),
+    )  # fmt: skip
+    scores = score(text, torch.tensor([[2.0], [3.0], [5.0]]))
+    assert scores == pytest.approx({"loss": 1.0, "pearson": 1.0, "spearman": 1.0})
+
+
+def test_torch_xla_in_trainers_hands_is_refused(monkeypatch):
+    monkeypatch.setattr(trainer, "is_torch_xla_available", lambda: True)
+    with pytest.raises(TrainError, match="set USE_TORCH_XLA=0 in the environment"):
+        trainer._check_libraries()
+    monkeypatch.setattr(trainer, "is_accelerate_available", lambda: False)
+    with pytest.raises(TrainError, match="needs accelerate: pip install accelerate=="):
+        trainer._check_libraries()
+
+
+@pytest.mark.parametrize(("workers", "rank"), [(2, 0), (1, 1)])
+def test_two_silent_copies_are_refused(workers, rank):
+    """Accelerate's own idea of the world, held against ours."""
+    alone = SimpleNamespace(num_processes=1, process_index=0)
+    seen = SimpleNamespace(accelerator=alone, _device=SimpleNamespace(rank=rank))
+    with pytest.raises(TrainError, match=f"sees worker 0 of 1, but this is {rank} of {workers}: "):
+        trainer.UnitTrainer._check_world(seen, SimpleNamespace(workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": ""}, "data.path is empty: name a directory of labelled data"),
+        ({"seq_len": 16}, "seq_len is 16, but .* has samples of 32"),
+        ({"seq_len": 65}, "seq_len is 65, model.max_position_embeddings 64"),
+        ({"model__num_labels": 3}, "labels not_equivalent, equivalent: set model.num_labels=2"),
+        ({"model__vocab_size": 9}, "model.vocab_size is 9, but .* tokens up to "),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(job, trainings, changes, words):
+    changes = {"data": str(trainings.data)} | changes
+    plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, **changes))
+    with pytest.raises(TrainError, match=words):
+        job.open_split(plan, "train")
