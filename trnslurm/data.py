@@ -260,11 +260,9 @@ def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:
-    """Return the tokenizer to name: the recipe's, or the model's; None: the dataset's own."""
+    """Return the tokenizer to name; None: the dataset's own."""
     name = config.recipe.data.tokenizer
-    if name is None:
-        return model_path(config) or None
-    if name.startswith("train:"):
+    if name is None or name.startswith("train:"):
         return name
     if _tokenizer_of_hub(config):
         if config.recipe.data.dataset:
