@@ -216,10 +216,8 @@ def make_training(
 ) -> Training:
     """Make what the steps work with, on the device."""
     text = open_split(plan, "train")
-    held_out = {}
-    if settings.eval_every:
-        names = [name for name in text.index.splits if name != "train"] or ["eval"]
-        held_out = {name: open_split(plan, name) for name in names}
+    names = [name for name in text.index.splits if name != "train"] or ["eval"]
+    held_out = {name: open_split(plan, name) for name in names if settings.eval_every}
     model = make_model(plan, settings, device)
     optimizer = make_optimizer(
         settings.optimizer,
@@ -262,8 +260,9 @@ def open_split(plan: Plan, split: str) -> Labelled:
     )
     if text.num_outputs != plan.model["num_labels"]:
         raise TrainError(
-            f"model.num_labels is {plan.model['num_labels']}, but {plan.data} has the labels "
-            f"{', '.join(text.labels) or 'of a scale'}: set model.num_labels={text.num_outputs}"
+            f"model.num_labels is {plan.model['num_labels']}, but {plan.data} has "
+            f"{', '.join(text.labels) or 'numbers on a scale'}: "
+            f"set model.num_labels={text.num_outputs}"
         )
     return text
 

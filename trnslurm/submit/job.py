@@ -210,7 +210,8 @@ def _refuse_unfit(job: Job) -> None:
         )
     outputs, labels = plan["model"].get("num_labels"), index.get("labels")
     if None not in (outputs, labels) and outputs != (count := len(labels) or 1):
+        has_what = f"the labels {', '.join(labels)}" if labels else "numbers on a scale"
         raise SubmitError(
-            f"model.num_labels is {outputs}, but the data at {job.data} has the labels "
-            f"{', '.join(labels) or 'of a scale'}: --set model.num_labels={count}"
+            f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: "
+            f"--set model.num_labels={count}"
         )
