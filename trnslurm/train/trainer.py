@@ -74,7 +74,11 @@ class UnitTrainer(Trainer):
         self._check_world(plan)
 
     def _check_world(self, plan: Plan) -> None:
-        """Hold what accelerate takes for the world against the plan, and against our device."""
+        """Hold what accelerate takes for the world against the plan, and against our device.
+
+        It knows the world from torchrun, which starts a single worker too: without it one hangs on
+        Trainium, with transformers from 4.44 on.
+        """
         seen = self.accelerator
         if (seen.num_processes, seen.process_index) != (plan.workers, self._device.rank):
             raise TrainError(
@@ -186,7 +190,11 @@ class _Arguments(TrainingArguments):
 
 
 def _arguments(plan: Plan, steps: range, environment: Environment) -> TrainingArguments:
-    """Give Trainer the plan's numbers; there are no epochs, in a precompile no more than later."""
+    """Give Trainer the plan's numbers.
+
+    There are no epochs, in a precompile no more than later: AWS's tutorial meets new graphs at the
+    end of one, unless both runs have as many.
+    """
     return _Arguments(
         output_dir=str(environment.run_dir),
         # Without it Trainer looks for a GPU: "Your setup doesn't support bf16/gpu", and of older
