@@ -157,7 +157,8 @@ def _todays_name(name: str) -> str:
 
 def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
     # What it would warn of, once in every worker, is said here or an error.
-    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
+    for part in ("modeling_utils", "integrations.tensor_parallel"):
+        logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
     try:
         loaded, report = type(model).from_pretrained(
             source,
