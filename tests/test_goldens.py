@@ -82,12 +82,25 @@ LLAMA_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     "llama-tiny-local-2-nodes": (2, "local", "tiny", []),
 }
 
+# The same of bert_mrpc; on the small instance with the tutorial's two workers.
+MRPC_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "mrpc-2-workers-trn1.2xlarge": (
+        1,
+        "trn1",
+        "mrpc",
+        ["instance_type=trn1.2xlarge", "workers_per_node=2"],
+    ),
+    "mrpc-rte-2-nodes": (2, "trn1", "rte", []),
+    "mrpc-tiny-local-2-nodes": (2, "local", "tiny", []),
+}
+
 JOB_CASES = {
     name: (recipe, *case)
     for recipe, cases in (
         ("gpt2_zero1", CASES),
         ("bert_pretrain", BERT_CASES),
         ("llama3_clm", LLAMA_CASES),
+        ("bert_mrpc", MRPC_CASES),
     )
     for name, case in cases.items()
 }
