@@ -54,7 +54,8 @@ def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
         'echo "phase $TRNSLURM_PHASE node $SLURM_NODEID secret ${MY_SECRET:-none}"\n'
         'if [ "$SLURM_NODEID$TRNSLURM_PHASE" = 0train ]; then\n'
         '  echo \'{"step": 1, "steps": 3, "loss": 9.5, "tokens_per_s": 100}\' > metrics.jsonl\n'
-        '  echo \'{"step": 3, "steps": 3, "loss": 7.5, "tokens_per_s": 200}\' >> metrics.jsonl\n'
+        '  echo \'{"step": 3, "steps": 3, "loss": 7.5, "tokens_per_s": 200, "eval_s": 1,'
+        ' "eval_loss": 7, "eval_accuracy": 0.25}\' >> metrics.jsonl\n'
         "fi",
         precompile="always",
     )
@@ -66,6 +67,7 @@ def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
         f"Submitted {run.name}",
         f"{run.name}: COMPLETED",
         "loss 9.5000 at step 1 -> 7.5000 at step 3, 200 tokens/s",
+        "held out: loss 7.0000  accuracy 0.2500",
         f"run directory: {run.path}",
     ]
     for phase in ("precompile", "train"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -97,6 +98,13 @@ def _figures(metrics: dict[str, Any] | Any | None) -> str:
     return f"loss {loss}  {figure(metrics.get('tokens_per_s'), ',.0f')} tokens/s"
 
 
+def _scores(metrics: Mapping[str, Any]) -> str:
+    """What the evaluation after a step came to, if there was one."""
+    found = {k.removeprefix("eval_"): v for k, v in metrics.items() if k.startswith("eval_")}
+    found.pop("s", None)  # the seconds that it took
+    return "  ".join(f"{name} {figure(value, '.4f')}" for name, value in found.items())
+
+
 def _report(run: RunDir, status: RunStatus) -> None:
     reason = f" ({status.reason})" if status.reason else ""
     click.echo(f"{run.name}: {status.state}{reason}")
@@ -107,6 +115,8 @@ def _report(run: RunDir, status: RunStatus) -> None:
             f"{figure(last['loss'], '.4f')} at step {last['step']}, "
             f"{figure(last.get('tokens_per_s'), ',.0f')} tokens/s"
         )
+    if scores := _scores(last):
+        click.echo(f"held out: {scores}")
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
         if found := why_it_failed(run, status):
             echo_finding(found)
