@@ -33,6 +33,6 @@ def cache_misses(device):
 def state_bytes(optimizer):
     """The bytes of what the optimizer really holds of each parameter, padding included."""
     states = optimizer._base.state.values()
-    return sum(
-        value.nbytes for state in states for key, value in state.items() if key.startswith("exp_")
-    )
+    held = [value for state in states for key, value in state.items() if key.startswith("exp_")]
+    # A DTensor counts the bytes of all workers.
+    return sum(getattr(value, "to_local", lambda value=value: value)().nbytes for value in held)

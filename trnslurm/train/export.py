@@ -205,6 +205,9 @@ def _load(model: Any, checkpoint: Path, manifest: Manifest, dtype: torch.dtype) 
 def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> None:
     """Write the folder, whole or not at all."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    # Where DeepSpeed is installed transformers (4.57.6) imports it to save, and it would look for a
+    # GPU and say on stdout that there is none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         partial.mkdir(parents=True)
         model.save_pretrained(partial)

@@ -1,0 +1,32 @@
+"""A sharded training on this machine, from its recipe to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+TINY = ("llama3_clm", "--cluster", "local", "--preset", "tiny")
+
+
+def test_a_llama_learns_on_two_nodes_and_is_exported(run_cli, home: Path) -> None:
+    runs = ("--set", f"run_root={home}/runs")
+    trained = run_cli("submit", *TINY, "--nodes", "2", *runs, timeout_s=300)
+    assert trained.code == 0, trained
+    assert "COMPLETED" in trained.out
+    (run,) = (home / "runs").iterdir()
+    strategy = json.loads((run / "strategy.json").read_text())
+    assert strategy["fsdp_transformer_layer_cls_to_wrap"] == ["LlamaDecoderLayer"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    # 257 tokens, all about as likely at first.
+    assert abs(lines[0]["loss"] - 5.55) < 0.1
+    assert lines[-1]["step"] == 30 and lines[-1]["loss"] < 3.0
+    for line in lines:
+        assert abs(line["tokens_per_s_per_device"] - line["tokens_per_s"] / 2) < 0.11
+    assert "per device" in run_cli("logs", "last").out
+
+    exported = run_cli("export", "last", "--json", timeout_s=120)
+    assert exported.code == 0, exported
+    result = json.loads(exported.out)
+    assert result["step"] == 30 and result["parameters"] == 106_944
+    config = json.loads((Path(result["directory"]) / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
