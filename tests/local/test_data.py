@@ -16,6 +16,7 @@ from ..prepare.bucket import Bucket
 STAND_INS = Path(__file__).parents[1] / "prepare" / "stand_ins"
 SMALL = ("gpt2_zero1", "--preset", "small", "--cluster", "local")
 TINY = ("bert_pretrain", "--preset", "tiny", "--cluster", "local")
+TWEETS = ("bert_sentiment", "--preset", "tiny", "--cluster", "local")
 
 
 def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
@@ -83,6 +84,37 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     # 512 tokens, all about as likely at first.
     assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
     assert any("eval_mlm_loss" in line for line in lines)
+
+
+def test_tweets_are_prepared_trained_on_by_two_nodes_and_the_best_exported(
+    run_cli, home: Path
+) -> None:
+    for words, error in {
+        ("--label-column", "mood"): "line 1: no column mood, but text, labels: choose with --text-",
+        ("--label", "good", "--label", "bad"): "is none of good, bad, nor of 0 to 1: mend it, or",
+        ("--task", "mrcp"): "--task mrcp: no task of GLUE, which are cola, sst2, mrpc,",
+    }.items():
+        refused = run_cli("data", "prepare", *TWEETS, *words)
+        [line] = [line for line in refused.err.splitlines() if line.startswith("error: ")]
+        assert refused.code == 1 and error in line, refused
+    assert not (home / "trnslurm-data").exists() or not any((home / "trnslurm-data").iterdir())
+    prepared = run_cli("data", "prepare", *TWEETS, timeout_s=120)
+    assert "train 336 samples (negative 112, neutral 112, positive 112), eval" in prepared.out
+
+    options = ("--nodes", "2", "--set", "device=cpu", "--set", f"run_root={home}/runs")
+    trained = run_cli("submit", *TWEETS, *options, timeout_s=300)
+    assert trained.code == 0 and "COMPLETED" in trained.out, trained
+    (run,) = (home / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = {
+        line["step"]: line["eval_macro_f1"]
+        for line in lines
+        if "eval_macro_f1" in line and line["step"] > 1  # of which there is no checkpoint
+    }
+    assert lines[-1]["eval_accuracy"] > 0.8, "a third is chance"
+    done = run_cli("export", run, "--step", "best", "--json", timeout_s=120)
+    assert (done.code, done.err) == (0, ""), done
+    assert json.loads(done.out)["step"] == max(scores, key=lambda step: scores[step])
 
 
 def test_what_is_fetched_is_what_is_prepared(run_cli, home: Path, tmp_path: Path) -> None:
