@@ -43,7 +43,7 @@ SGD = SHAPE | {
 # Random numbers differ between XLA and PyTorch.
 NO_DROPOUT = {"model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0}
 SAVED = SHAPE | {"train__save_every": 5}
-# At such a rate it soon becomes worse.
+# At such a rate the last is not the best.
 WORSE = SHAPE | {
     "train__lr": 0.1, "train__schedule": "constant", "train__eval_every": 1, "train__save_every": 1,
     "train__keep_best": "loss",
@@ -137,10 +137,9 @@ def test_stopped_on_3_workers_and_resumed_on_2(trainings):
 def test_the_best_is_kept_and_exported_with_the_names_of_its_labels(trainings, data):
     losses = trainings.outcome("worse").column("eval_loss")
     best = losses.index(min(losses)) + 1
-    assert best < STEPS - 1, "it is among the newest anyway"
     run_dir = trainings.directory / "worse"
     kept = sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").iterdir())
-    assert kept == [best, STEPS - 1, STEPS]
+    assert kept == sorted({best, STEPS - 1, STEPS})
     checkpoint = find_best(run_dir / "checkpoints")
     assert prove(checkpoint).score == {"loss": pytest.approx(min(losses))}
 
