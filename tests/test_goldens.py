@@ -67,6 +67,13 @@ BERT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     ),
 }
 
+# The same of bert_sentiment: one worker, as its tutorial begins; all of two nodes; this machine.
+SENTIMENT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "sentiment-1-worker-trn1": (1, "trn1", "tweets", ["workers_per_node=1"]),
+    "sentiment-fixed-2-nodes": (2, "trn1", "tweets_fixed", []),
+    "sentiment-tiny-local-2-nodes": (2, "local", "tiny", []),
+}
+
 # The same of llama3_clm: GPUs over EFA, each strategy's own file beside plan.json.
 LLAMA_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     "llama-fsdp-p4de-2-nodes": (2, "p4de", "fsdp", []),
@@ -97,6 +104,7 @@ MRPC_CASES: dict[str, tuple[int, str, str, list[str]]] = {
 JOB_CASES = {
     name: (recipe, *case)
     for recipe, cases in (
+        ("bert_sentiment", SENTIMENT_CASES),
         ("gpt2_zero1", CASES),
         ("bert_pretrain", BERT_CASES),
         ("llama3_clm", LLAMA_CASES),
