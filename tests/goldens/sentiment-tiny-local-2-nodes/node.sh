@@ -1,0 +1,40 @@
+#!/bin/bash
+# bert_sentiment (tiny) on 2 x local, cluster local: one node's part
+# Its environment comes from the batch script; its rank is known only here, inside the step.
+set -euo pipefail
+phase=${1:?usage: node.sh precompile or node.sh train}
+node_rank=${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}
+: "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
+
+echo "$(date -u +%FT%TZ) $phase: node $node_rank of 2 on ${HOSTNAME:-?}," \
+  "master $MASTER_ADDR:$MASTER_PORT"
+if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
+  echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
+    "set python: in the cluster profile" >&2
+  exit 1
+fi
+if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
+  ulimit -n "$(ulimit -Hn)"
+fi
+export OMP_NUM_THREADS=1                    # one worker per core: no threads on top
+export PJRT_DEVICE=CPU
+export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
+export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
+export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
+
+# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
+  --workers=1 --efa=0 --data='~/trnslurm-data/tweets-tiny-seqlen32'
+
+launch=(
+  "$TRNSLURM_PYTHON" -m torch.distributed.run
+  --nnodes=2 --node_rank="$node_rank" --nproc_per_node=1
+  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
+  code/jobs/bert_sentiment/train.py plan.json
+)
+if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
+  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.precompile -- "${launch[@]}")
+else                                        # cold or damaged: refuse now, not in a collective
+  "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
+fi
+exec "${launch[@]}"
