@@ -85,7 +85,6 @@ def trainings(tmp_path_factory):
             Scenario("sgd-on-xla", SGD | NO_DROPOUT),
             cache=cache | {"readonly": True},
         )
-        launches.launch(1, Scenario("sgd-on-xla-1", SGD | NO_DROPOUT))
     return launches
 
 
@@ -129,8 +128,14 @@ def test_on_xla_as_on_pytorch(trainings, optimizer):
     plain = trainings.outcome(f"{optimizer}-on-cpu")
 
     assert_same(trainings.outcome(f"{optimizer}-on-xla"), plain, 1e-4)
-    if optimizer == "sgd":
-        assert_same(trainings.outcome("sgd-on-xla-1"), plain, 1e-4)
+
+
+@pytest.mark.matrix
+def test_on_xla_with_one_worker_as_well(trainings, monkeypatch):
+    monkeypatch.setenv("USE_TORCH_XLA", "0")
+    trainings.launch(1, Scenario("sgd-on-xla-1", SGD | NO_DROPOUT))
+
+    assert_same(trainings.outcome("sgd-on-xla-1"), trainings.outcome("sgd-on-cpu"), 1e-4)
 
 
 def test_a_trial_of_three_steps_has_seen_every_graph_the_second_epochs_too(trainings):
