@@ -19,7 +19,7 @@ from trnslurm.slurm import Slurm, without_overrides
 from trnslurm.status import run_status
 from trnslurm.trust import refuse_foreign
 
-_PINS = {"torch": "2.9", "transformers": "4.57"}
+_PINS = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
 _PINS_OF_DEVICE = {
     "neuron": {"torch-xla": "2.9", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360"},
     "xla-cpu": {"torch-xla": "2.9"},

@@ -11,7 +11,7 @@ import pytest
 from trnslurm import allocation
 
 GOOD = {
-    "torch": "2.9.1+cpu", "transformers": "4.57.6", "torch-xla": "2.9.0",
+    "torch": "2.9.1+cpu", "transformers": "4.57.6", "accelerate": "1.15.0", "torch-xla": "2.9.0",
     "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360",
 }  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_without_srun(site, cli) -> None:
 def test_local_needs_no_slurm(site, cli) -> None:
     site.profile("here", scheduler="local", instance_type="local", device="cpu", python="python3")
     report = json.loads(cli("env", "check", "--cluster", "here", "--json").out)
-    assert set(report["packages"]) == {"torch", "transformers"}
+    assert set(report["packages"]) == {"torch", "transformers", "accelerate"}
 
 
 def test_pins_are_those_of_the_package() -> None:
