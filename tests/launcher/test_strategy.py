@@ -183,6 +183,14 @@ def test_another_node_count_has_its_own_file(site, tmp_path) -> None:
     assert json.loads(files["plan.json"])["batch"]["global_batch"] == 40
 
 
+def test_a_strategy_that_there_is_not(cli) -> None:
+    done = cli("plan", "llama3_clm", "--cluster", "p4de", "--set", "strategy.name=zero")
+    assert done.error == (
+        "--set strategy.name=zero: strategy.name is 'zero'; expected one of fsdp, deepspeed, "
+        "xla_fsdp, or empty"
+    )
+
+
 def test_without_a_strategy_there_is_no_file(site) -> None:
     config = resolve(WORKSPACE, "gpt2_zero1", cluster="local", preset="tiny")
     files = render(make_spec(config, 1), WORKSPACE.template_dirs()).files

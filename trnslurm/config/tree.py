@@ -98,7 +98,7 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         if value in args:
             return value
         hint_text = did_you_mean(str(value), map(str, args))
-        expected = ", ".join(map(str, args))
+        expected = ", ".join(map(str, filter(None, args))) + (", or empty" if "" in args else "")
         raise ConfigError(f"{where}: {dotted} is {value!r}{hint_text}; expected one of {expected}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
