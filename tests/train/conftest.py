@@ -174,7 +174,7 @@ def run_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     """Make a plan of units over the workers of one node, for whatever job."""
 

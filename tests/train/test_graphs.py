@@ -11,7 +11,9 @@ from .launches import Launches, Scenario
 
 WORKERS = 2
 # The bias corrections of these betas become exactly 1.0 within ten steps; 0.999 takes 16628.
-QUICK = {"train__beta1": 0.1, "train__beta2": 0.1, "train__eval_every": 5}
+QUICK = {
+    "train__beta1": 0.1, "train__beta2": 0.1, "train__eval_every": 5, "model__n_layer": 1
+}  # fmt: skip
 TRIAL = QUICK | {"batch__global_batch": 8, "steps": 5}
 PAST_SATURATION = {"batch__global_batch": 2, "steps": 12}
 TRAININGS = {

@@ -110,10 +110,12 @@ def runs(tmp_path, make_plan):
     return Runs(tmp_path, make_plan)
 
 
-@pytest.fixture
-def other_runs(tmp_path, make_plan):
-    (tmp_path / "other").mkdir()
-    return Runs(tmp_path / "other", make_plan)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, make_plan):
+    """What two workers have after three steps if nothing happens to them."""
+    runs = Runs(tmp_path_factory.mktemp("undisturbed"), make_plan)
+    runs.start("cpu", 2, steps=3)
+    return runs.tensors(3)
 
 
 def assert_equal(tensors, others):
@@ -164,7 +166,7 @@ def test_resumed_training_is_bitwise_the_same_and_compiles_nothing(runs):
     assert resumed[0]["graphs"][0] > 0
 
 
-def test_rank_0_killed_between_the_shards_and_the_manifest(runs, other_runs):
+def test_rank_0_killed_between_the_shards_and_the_manifest(runs, undisturbed):
     fault = {"fault": "die_before_the_manifest", "fault_at": 2, "fault_rank": 0}
     runs.start("cpu", 2, code=1, steps=3, **fault)
     assert runs.names() == ["step-00000001", "step-00000002.tmp-1"]
@@ -176,8 +178,7 @@ def test_rank_0_killed_between_the_shards_and_the_manifest(runs, other_runs):
     [first, _] = runs.start("cpu", 2, steps=3)
     assert first["first"] == 1
     assert runs.names() == ["step-00000002", "step-00000003"]
-    other_runs.start("cpu", 2, steps=3)
-    assert_equal(runs.tensors(3), other_runs.tensors(3))
+    assert_equal(runs.tensors(3), undisturbed)
 
 
 def test_killed_while_an_old_checkpoint_is_deleted(runs):
@@ -199,7 +200,7 @@ def await_file(path):
     return path.read_text()
 
 
-def test_killed_while_a_slow_save_is_written(runs, other_runs):
+def test_killed_while_a_slow_save_is_written(runs, undisturbed):
     fault = {"fault": "write_half_and_hang", "fault_at": 2, "fault_rank": 1}
     attempt = runs.launch("cpu", 2, steps=3, **fault)
     await_file(runs.run_dir / "hangs")
@@ -211,11 +212,10 @@ def test_killed_while_a_slow_save_is_written(runs, other_runs):
     [first, _] = runs.start("cpu", 2, steps=3)
     assert first["first"] == 1
     assert runs.names() == ["step-00000002", "step-00000003"]
-    other_runs.start("cpu", 2, steps=3)
-    assert_equal(runs.tensors(3), other_runs.tensors(3))
+    assert_equal(runs.tensors(3), undisturbed)
 
 
-def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, other_runs):
+def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, undisturbed):
     fault = {"fault": "sleep_before_the_manifest", "fault_at": 2, "fault_rank": 0}
     older = runs.launch("cpu", 2, steps=3, **fault)
     sleeper = int(await_file(runs.run_dir / "sleeps"))
@@ -228,8 +228,7 @@ def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, other_r
     assert "error: a newer attempt (2) of this run has begun; attempt 1 stops" in runs.output
     assert runs.names() == ["step-00000002", "step-00000003"]
     assert_equal(runs.tensors(3), before)
-    other_runs.start("cpu", 2, steps=3)
-    assert_equal(before, other_runs.tensors(3))
+    assert_equal(before, undisturbed)
 
 
 def assert_failed_once(runs):
