@@ -15,7 +15,8 @@ import trnslurm
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
-_LONGEST = ("train", "sandbox", "local")
+# Of the directories that take longest: these compute, and these wait for Slurm most of the time.
+_COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
 
@@ -26,14 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: side by side with others, it must not come last."""
+    """Begin with what takes longest, and let what computes and what waits take turns.
+
+    Files side by side, as `make test` runs them, then use the processors all the time.
+    """
     here = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
-        directory = item.path.relative_to(here).parts[0]
-        return _LONGEST.index(directory) if directory in _LONGEST else len(_LONGEST)
-
-    items.sort(key=rank)
+    directories = [item.path.relative_to(here).parts[0] for item in items]
+    turns: dict[Path, tuple[int, float]] = {}
+    for kind in (_COMPUTING, _WAITING):
+        files = [item.path for item, of in zip(items, directories, strict=True) if of in kind]
+        paths = list(dict.fromkeys(files))
+        turns |= {path: (0, place / len(paths)) for place, path in enumerate(paths)}
+    items.sort(key=lambda item: turns.get(item.path, (1, 0.0)))
 
 
 @dataclass(frozen=True, kw_only=True)
