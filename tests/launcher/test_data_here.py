@@ -249,7 +249,7 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ("verify gpt2_zero1 -p tiny", "gpt2_zero1 (tiny) brings its own data"),
         ("fetch gpt2_zero1 -p small", "gpt2_zero1 (small) has no data.dataset: there is nothing"),
         ("prepare gpt2_zero1 -p small --set data.text=null", "neither data.dataset nor data.text"),
-        ("prepare gpt2_zero1 -p small --text no.txt", "--text no.txt: no such file"),
+        ("prepare gpt2_zero1 -p small --text no.txt", "--text or --input no.txt: no such file"),
         ("prepare gpt2_zero1 -p small --tokenizer no", "--tokenizer no: no such file"),
         ("prepare gpt2_zero1 -p small --holdout 1", "data.holdout is 1.0; it must be 0 or more"),
         ("prepare gpt2_zero1 --set data_root=data", "data_root is 'data': it must be absolute"),
@@ -259,7 +259,7 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
             "prepare bert_pretrain",
             "pass --input TEXT, or fetch what is published: trnslurm data fe",
         ),
-        ("prepare bert_pretrain --input no.txt", "--text no.txt: no such file"),
+        ("prepare bert_pretrain --input no.txt", "--text or --input no.txt: no such file"),
         (
             "prepare bert_pretrain -p tiny --shards 0",
             "data.bert.shards is 0; it must be at least 1",

@@ -138,7 +138,7 @@ def prepare_command(
         options["output"] = str(Path(options["output"]).resolve())
     config = _config_of(recipe, options)
     own = Own(
-        text=tuple(_existing("--text", file) for file in options["text"]),
+        text=tuple(_existing("--text or --input", file) for file in options["text"]),
         articles=tuple(_existing("--wikiextractor", name) for name in options["wikiextractor"]),
         eval=tuple(_existing("--eval", file) for file in options["eval"]),
         tokenizer=_tokenizer(options["tokenizer"]),
