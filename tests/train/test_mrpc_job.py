@@ -42,6 +42,7 @@ SAVED = SHAPE | {"train__save_every": 3}
 # Random numbers differ between XLA and PyTorch.
 NO_DROPOUT = {"model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0}
 MIXED = SHAPE | {"precision": "mixed", "train__stop_at": 3}
+MNLI = SHAPE | {"train__stop_at": 2, "train__eval_every": 2, "model__num_labels": 3}
 SCORES = ("eval_loss", "eval_accuracy", "eval_f1")
 
 
@@ -71,9 +72,12 @@ def trainings(tmp_path_factory):
             device="cpu",
         )
         launches.launch(
-            1, Scenario("sgd-1", SGD), Scenario("adamw-1", SHAPE | {"train__epochs": 1}),
+            1,
+            Scenario("sgd-1", SGD),
+            Scenario("adamw-1", SHAPE | {"train__epochs": 1}),
+            Scenario("mnli", MNLI | {"data": str(prepare_mnli(directory))}),
             device="cpu",
-        )  # fmt: skip
+        )
         cache = {"path": "cache", "readonly": False}
         environment.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
         trial = Scenario("trial", SHAPE | NO_DROPOUT, "without_trainers_own", "precompile")
@@ -92,13 +96,31 @@ def prepare(directory):
     """Make samples of some of the pairs that come with the job."""
     rows = (JOB / "pairs.csv").read_text().splitlines(keepends=True)
     (directory / "pairs.csv").write_text("".join(rows[:81]))
-    command = [sys.executable, "-m", "trnslurm.prepare", "labelled", "--output"]
-    command += [str(directory / "prepared"), "--text", str(directory / "pairs.csv")]
-    command += ["--text-column", "sentence1", "--text-column", "sentence2", "--task", "mrpc"]
-    command += ["--tokenizer", "train:512", "--seq-len", "32", "--holdout", "0.2"]
+    return prepare_labelled(
+        directory / "prepared", "--text", directory / "pairs.csv", "--text-column", "sentence1",
+        "--text-column", "sentence2", "--task", "mrpc", "--holdout", "0.2",
+    )  # fmt: skip
+
+
+def prepare_mnli(directory):
+    """Make samples of a dataset with MNLI's splits, of whose labels nothing is to be learnt."""
+    dataset = directory / "mnli"
+    dataset.mkdir()
+    for split, rows in (("train", 24), ("validation_matched", 6), ("validation_mismatched", 9)):
+        lines = [
+            json.dumps({"premise": f"{split} {n}", "hypothesis": f"not {n}", "label": n % 3})
+            for n in range(rows)
+        ]
+        (dataset / f"{split}.jsonl").write_text("\n".join(lines))
+    return prepare_labelled(directory / "mnli-prepared", "--dataset", dataset, "--task", "mnli")
+
+
+def prepare_labelled(output, *arguments):
+    command = [sys.executable, "-m", "trnslurm.prepare", "labelled", f"--output={output}"]
+    command += ["--tokenizer=train:512", "--seq-len=32", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(REPO)}
     subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
-    return directory / "prepared"
+    return output
 
 
 def assert_same(outcome, other, tolerance=1e-5):
@@ -181,6 +203,16 @@ def test_the_rate_is_the_recipes_and_an_epoch_ends_it(trainings):
     assert trainings.outcome("adamw-1").column("lr") == pytest.approx(
         [0.0015, 0.003, *(0.003 * (1 - step / 6) for step in range(6))]
     )
+
+
+def test_mnlis_second_split_is_scored_by_itself(trainings):
+    [first, last] = trainings.outcome("mnli").metrics
+    for line in (first, last):
+        assert line["eval_accuracy"] * 6 == pytest.approx(round(line["eval_accuracy"] * 6))
+        mismatched = line["eval_mismatched_accuracy"] * 9
+        assert mismatched == pytest.approx(round(mismatched))
+        assert line["eval_mismatched_loss"] not in (line["eval_loss"], line["loss"])
+        assert not [key for key in line if key.endswith("_f1")]
 
 
 def test_bf16_arithmetic_needs_no_gpu(trainings):
