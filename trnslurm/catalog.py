@@ -51,12 +51,13 @@ class InstanceType:
     def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
         """Return the device that is asked for, or of `auto` this type's first, if it is usable.
 
-        A recipe that says nothing of its devices can use any.
+        A recipe that says nothing of its devices can use any; a host with accelerators its CPU too.
         """
-        if asked != "auto":
-            return asked if asked in (usable or DEVICES) else None
-        candidates = (self.device, _ALSO.get(self.device, self.device))
-        return next((d for d in candidates if d in (usable or DEVICES)), None)
+        own = (self.device, _ALSO.get(self.device, self.device))
+        if asked == "auto":
+            return next((d for d in own if d in (usable or DEVICES)), None)
+        elsewhere = {self.device, asked} <= {*WITH_EFA} and asked not in own
+        return asked if asked in (usable or DEVICES) and not elsewhere else None
 
     def default_workers(self, nodes: int) -> int:
         """Return the most workers per node that it supports."""

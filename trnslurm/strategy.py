@@ -33,11 +33,10 @@ DEVICES = {
     "xla_fsdp": ("neuron", "xla-cuda", "xla-cpu"),
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 # DeepSpeed has too many settings to know them all; a wrong one is its own error.
-_OWN_KEYS = {
-    "fsdp": ("fsdp_transformer_layer_cls_to_wrap",),
-    "xla_fsdp": ("fsdp_transformer_layer_cls_to_wrap", "xla_fsdp_settings"),
-}
+_OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
+_OFFLOADS = {"offload_optimizer", "offload_param"}
 # What follows from the plan, or has a key of its own in every recipe: the key to set instead.
 _DECIDED = {
     "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
@@ -89,11 +88,35 @@ def _check(name: str, said: Mapping[str, Any]) -> None:
                 f"strategy.{name}.{key} follows from the rest of the recipe: leave it out, and set "
                 f"{instead}"
             )
+    if name == "deepspeed":
+        _check_zero(said.get("zero_optimization"))
+    else:
+        _check_layers(f"strategy.{name}.{_LAYERS}", said.get(_LAYERS, ["any"]))
     known = _OWN_KEYS.get(name, said)
     for key in said:
         if key not in known:
             hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
             raise ConfigError(f"unknown key strategy.{name}.{key}{hint}")
+
+
+def _check_zero(zero: Any) -> None:
+    """Refuse what shards less than everything, or keeps it elsewhere than on the device."""
+    where = "strategy.deepspeed.zero_optimization"
+    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+        raise ConfigError(
+            f"{where}.stage must be 3, which shards parameters and gradients too: "
+            f"set {where}.stage=3"
+        )
+    if offloads := sorted(_OFFLOADS & zero.keys()):
+        raise ConfigError(
+            f"{where}.{offloads[0]}: checkpoints need the state on the device: leave it out"
+        )
+
+
+def _check_layers(where: str, layers: Any) -> None:
+    names = isinstance(layers, list) and all(isinstance(name, str) for name in layers)
+    if not names or not layers:
+        raise ConfigError(f"{where} is {layers!r}: it must be a list of classes of layers")
 
 
 def _fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:

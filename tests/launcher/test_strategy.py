@@ -72,6 +72,10 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
     [
         (("--cluster", "trn1"), "runs on cuda, cpu, and trn1.32xlarge has neuron"),
         (("--set", "device=neuron"), "runs on cuda, cpu, and --set device=neuron asks for neuron"),
+        (
+            ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),
+            "trn1.32xlarge has neuron, and --set device=xla-cuda asks for xla-cuda",
+        ),
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
         (("--set", "precision=mixed"), "set it to bf16"),
@@ -88,6 +92,20 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (
             ("--preset", "deepspeed", "--set", "strategy.deepspeed.x=.inf"),
             "strategy.deepspeed.x is inf; it must be a finite number",
+        ),
+        (
+            ("--preset", "deepspeed", "--set", "strategy.deepspeed.zero_optimization.stage=2"),
+            "set strategy.deepspeed.zero_optimization.stage=3",
+        ),
+        (("--preset", "deepspeed", "--set", "strategy.deepspeed.zero_optimization=3"), "must be 3"),
+        (
+            ("--preset", "deepspeed",
+             "--set", "strategy.deepspeed.zero_optimization.offload_param={device: cpu}"),
+            "zero_optimization.offload_param: checkpoints need the state on the device",
+        ),
+        (
+            ("--set", "strategy.fsdp.fsdp_transformer_layer_cls_to_wrap=Layer"),
+            "is 'Layer': it must be a list of classes of layers",
         ),
         (
             ("--preset", "xla_fsdp",
