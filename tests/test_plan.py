@@ -10,7 +10,7 @@ from trnslurm.catalog import catalog, find
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Throughput, estimate, even_nodes, plan_batch
-from trnslurm.spec import make_spec
+from trnslurm.spec import make_spec, where_set
 
 # BERT-large pretraining as AWS's tutorial has it: 32 workers on one trn1.32xlarge.
 PHASE1 = {"global_batch": 16384, "micro_batch": 16, "workers_per_node": 32}
@@ -163,6 +163,31 @@ def test_berts_hours_on_one_node(preset: str, hours: float) -> None:
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
     spec = make_spec(resolve(workspace, "bert_pretrain", cluster="trn1", preset=preset), 1)
     assert spec.estimate is not None and round(spec.estimate.hours, 1) == hours
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["seq_len=2048"], " where seq_len is set"),
+        (["model.n_layer=2", "precision=fp32"], " where model.n_layer, precision are set"),
+        (["device=cpu"], " where device is set"),
+        (["device=neuron", "train.lr=1.0", "steps=10", "batch.global_batch=1024"], ""),
+        (
+            ["seq_len=2048",
+             "reference=[{instance_type: trn1.32xlarge, nodes: 1, samples_per_s: 7}]"],
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_a_known_speed_is_not_that_of_another_model(settings: list[str], said: str) -> None:
+    workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    config = resolve(workspace, "gpt2_zero1", cluster="trn1", preset="xl", settings=settings)
+    spec = make_spec(config, 1, need_time=False)
+    assert (spec.estimate is None) == bool(said)
+    assert where_set(config, spec.instance) == said
+    if said:
+        with pytest.raises(PlanError, match=f"trn1.32xlarge{said}, so its time limit cannot be"):
+            make_spec(config, 1)
 
 
 def test_padding_costs_time() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.catalog import InstanceType, catalog, find
-from trnslurm.config import Config
+from trnslurm.config import Config, Recipe
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch
 from trnslurm.strategy import DEVICES, strategy_file
@@ -17,6 +17,12 @@ from trnslurm.strategy import DEVICES, strategy_file
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
+
+# What a known speed is of; who sets one of them trains something else, or in another way.
+_DECIDE_SPEED = (
+    "seq_len", "precision", "batch.micro_batch", "model", "strategy", "device",
+    "train.gradient_checkpointing",
+)  # fmt: skip
 
 # Devices whose graphs are compiled ahead of the run when `precompile: auto`.
 COMPILING = ("neuron", "xla-cpu")
@@ -87,7 +93,7 @@ def make_spec(
         strategy=strategy,
         estimate=expected,
         phases=phases,
-        time_min=_time_limits(config, phases, expected) if need_time else {},
+        time_min=_time_limits(config, instance, phases, expected) if need_time else {},
     )
 
 
@@ -104,17 +110,22 @@ def check_job_name(name: str) -> str:
 def _device(config: Config, instance: InstanceType) -> str:
     """Return the device that the job runs on, or say what it could run on."""
     recipe, asked = config.recipe, config.cluster.device
-    usable = recipe.devices or DEVICES.get(recipe.strategy.name, ())
+    usable = _usable(recipe)
     device = instance.choose_device(asked, usable)
     if device is None:
-        found = f"{instance.name} has {instance.device}"
-        if asked != "auto":
-            found = f"{config.origins['device'].source or 'the default'} asks for {asked}"
-        raise ConfigError(
-            f"{config.title} runs on {', '.join(usable)}, and {found}: choose another cluster, "
-            "preset or device"
-        )
+        able = f"{config.title} runs on {', '.join(usable)}"
+        has = f"{instance.name} has {instance.device}"
+        asks = f"{config.origins['device'].source or 'the default'} asks for {asked}"
+        if asked == "auto":
+            said = (able, has)
+        else:
+            said = (able if usable and asked not in usable else has, asks)
+        raise ConfigError(f"{', and '.join(said)}: choose another cluster, preset or device")
     return device
+
+
+def _usable(recipe: Recipe) -> Sequence[str]:
+    return recipe.devices or DEVICES.get(recipe.strategy.name, ())
 
 
 def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
@@ -129,6 +140,23 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
         )
 
 
+def where_set(config: Config, instance: InstanceType) -> str:
+    """Say of what the known speed is not that of this job; nothing where it is, or none is."""
+    keys = _unlike_reference(config, instance) if config.recipe.reference else []
+    return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set" if keys else ""
+
+
+def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
+    """Name the settings of the command line by which the job is another than was measured."""
+    asked = {key for key, origin in config.origins.items() if origin.layer == "command line"}
+    if "reference" in asked:
+        return []
+    if config.cluster.device == instance.choose_device("auto", _usable(config.recipe)):
+        asked.discard("device")
+    prefixes = tuple(f"{key}." for key in _DECIDE_SPEED)
+    return sorted(key for key in asked if f"{key}.".startswith(prefixes))
+
+
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
     known = [
         Throughput(nodes=r.nodes, samples_per_s=r.samples_per_s, source=r.source)
@@ -136,7 +164,8 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         if r.instance_type == instance.name
     ]
     # A published speed is that of the whole instance: it says nothing of fewer workers.
-    if batch.workers_per_node != instance.default_workers(batch.nodes):
+    whole = batch.workers_per_node == instance.default_workers(batch.nodes)
+    if not whole or _unlike_reference(config, instance):
         known = []
     return estimate(
         batch, steps=config.recipe.steps, known=known, price_per_hour=instance.price_per_hour
@@ -149,7 +178,7 @@ def _phases(precompile: str, device: str) -> tuple[str, ...]:
 
 
 def _time_limits(
-    config: Config, phases: tuple[str, ...], expected: Estimate | None
+    config: Config, instance: InstanceType, phases: tuple[str, ...], expected: Estimate | None
 ) -> dict[str, int]:
     if config.cluster.scheduler != "slurm":
         return {}
@@ -160,7 +189,8 @@ def _time_limits(
     if train is None:
         raise PlanError(
             f"no throughput of {config.recipe_name} ({config.preset}) is known on "
-            f"{config.cluster.instance_type}, so its time limit cannot be estimated: pass --time"
+            f"{instance.name}{where_set(config, instance)}, so its time limit cannot be estimated: "
+            "pass --time"
         )
     if train < 1:
         raise PlanError(f"time limit of {train} min: it must be at least one minute")

@@ -25,7 +25,7 @@ from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.memory import estimate_memory
 from trnslurm.plan import even_nodes
-from trnslurm.spec import JobSpec, make_spec
+from trnslurm.spec import JobSpec, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
 
@@ -186,7 +186,10 @@ def _print_plan(specs: list[JobSpec]) -> None:
     for basis, counts in bases.items():
         click.echo(f"Hours on {_on(counts)}: {basis}")
     if not bases:
-        click.echo(f"Hours: no throughput of this preset is known on {first.instance.name}")
+        click.echo(
+            f"Hours: no throughput of this preset is known on {first.instance.name}"
+            f"{where_set(first.config, first.instance)}"
+        )
 
 
 def _print_memory(specs: list[JobSpec]) -> None:
