@@ -31,6 +31,12 @@ def check_run_root(root: Path) -> Path:
 
 def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir:
     """Make a new, private run directory whose name sorts by time."""
+    top = Path(*root.parts[:2])
+    if not top.exists():  # root could make it, on the disk where a file system is not mounted
+        raise RunError(
+            f"run root {root}: there is no {top} on this host; submit from a host that has it, or "
+            "pass --set run_root=DIR"
+        )
     try:
         root.mkdir(mode=0o750 if group_readable else 0o700, parents=True, exist_ok=True)
         info = root.stat()

@@ -154,6 +154,7 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
         ("{tmp}/a\nb", "choose another run_root"),
         ("{tmp}/open", "can be written by everybody: chmod o-w or o+t it"),
         ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
+        ("/not-mounted/runs", "there is no /not-mounted on this host"),
     ],
 )
 def test_run_root(refused, site, cli, fake_slurm, tmp_path: Path, root: str, words: str) -> None:
@@ -169,6 +170,7 @@ def test_run_root(refused, site, cli, fake_slurm, tmp_path: Path, root: str, wor
     assert fake_slurm.calls() == []
     made = {f for f in set(tmp_path.rglob("*")) - before if site.root not in (f, *f.parents)}
     assert made == set()
+    assert not Path("/not-mounted").exists()
 
 
 HINTS = {
