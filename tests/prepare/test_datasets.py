@@ -102,8 +102,10 @@ def test_directories_that_are_no_dataset_are_refused(prepare, tmp_path):
     write_rows(tmp_path / "e" / "validation.jsonl", ["x"])
     assert "has no file of a split train" in prepare(*common, tmp_path / "e").error
     write_rows(tmp_path / "e" / "train.jsonl", ["x"])
-    (tmp_path / "e" / "dataset.json").write_text("{")
-    assert "dataset.json: cannot be read" in prepare(*common, tmp_path / "e").error
+    for notes, why in (("{", "Expecting"), ("[" * 100_000, "nested too deeply")):
+        (tmp_path / "e" / "dataset.json").write_text(notes)
+        error = prepare(*common, tmp_path / "e").error
+        assert f"dataset.json: cannot be read ({why}" in error
 
 
 def test_tables_without_pyarrow_are_refused(prepare, left_beside, tmp_path):

@@ -59,6 +59,8 @@ def rows(tmp_path):
         ),
         ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: no row: expected {'text': …, …}"),
         ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not JSON ("),
+        ("a.json", "[" * 100_000, "a.json: not JSON (nested too deeply)"),
+        ("a.jsonl", '{"a":' * 100_000, "a.jsonl: line 1: not JSON (nested too deeply)"),
         ("a.xml", "<a/>", "its name says no format of rows: .csv, .tsv, .jsonl"),
         ("a.parquet", "PAR1", "cannot be read ("),
     ],

@@ -74,6 +74,9 @@ def test_a_directory_of_something_else_is_never_replaced(prepare, text, tmp_path
     done = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300", "--force")
     assert done.error == f"{tmp_path}: is there, and is no prepared data: choose another name"
     assert (tmp_path / "precious").read_text() == "x"
+    (tmp_path / "index.json").write_text("[" * 100_000)
+    again = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300")
+    assert again.error == done.error
 
 
 def test_a_file_system_without_locks_will_do(monkeypatch, tmp_path):

@@ -115,7 +115,7 @@ def test_options_out_of_bounds(refused, a_text, option, value, words):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "3", '"x"', "[]", '{"other": "x"}', '{"text": null}', '{"text": "\\ud800"}']
+    "line", ["3", '"x"', "[]", '{"other": "x"}', '{"text": null}', '{"text": "\\ud800"}']
 )
 def test_rows_without_a_text(refused, tmp_path, line):
     path = tmp_path / "rows.jsonl"
@@ -127,6 +127,17 @@ def test_rows_without_a_text(refused, tmp_path, line):
     )
     # Workers meet it too, where the tokenizer has been trained before.
     assert "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("line", "why"), [("{", "Expecting property name"), ("[" * 100_000, "nested too deeply")]
+)
+def test_lines_that_are_not_json(refused, tmp_path, line, why):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{line}\n')
+    error = refused("--text", path, *TOKENIZER)
+    assert error.startswith(f"{path}: the line at byte 17 is not JSON ({why}")
+    assert error.endswith("): each must be a row") and "\n" not in error
 
 
 def test_what_workers_find_wrong_is_one_line_too(run_prepare, words_tokenizer, tmp_path):

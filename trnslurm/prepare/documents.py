@@ -1,7 +1,6 @@
 """What a document is: how lines of text, or rows of a dataset, join into documents."""
 
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.parsing import parse
 
 PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
@@ -45,17 +45,26 @@ class Lines:
         if not line.strip():
             return None
         try:
-            row = json.loads(line)[self.rule.column]
-            if not isinstance(row, str):
+            row = parse(line)
+        except ValueError as error:
+            raise PrepareError(
+                f"{self._line_at(offset)} is not JSON ({error}): each must be a row"
+            ) from None
+        try:
+            text = row[self.rule.column]
+            if not isinstance(text, str):
                 raise TypeError
-            row.encode("utf-8")  # JSON can spell half a character, which is no text
+            text.encode("utf-8")  # JSON can spell half a character, which is no text
         except (ValueError, LookupError, TypeError):
             raise PrepareError(
-                f"{self.path}: the line at byte {offset} is no row with a text {self.rule.column!r}"
-                ": another can be chosen with --column"
+                f"{self._line_at(offset)} is no row with a text {self.rule.column!r}: another can "
+                "be chosen with --column"
             ) from None
         # Rows that stay alone are taken as they are.
-        return row if self.rule.per == "line" or row.endswith("\n") else row + "\n"
+        return text if self.rule.per == "line" or text.endswith("\n") else text + "\n"
+
+    def _line_at(self, offset: int) -> str:
+        return f"{self.path}: the line at byte {offset}"
 
     def documents(self, first: int, end: int) -> Iterator[str]:
         """Give the documents between two cuts, none of them blank."""

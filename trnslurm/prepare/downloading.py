@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.progress import Progress
 
 TIMEOUT_S = 60
@@ -174,7 +175,7 @@ def _check(path: Path, version: Version) -> None:
 
 def _read(notes: Path) -> Version | None:
     try:
-        return Version(**json.loads(notes.read_text(encoding="utf-8")))
+        return Version(**parse(notes.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

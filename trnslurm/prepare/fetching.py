@@ -13,6 +13,7 @@ from trnslurm.prepare import tokenizer
 from trnslurm.prepare.documents import JSON_LINES
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
+from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.sources import DATASET
 
 FORMAT = 1
@@ -79,7 +80,7 @@ def fetch(wanted: Wanted) -> str:
 
 def _fetched(directory: Path) -> Any:
     try:
-        return json.loads((directory / DATASET).read_text(encoding="utf-8"))
+        return parse((directory / DATASET).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
+from trnslurm.prepare.parsing import parse
 
 FORMAT = 1
 INDEX = "index.json"
@@ -61,7 +62,7 @@ def make_once(
 def read_index(directory: Path) -> dict[str, Any] | None:
     """Read the index of prepared data; None if there is none, or none of this format."""
     try:
-        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+        index = parse((directory / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(index, dict) or index.get("format") != FORMAT:

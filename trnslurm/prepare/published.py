@@ -15,6 +15,7 @@ from trnslurm.prepare.downloading import download, file_name
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.options import as_output
+from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.progress import Progress
 
 NOTES = "published.json"
@@ -119,7 +120,7 @@ def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:
 
 def _read_notes(directory: Path) -> dict[str, Any] | None:
     try:
-        notes = json.loads((directory / NOTES).read_text(encoding="utf-8"))
+        notes = parse((directory / NOTES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     is_ours = isinstance(notes, dict) and notes.get("format") == FORMAT

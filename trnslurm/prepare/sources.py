@@ -2,12 +2,12 @@
 
 import codecs
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.progress import Progress
 
 DATASET = "dataset.json"
@@ -95,7 +95,7 @@ def dataset_notes(directory: Path) -> dict[str, Any]:
     """Read what fetch noted about a dataset; other datasets have no notes."""
     path = directory / DATASET
     try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
+        notes = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetching import ask_hub, library
 from trnslurm.prepare.files import partial, publish, replacing
+from trnslurm.prepare.parsing import parse
 
 NOTES = "model.json"
 # Weights without pickle, whole or in parts, and what says how to read them.
@@ -68,6 +69,6 @@ def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
 
 def _fetched(directory: Path) -> Any:
     try:
-        return json.loads((directory / NOTES).read_text(encoding="utf-8"))
+        return parse((directory / NOTES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

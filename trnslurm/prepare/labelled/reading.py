@@ -1,7 +1,6 @@
 """Rows of files: the values of some columns, and which rows are none."""
 
 import csv
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from trnslurm.prepare import tables
 from trnslurm.prepare.documents import JSON_LINES
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.sources import TABLES
 
 FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
@@ -133,6 +133,6 @@ def _objects_of_list(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parse(data: bytes, where: str) -> Any:
     try:
-        return json.loads(data)
+        return parse(data)
     except ValueError as error:
         raise PrepareError(f"{where}: not JSON ({error})") from None
