@@ -38,6 +38,14 @@ def test_lines_that_are_but_wrapped():
     ]
 
 
+def test_a_row_is_a_document(prepare, tmp_path):
+    rows, output = tmp_path / "rows.jsonl", tmp_path / "data"
+    rows.write_text("".join(f'{{"text": "It is {n}. It was."}}\n' for n in range(6)))
+    common = ("--text", rows, "--tokenizer", "train:100", "--seq-len", 32, "--shards", 1)
+    done = prepare("bert", "--output", output, *common)
+    assert done.code == 0 and "samples of 6 documents" in done.out, done
+
+
 def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_path):
     directory = tmp_path / "extracted"
     for name, titles in (("AA/wiki_00", ("Alpha", "Beta")), ("AB/wiki_00", ("Gamma", "Delta"))):
@@ -77,7 +85,7 @@ def test_a_directory_of_text(prepare, tmp_path):
     for name in ("b.txt", "a/1.jsonl", "a/notes.md", ".hidden/c.txt"):
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"text": "Of rows."}\n' * 2 if path.suffix == ".jsonl" else "One.\n\n" * 4)
+        path.write_text('{"text": "Of rows."}\n' if path.suffix == ".jsonl" else "One.\n\n" * 4)
     output = tmp_path / "data"
     done = prepare(
         "bert", "--output", output, "--text", directory, "--tokenizer", "train:200", "--seq-len", 8,

@@ -142,6 +142,26 @@ def test_the_end_of_text_can_be_named(prepare, read_data, words_tokenizer, tmp_p
     assert read_data(output).tokens("train") == [1, 7]
 
 
+def test_a_row_is_a_document_unless_it_is_said_otherwise(prepare, read_data, tmp_path):
+    rows, lines = tmp_path / "a.jsonl", tmp_path / "b.txt"
+    rows.write_text('{"text": "one"}\n{"text": "two\\n\\nand more"}\n{"text": "three"}\n')
+    lines.write_text("four\nfive\n\nsix\n")
+    output, more = tmp_path / "data", ("--tokenizer", "train:300", "--holdout", 0, "--force")
+
+    def documents(*arguments):
+        assert prepare("--output", output, "--text", *arguments, *more).code == 0
+        return read_data(output).documents("train")
+
+    assert documents(rows) == ["one", "two\n\nand more", "three"]
+    assert documents(lines) == ["four\nfive", "six"]
+    assert documents(rows, lines) == ["one", "two\n\nand more", "three", "four\nfive", "six"]
+    blank = documents(rows, "--document-per", "blank-line")
+    assert blank == ["one\ntwo\n\nand more\nthree\n"]
+    # Data that were made by the rule that once held for rows are no longer those asked for.
+    error = prepare("--output", output, "--text", rows, *more[:-1]).error
+    assert 'documents was {"per": "blank-line", ' in error and 'is {"per": "line", ' in error
+
+
 def test_a_document_larger_than_a_chunk_stays_whole(run_prepare, read_data, text, tmp_path):
     output = tmp_path / "data"
     common = ("--output", output, "--text", text, text, "--tokenizer", "train:600")

@@ -68,6 +68,15 @@ def test_a_missing_file(refused, tmp_path):
     assert error == f"{tmp_path}/none.txt: cannot be read (No such file or directory)"
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv"])
+def test_rows_that_are_not_read(refused, tmp_path, name):
+    (tmp_path / name).write_text("text\tlabel\n")
+    assert refused("--text", tmp_path / name, *TOKENIZER) == (
+        f"{tmp_path}/{name}: rows are read of .jsonl, .parquet, .arrow: make JSON lines of it, or "
+        "call it .txt if it is to be read as text"
+    )
+
+
 def test_a_directory_without_text(refused, tmp_path):
     (tmp_path / "a.md").touch()
     error = refused("--text", tmp_path, *TOKENIZER)

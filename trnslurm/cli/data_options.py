@@ -37,7 +37,7 @@ _OPTIONS = (
         "documents",
         "--document-per",
         type=click.Choice(_DOCUMENTS),
-        help="Default: blank-line; a dataset's row.",
+        help="Default: blank-line; of JSON lines, tables and datasets a row.",
     ),
     kind_option(
         "documents", "--document-start", metavar="REGEX", help="Lines that begin a document."

@@ -13,7 +13,7 @@ from trnslurm.prepare.labelled import command as labelled
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import INDEX, find_damage, read_index, report
 from trnslurm.prepare.run import Request, prepare
-from trnslurm.prepare.sources import dataset_files, text_files
+from trnslurm.prepare.sources import dataset_files
 from trnslurm.prepare.weights import Model, fetch_model
 
 _KEPT = "what is finished is kept, run again to go on"
@@ -79,7 +79,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
     source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     add("--tokenizer", metavar="FILE|DIR|train:V", help="default: the dataset's own, if it has one")
     add("--end-of-text", default="", metavar="TOKEN", help="default: the tokenizer's usual one")
-    options.add_document(parser, "blank-line; a dataset's row")
+    options.add_document(parser)
     share = f"of documents, for eval ({HOLDOUT})"
     add("--holdout", type=float, metavar="SHARE", help=share)
     options.add_work(parser)
@@ -88,7 +88,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
 
 def _request(given: argparse.Namespace) -> Request:
     options.check_work(given)
-    files = dataset_files(given.dataset) if given.dataset else text_files(given.text)
+    files = dataset_files(given.dataset) if given.dataset else options.own_text(given.text)
     splits = {file.split for file in files}
     if "eval" in splits and given.holdout:
         raise PrepareError(
@@ -100,7 +100,7 @@ def _request(given: argparse.Namespace) -> Request:
     return Request(
         output=given.output,
         files=files,
-        rule=options.rule(given),
+        rule=options.rule(given, files),
         tokenizer=options.source_tokenizer(given),
         end_of_text=given.end_of_text,
         holdout=holdout,

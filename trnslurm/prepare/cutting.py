@@ -63,7 +63,7 @@ def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> li
             path = directory / f"{number:05}{JSON_LINES}"
             if not path.exists():
                 tables.unpack(file.path, rule.column, path)
-        lines = Lines(path=path.absolute(), rule=rule)
+        lines = Lines(path=path.absolute(), rule=rule.of(path))
         for first, end in itertools.pairwise(lines.cuts(chunk_bytes)):
             chunks.append(
                 Chunk(number=len(chunks), split=file.split, lines=lines, first=first, end=end)

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +12,8 @@ from trnslurm.prepare.parsing import parse
 
 PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
+BY_FILE = "line of JSON lines, else blank-line"
+"""What text and rows together are cut by, unless it is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +21,18 @@ class Rule:
     """How a file is cut into documents."""
 
     per: str
-    """line (a line of text, a row), blank-line (ends one), file, or start (a line that matches)."""
+    """line (a line of text, a row), blank-line (ends one), file, start (a line that matches), or
+    BY_FILE."""
     start: str = ""
     """The regular expression of a line that begins a document."""
     column: str = "text"
     """The key of a row's text in JSON lines."""
+
+    def of(self, path: Path) -> "Rule":
+        """Give the rule for one file."""
+        if self.per != BY_FILE:
+            return self
+        return replace(self, per="line" if path.suffix == JSON_LINES else "blank-line")
 
     def as_json(self) -> dict[str, str]:
         """Give what the index keeps."""

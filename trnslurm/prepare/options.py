@@ -5,12 +5,15 @@ import os
 import re
 from pathlib import Path
 
-from trnslurm.prepare.documents import PER, Rule
+from trnslurm.prepare.documents import BY_FILE, JSON_LINES, PER, Rule
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.sources import dataset_notes
+from trnslurm.prepare.sources import TABLES, Found, dataset_notes, text_files
 from trnslurm.prepare.tokenizer import FILE
 
 HOLDOUT = 0.005
+_ROWS = (JSON_LINES, *TABLES)
+# Rows as well, that only labelled data are read of: as text they would be learnt with commas.
+_OTHER_ROWS = (".json", ".csv", ".tsv")
 
 
 def as_path(text: str) -> Path:
@@ -40,10 +43,11 @@ def source_tokenizer(given: argparse.Namespace) -> str:
     raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
-def add_document(parser: argparse.ArgumentParser, default: str) -> None:
+def add_document(parser: argparse.ArgumentParser) -> None:
     """Add what says where documents begin and end."""
     document = parser.add_mutually_exclusive_group()
-    document.add_argument("--document-per", choices=PER, help=f"default: {default}")
+    default = "default: blank-line; of JSON lines, tables and datasets a row"
+    document.add_argument("--document-per", choices=PER, help=default)
     document.add_argument("--document-start", metavar="REGEX", help="lines that begin a document")
     parser.add_argument("--column", metavar="NAME", help="the text of a row (default: text)")
 
@@ -63,18 +67,36 @@ def check_work(options: argparse.Namespace) -> None:
         raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
 
 
-def rule(given: argparse.Namespace) -> Rule:
-    """Give the rule that says where documents begin and end: as asked, or a dataset's own."""
+def own_text(paths: list[Path]) -> list[Found]:
+    """Find the files that were named in the place of a dataset."""
+    files = text_files(paths)
+    for file in files:
+        if file.path.suffix in _OTHER_ROWS:
+            raise PrepareError(
+                f"{file.path}: rows are read of {', '.join(_ROWS)}: make JSON lines of it, or call "
+                "it .txt if it is to be read as text"
+            )
+    return files
+
+
+def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
+    """Give the rule that says where documents begin and end: as asked, or as the files have it."""
     notes = dataset_notes(given.dataset) if given.dataset else {}
     start = given.document_start
     if not given.document_per and start is None:
         start = notes.get("document_start")
     column = given.column or notes.get("column") or "text"
     if not start:
-        default = "line" if given.dataset else "blank-line"
-        return Rule(per=given.document_per or default, column=column)
+        per = given.document_per or ("line" if given.dataset else _usual(files))
+        return Rule(per=per, column=column)
     try:
         re.compile(start)
     except re.error as error:
         raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
     return Rule(per="start", start=start, column=column)
+
+
+def _usual(files: list[Found]) -> str:
+    """Tell what documents are of files that nothing is known of: rows are documents."""
+    are_rows = {file.path.suffix in _ROWS for file in files}
+    return BY_FILE if len(are_rows) > 1 else "line" if are_rows == {True} else "blank-line"

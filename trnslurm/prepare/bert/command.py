@@ -13,7 +13,7 @@ from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import dataset_files, text_files
+from trnslurm.prepare.sources import dataset_files
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     tokenizer = "of BERT's, or trained on the text"
     add("--tokenizer", required=True, metavar="FILE|DIR|train:V", help=tokenizer)
-    options.add_document(parser, "blank-line; a dataset's row")
+    options.add_document(parser)
     wrapped = "lines are wrapped, their ends end no sentence"
     add("--wrapped", action="store_true", help=wrapped)
     add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
@@ -111,11 +111,12 @@ def _sort_out(given: argparse.Namespace) -> None:
 
 def _source(given: argparse.Namespace) -> dict[str, Any]:
     if given.text:
-        return {"files": text_files(given.text), "rule": options.rule(given)}
+        files = options.own_text(given.text)
+        return {"files": files, "rule": options.rule(given, files)}
     if given.dataset:
         # Test shards are held out of the same, whatever other splits there are.
         files = [file for file in dataset_files(given.dataset) if file.split == "train"]
-        return {"files": files, "rule": options.rule(given)}
+        return {"files": files, "rule": options.rule(given, files)}
     for name in ("document_per", "document_start", "column", "wrapped"):
         if getattr(given, name):
             option = f"--{name.replace('_', '-')}"
