@@ -97,13 +97,18 @@ def test_a_file_that_is_not_utf8(refused, rows):
         (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: mend it, or name all"),
         (("--label", "no"), "--label no: is the only one: name all labels"),
         (
-            ("--label", "no", "--label", "yes", "--label-column", "text"),
+            ("--label", "no", "--label", "yes", "--text-column", "label", "--label-column", "text"),
             "line 2: label 'good' is no",
         ),
         (
             ("--text-column", "a", "--text-column", "b", "--text-column", "c"),
             "3 columns: name one of a text, or two",
         ),
+        (
+            ("--text-column", "text", "--text-column", "label"),
+            "--text-column label: is the label's column too, and would tell it: name another, or",
+        ),
+        (("--label-column", "text"), "--text-column text: is the label's column too, and would"),
         (("--seq-len", 7), "--seq-len 7: must be 8 or more"),
         (("--holdout", 1), "--holdout 1.0: must be 0 or more, and less than 1"),
         (("--holdout", 0.1), "too few rows (2) to hold out a share of 0.1 of them"),

@@ -86,6 +86,12 @@ def _check(request: Request) -> None:
         raise PrepareError(
             f"--text-column: {len(request.text)} columns: name one of a text, or two of a pair"
         )
+    *text, label = _columns(request)
+    if label in text:
+        raise PrepareError(
+            f"--text-column {label}: is the label's column too, and would tell it: name another, "
+            "or another --label-column"
+        )
     if len(set(request.labels)) < len(request.labels):
         raise PrepareError(f"--label: twice the same in {', '.join(request.labels)}")
     task = find_task(request.task)
