@@ -88,11 +88,12 @@ def test_a_file_that_is_not_utf8(refused, rows):
         (("--label", "no", "--label", "no"), "--label: twice the same in no, no"),
         (
             ("--task", "mrpc", "--label", "a", "--label", "b", "--label", "c"),
-            "--label: 3 names, but --task mrpc has 2 labels: name as many, or leave one of",
+            "--label, or a recipe's data.labelled.labels: 3 names (a, b, c), but --task mrpc has 2 "
+            "labels: name as many, or leave out the labels or the task",
         ),
         (
             ("--task", "stsb", "--label", "a", "--label", "b"),
-            "--label: 2 names, but --task stsb has numbers and no labels: name as",
+            "2 names (a, b), but --task stsb has numbers and no labels: name as",
         ),
         (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: mend it, or name all"),
         (("--label", "no"), "--label no: is the only one: name all labels"),

@@ -98,8 +98,9 @@ def _check(request: Request) -> None:
     if task and request.labels and len(request.labels) != len(task.labels):
         its = f"{len(task.labels)} labels" if task.labels else "numbers and no labels"
         raise PrepareError(
-            f"--label: {len(request.labels)} names, but --task {request.task} has {its}: name as "
-            "many, or leave one of the options out"
+            f"--label, or a recipe's data.labelled.labels: {len(request.labels)} names "
+            f"({', '.join(request.labels)}), but --task {request.task} has {its}: name as many, or "
+            "leave out the labels or the task"
         )
     if len(request.labels) == 1:
         raise PrepareError(f"--label {request.labels[0]}: is the only one: name all labels")
