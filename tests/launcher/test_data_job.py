@@ -109,6 +109,10 @@ def test_dry_run_submits_nothing(site, fake_slurm, cli) -> None:
     done = cli(*PREPARE, "--dry-run")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("gpt2_zero1 (small): prepare ~/trnslurm-data/gpt2-small, on 1 node")
+    for command in (PREPARE, [word for word in PREPARE if word != "--submit"]):
+        done = cli(*command, "--dry-run", "--json")
+        assert done.code == 2
+        assert done.error.startswith("--dry-run prints no JSON: leave out one of them")
     assert fake_slurm.calls() == [] and site.runs() == []
 
 

@@ -128,12 +128,9 @@ def prepare_command(
     """
     if follow and not as_job:
         raise click.UsageError("--follow is for --submit: what runs here is shown anyway")
-    if options["document_per"] and options["document_start"]:
-        raise click.UsageError("--document-per and --document-start: give one of them")
-    if options["text"] and options["wikiextractor"]:
-        raise click.UsageError("--text and --wikiextractor: give one of them")
-    if options["eval"] and options["holdout"] is not None:
-        raise click.UsageError("--eval and --holdout: give one of them")
+    if dry_run and as_json:
+        raise click.UsageError("--dry-run prints no JSON: leave out one of them")
+    _refuse_both(options)
     if options["output"]:
         options["output"] = str(Path(options["output"]).resolve())
     config = _config_of(recipe, options)
@@ -179,6 +176,15 @@ def verify_command(target: str, **options: Any) -> None:
         cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
         directory = str(Path(target).absolute())
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
+
+
+def _refuse_both(options: dict[str, Any]) -> None:
+    """Refuse options that say the same thing twice."""
+    for one, other in (
+        ("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout")
+    ):  # fmt: skip
+        if all(options[name] not in (None, (), "") for name in (one, other)):
+            raise click.UsageError(f"{_spelled(one)} and {_spelled(other)}: give one of them")
 
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
