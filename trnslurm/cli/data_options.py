@@ -53,15 +53,17 @@ _OPTIONS = (
         "--text-column",
         multiple=True,
         metavar="NAME",
-        help="Twice: a pair; default: text.",
+        help="Twice: a pair; default: the recipe's, the task's, or text.",
     ),
-    kind_option("labelled", "--label-column", metavar="NAME", help="Default: label."),
+    kind_option(
+        "labelled", "--label-column", metavar="NAME", help="Default: the recipe's, else label."
+    ),
     kind_option(
         "labelled",
         "--label",
         multiple=True,
         metavar="NAME",
-        help="All of them, in order; repeated.",
+        help="All of them, in order; repeated; default: the recipe's, or as found.",
     ),
     kind_option(
         "tokens", "--end-of-text", metavar="TOKEN", help="Default: the tokenizer's usual one."
