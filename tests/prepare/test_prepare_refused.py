@@ -106,6 +106,10 @@ def test_an_unknown_tokenizer(refused, a_text, tmp_path):
 def test_a_tokenizer_without_an_end_of_text(refused, a_text, words_tokenizer):
     error = refused("--text", a_text, "--tokenizer", words_tokenizer(9), "--end-of-text", "</x>")
     assert "has no token </x>: name the one that ends a text with --end-of-text" in error
+    assert refused("--text", a_text, *TOKENIZER, "--end-of-text", "</x>") == (
+        "--end-of-text </x>: a tokenizer that is trained has no such token, but <|endoftext|>: "
+        "leave it out"
+    )
 
 
 @pytest.mark.parametrize(

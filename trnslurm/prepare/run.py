@@ -9,6 +9,7 @@ from trnslurm.prepare import assemble, tokenizer, workers
 from trnslurm.prepare.chunks import Tokenizing
 from trnslurm.prepare.cutting import choose_chunk_bytes, cut, in_turn
 from trnslurm.prepare.documents import Rule
+from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.sources import Found, read_through
@@ -55,6 +56,11 @@ def _made(request: Request) -> dict[str, Any]:
         path = tokenizer.find(name)
         tokenizer.load(path, request.end_of_text)
         name = describe(path)["sha256"]
+    elif request.end_of_text not in ("", tokenizer.END_OF_TEXT):
+        raise PrepareError(
+            f"--end-of-text {request.end_of_text}: a tokenizer that is trained has no such token, "
+            f"but {tokenizer.END_OF_TEXT}: leave it out"
+        )
     return {
         "tokenizer": name,
         "end_of_text": request.end_of_text,
