@@ -154,8 +154,8 @@ def test_rows_of_another_split_are_not_trained_on(refused, rows):
         (rows.parent / f"set/{name}.csv").write_text(ROWS)
     error = refused("--text", rows.parent / "set")
     assert error == (
-        f"--text {rows.parent}/set: validation.csv is called as if it were of the split eval: name "
-        "the files to train on, and those to evaluate on with --eval"
+        f"--text or --input {rows.parent}/set: validation.csv is called as if it were of the split "
+        "eval: name the files to train on, and those to evaluate on with --eval"
     )
     (rows.parent / "empty").mkdir()
     error = refused("--text", rows, "--eval", rows.parent / "empty")

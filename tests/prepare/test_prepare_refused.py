@@ -1,6 +1,8 @@
 """Bad input: one line that says where and what, exit code 1, and nothing left behind."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -80,7 +82,24 @@ def test_rows_that_are_not_read(refused, tmp_path, name):
 def test_a_directory_without_text(refused, tmp_path):
     (tmp_path / "a.md").touch()
     error = refused("--text", tmp_path, *TOKENIZER)
-    assert error == f"--text {tmp_path}: no text in this directory (.txt, .jsonl)"
+    assert error == f"--text or --input {tmp_path}: no text in this directory (.txt, .jsonl)"
+
+
+@pytest.mark.parametrize("option", ["--text", "--input", "--dataset"])
+def test_a_directory_that_may_not_be_read(refused, monkeypatch, tmp_path, option):
+    closed = tmp_path / "texts" / "closed"
+    closed.mkdir(parents=True)
+    (tmp_path / "texts" / "train.txt").write_text("one\n\ntwo\n")
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read what others may not
+    error = refused(option, tmp_path / "texts", *TOKENIZER)
+    assert error == f"{closed}: cannot be read (Permission denied)"
 
 
 @pytest.mark.parametrize("name", ["train:", "train:x", "train:256", "train:-1", "train:99999999"])

@@ -74,7 +74,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--text", type=as_path, nargs="+", metavar="FILE", help="text or JSON lines"
+        "--text", "--input", type=as_path, nargs="+", metavar="FILE", help="text or JSON lines"
     )
     source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     add("--tokenizer", metavar="FILE|DIR|train:V", help="default: the dataset's own, if it has one")

@@ -2,15 +2,17 @@
 
 import codecs
 import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.progress import Progress
 
 DATASET = "dataset.json"
+TEXT_OPTION = "--text or --input"
 TEXTS = (".txt", ".jsonl")
 TABLES = (".parquet", ".arrow")
 # The second is what other libraries call the first.
@@ -42,7 +44,7 @@ class Source:
 
 
 def text_files(
-    paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = "--text"
+    paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
 ) -> list[Found]:
     """Take text files as they are named, all to train on; of directories those in them."""
     return [found for path in paths for found in _text_files_of(path, suffixes, option)]
@@ -50,12 +52,24 @@ def text_files(
 
 def files_below(directory: Path, pattern: str) -> list[Found]:
     """Find files in a directory, to train on; hidden ones are none."""
+    return [
+        Found(name=f"{directory.name}/{path.relative_to(directory)}", path=path, split="train")
+        for path in _files(directory)
+        if path.match(pattern)
+    ]
+
+
+def _files(directory: Path) -> list[Path]:
+    """Find every file in a directory but hidden ones, in order."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise PrepareError(f"{error.filename}: cannot be read ({error.strerror})")
+
     found = []
-    for path in sorted(directory.rglob(pattern)):
-        name = path.relative_to(directory)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            found.append(Found(name=f"{directory.name}/{name}", path=path, split="train"))
-    return found
+    for parent, directories, names in os.walk(directory, onerror=refuse):
+        directories[:] = [name for name in directories if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
 def _text_files_of(path: Path, suffixes: tuple[str, ...], option: str) -> list[Found]:
@@ -72,12 +86,10 @@ def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)
     if not directory.is_dir():
         raise PrepareError(f"--dataset {directory}: no such directory")
     found = []
-    for path in sorted(directory.rglob("*")):
+    for path in _files(directory):
         name = path.relative_to(directory)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.suffix not in suffixes or hidden or not path.is_file():
-            continue
-        found.append(Found(name=str(name), path=path, split=split_of(name) or "train"))
+        if path.suffix in suffixes:
+            found.append(Found(name=str(name), path=path, split=split_of(name) or "train"))
     if not any(file.split == "train" for file in found):
         raise PrepareError(
             f"--dataset {directory}: has no file of a split train ({', '.join(suffixes)})"

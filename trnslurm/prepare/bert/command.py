@@ -13,7 +13,7 @@ from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import dataset_files
+from trnslurm.prepare.sources import TEXT_OPTION, dataset_files
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
     text = "or JSON lines; or a directory of them, or of WikiExtractor's"
-    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE|DIR", help=text)
+    source.add_argument("--text", "--input", type=as_path, nargs="+", metavar="FILE|DIR", help=text)
     split = "the training split of what fetch has fetched"
     source.add_argument("--dataset", type=as_path, metavar="DIR", help=split)
     source.add_argument(
@@ -103,7 +103,7 @@ def _sort_out(given: argparse.Namespace) -> None:
         return
     if others := [str(path) for path in given.text if path not in theirs]:
         raise PrepareError(
-            f"--text {others[0]}: is other text than WikiExtractor's in {theirs[0]}: "
+            f"{TEXT_OPTION} {others[0]}: is other text than WikiExtractor's in {theirs[0]}: "
             "prepare them apart"
         )
     given.text, given.wikiextractor = None, theirs

@@ -13,7 +13,7 @@ from trnslurm.prepare.labelled.reading import FORMATS, FOUND
 from trnslurm.prepare.labelled.tasks import TASKS
 from trnslurm.prepare.options import as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import Found, dataset_files, split_of, text_files
+from trnslurm.prepare.sources import TEXT_OPTION, Found, dataset_files, split_of, text_files
 
 HOLDOUT = 0.1
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
     rows = f"rows to train on ({', '.join(FORMATS)}), or a directory of them"
-    source.add_argument("--text", type=as_path, nargs="+", metavar="FILE|DIR", help=rows)
+    source.add_argument("--text", "--input", type=as_path, nargs="+", metavar="FILE|DIR", help=rows)
     source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     evaluation = "rows to evaluate on; default: the dataset's, else the holdout"
     add("--eval", type=as_path, nargs="+", metavar="FILE|DIR", help=evaluation)
@@ -113,8 +113,8 @@ def _to_train_on(file: Found, named: list[Path]) -> Found:
     inside = Path(*Path(file.name).parts[1:])
     if file.path not in named and (split := split_of(inside)) not in (None, "train"):
         raise PrepareError(
-            f"--text {file.path.parent}: {file.path.name} is called as if it were of the split "
-            f"{split}: name the files to train on, and those to evaluate on with --eval"
+            f"{TEXT_OPTION} {file.path.parent}: {file.path.name} is called as if it were of the "
+            f"split {split}: name the files to train on, and those to evaluate on with --eval"
         )
     return file
 
