@@ -1,6 +1,7 @@
 """Running again on data that is finished, on other input, on damage."""
 
 import fcntl
+import shutil
 
 from trnslurm.prepare.files import partial
 
@@ -44,6 +45,26 @@ def test_other_input_is_refused_and_named_unless_forced(
     assert prepare(*forced).code == 0
     assert read_data(output).tokens("train") == [1, 0]
     assert left_beside(output) == []
+
+
+def test_what_was_replaced_and_cannot_be_removed_is_named(prepare, monkeypatch, tmp_path):
+    path, output = tmp_path / "a.txt", tmp_path / "data"
+    path.write_text("one\n\ntwo\n")
+    command = ("--output", output, "--text", path, "--tokenizer", "train:300", "--json")
+    assert "warning" not in prepare(*command, "--force").err
+    assert "warning" not in prepare(*command, "--force").err
+    remove = shutil.rmtree
+
+    def rmtree(directory, **options):
+        if ".replaced-" not in directory.name:  # as one that its owner may not write to
+            remove(directory, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    done = prepare(*command, "--force")
+    (old,) = tmp_path.glob(".data.replaced-*")
+    assert done.code == 0
+    warning = f"warning: {old}: was replaced, but cannot be removed: remove it by hand"
+    assert done.err.splitlines()[-1] == warning
 
 
 def test_a_changed_file_is_other_input(prepare, tmp_path):

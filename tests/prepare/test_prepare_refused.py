@@ -65,6 +65,13 @@ def test_a_single_document_cannot_be_held_out(refused, prepare, tmp_path):
     assert prepare("--output", tmp_path / "d", "--text", path, *TOKENIZER, "--holdout", 0).code == 0
 
 
+@pytest.mark.parametrize("more", ["x", "x/y"])
+def test_an_output_below_a_file(prepare, a_text, more):
+    output = a_text / more
+    error = prepare("--output", output, "--text", a_text, *TOKENIZER).error
+    assert error == f"{output}: {a_text} is no directory: choose another name"
+
+
 def test_a_missing_file(refused, tmp_path):
     error = refused("--text", tmp_path / "none.txt", *TOKENIZER)
     assert error == f"{tmp_path}/none.txt: cannot be read (No such file or directory)"

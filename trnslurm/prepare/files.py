@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -43,7 +44,7 @@ def partial(output: Path, key: str) -> Iterator[Path]:
     One key always gets the same directory, so a run after a kill finds what was finished. Only one
     process at a time gets it. A PrepareError leaves nothing: the next run will have other inputs.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(output)
     directory = output.with_name(f".{output.name}.partial-{key}")
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
@@ -61,6 +62,14 @@ def partial(output: Path, key: str) -> Iterator[Path]:
     _remove_abandoned(output)
 
 
+def _make_parent(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(path for path in output.parents if os.path.lexists(path))
+        raise PrepareError(f"{output}: {file} is no directory: choose another name") from None
+
+
 def publish(finished: Path, output: Path) -> None:
     """Give a finished directory its name; what had the name before is removed."""
     sync(finished)
@@ -70,6 +79,11 @@ def publish(finished: Path, output: Path) -> None:
     finished.rename(output)
     sync(output.parent)
     shutil.rmtree(old, ignore_errors=True)
+    if old.exists():
+        print(
+            f"warning: {old}: was replaced, but cannot be removed: remove it by hand",
+            file=sys.stderr,
+        )
 
 
 def _remove_abandoned(output: Path) -> None:
