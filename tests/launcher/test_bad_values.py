@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
@@ -25,6 +27,9 @@ SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
         ("train.lr=.inf", "train.lr is inf; it must be a finite number"),
         ("reference=[{instance_type: trn1.32xlarge, nodes: 0, samples_per_s: 1}]", "above zero"),
         ("reference=[{instance_type: trn1.32xlarge, nodes: 1, samples_per_s: .nan}]", "above zero"),
+        ("reference=[{nodes: 1}]", "reference[0] lacks instance_type, samples_per_s"),
+        ("reference=[{}]", "reference[0] lacks instance_type, nodes, samples_per_s"),
+        ("reference=[{nodes: 1, samples_per_s: 3}]", "reference[0] lacks instance_type"),
         ("run_root=$HOME/runs", "variables are not expanded"),
         ("run_root=", "run_root is empty"),
     ],
@@ -57,3 +62,15 @@ def test_recipe_refused(site, fake_slurm, cli, recipe: str, words: str) -> None:
     assert done.code == 1
     assert words in done.error
     assert site.runs() == []
+
+
+def test_a_recipe_with_half_an_entry(site, cli) -> None:
+    file = site.recipe("presets: {a: {reference: [{nodes: 1, samples_per_s: 2}]}}\n")
+    error = cli("plan", "toy", "--preset", "a").error
+    assert error == f"{file}: presets.a: reference[0] lacks instance_type"
+
+
+@pytest.mark.parametrize("setting", ["strategy.name=", "strategy.name=null", "strategy={name: }"])
+def test_nothing_is_empty_where_empty_is_a_choice(site, cli, setting: str) -> None:
+    shown = json.loads(cli("show", "llama3_clm", "--set", setting, "--json").out)
+    assert shown["config"]["strategy"]["name"] == ""

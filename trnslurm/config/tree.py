@@ -87,7 +87,7 @@ def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> 
 def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
     """Return `value` as the type that `hint` asks for, or raise a ConfigError."""
     if dataclasses.is_dataclass(hint):
-        return check(value, fields_of(hint), where, f"{dotted}.")
+        return _section(value, hint, where, dotted)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -95,6 +95,8 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         inner = next(a for a in args if a is not type(None))
         return convert(value, inner, where, dotted)
     if origin is Literal:
+        if value is None and "" in args:  # `name:` with nothing behind it
+            return ""
         if value in args:
             return value
         hint_text = did_you_mean(str(value), map(str, args))
@@ -107,6 +109,18 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
     if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return _mapping(value, args[1], where, dotted)
     return _scalar(value, hint, where, dotted)
+
+
+def _section(value: Any, cls: Any, where: str, dotted: str) -> dict[str, Any]:
+    checked = check(value, fields_of(cls), where, f"{dotted}.")
+    needed = [f.name for f in dataclasses.fields(cls) if _has_no_default(f)]
+    if missing := [name for name in needed if name not in checked]:
+        raise ConfigError(f"{where}: {dotted} lacks {', '.join(missing)}")
+    return checked
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
