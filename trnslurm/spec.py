@@ -16,6 +16,7 @@ from trnslurm.strategy import DEVICES, strategy_file
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs
+_MOST_NODES = 65_536  # of a cluster, for Slurm
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
 # What a known speed is of; who sets one of them trains something else, or in another way.
@@ -130,6 +131,8 @@ def _usable(recipe: Recipe) -> Sequence[str]:
 
 def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
     limit = config.cluster.slurm.max_nodes
+    if nodes > _MOST_NODES:
+        raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
     if limit is not None and nodes > limit:
         origin = config.origins["slurm.max_nodes"]
         raise ConfigError(f"--nodes {nodes} is more than the {limit} that {origin.source} allows")

@@ -52,6 +52,9 @@ RECIPES = {
     "env key": (GOOD + "env: {1: x}\n", "env has a key that is not text: 1"),
     "python tag": ("steps: !!python/object/apply:os.system ['true']\n", "recipe.yaml:1: "),
     "two documents": ("steps: 3\n---\nsteps: 4\n", "recipe.yaml"),
+    "number": (GOOD.replace("3", 5000 * "9"), "recipe.yaml:1: a number of 2**63 or more: quote"),
+    "date": (GOOD + "train: {x: 2024-13-45}\n", "month must be in 1..12: quote what is text"),
+    "deep": (GOOD + f"train: {300 * '{a: '}1{300 * '}'}\n", "nested too deep: put fewer values"),
     "entry": (GOOD + "entry: go.py\n", "the recipe's entry go.py is not there"),
     "entry outside": (GOOD + "entry: ../other.py\n", "the recipe's entry ../other.py is not there"),
 }  # fmt: skip

@@ -30,6 +30,15 @@ SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
         ("reference=[{nodes: 1}]", "reference[0] lacks instance_type, samples_per_s"),
         ("reference=[{}]", "reference[0] lacks instance_type, nodes, samples_per_s"),
         ("reference=[{nodes: 1, samples_per_s: 3}]", "reference[0] lacks instance_type"),
+        ("steps=" + 400 * "9", "a number of 2**63 or more: quote it if it is text"),
+        ("steps=" + 5000 * "9", "a number of 2**63 or more"),
+        ("steps=0x" + 5000 * "f", "a number of 2**63 or more"),
+        ("steps=-9223372036854775808", "a number of 2**63 or more"),
+        ("ask_above_node_hours=9223372036854775808", "a number of 2**63 or more"),
+        ("model.n_layer=9223372036854775808", "a number of 2**63 or more"),
+        ("slurm.exclude_hours=.nan", "slurm.exclude_hours is nan; it must be at least 0"),
+        ("steps=1:30", "steps must be a whole number, found '1:30'"),
+        ("steps=010", "steps must be a whole number, found '010'"),
         ("run_root=$HOME/runs", "variables are not expanded"),
         ("run_root=", "run_root is empty"),
     ],
@@ -74,3 +83,21 @@ def test_a_recipe_with_half_an_entry(site, cli) -> None:
 def test_nothing_is_empty_where_empty_is_a_choice(site, cli, setting: str) -> None:
     shown = json.loads(cli("show", "llama3_clm", "--set", setting, "--json").out)
     assert shown["config"]["strategy"]["name"] == ""
+
+
+@pytest.mark.parametrize("key", ["steps", "seq_len", "seed", "model.n_embd"])
+def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
+    done = cli("plan", "gpt2_zero1", "--nodes", "1", "--set", f"{key}={2**63 - 1}")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_no_cluster_has_so_many_nodes(site, cli) -> None:
+    for nodes in ("65537", 400 * "9"):
+        error = cli("plan", "gpt2_zero1", "--nodes", nodes).error
+        assert error == f"--nodes {nodes}: no cluster has more than 65,536"
+
+
+def test_text_that_only_looks_like_a_number_is_text(site, cli) -> None:
+    site.recipe("env: {UMASK: 027, AT: 1:30, PORT: 8080}\n")
+    shown = json.loads(cli("show", "toy", "-c", "pc", "--json").out)
+    assert shown["config"]["env"] == {"UMASK": "027", "AT": "1:30", "PORT": "8080"}

@@ -174,6 +174,8 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
         return raw
     try:
         value = parse_yaml(raw)
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigError(f"{source}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{source}: {raw!r} is not a value") from None
     if hint is float and isinstance(value, str):  # YAML reads 1e-4 as text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +99,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}:{mark.line + 1}" if mark else str(file)
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or error}") from None
-    except (ValueError, RecursionError) as error:  # no such date, too long a number, too deep
-        raise ConfigError(f"{file}: {error}") from None
+    except ValueError as error:  # no such date
+        raise ConfigError(f"{file}: {error}: quote what is text") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deep: put fewer values into one another") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -114,10 +117,17 @@ def parse_yaml(text: str) -> Any:
 
 # libyaml's parser where PyYAML came with it: it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TOO_LARGE = 2**63
+_MOST_DIGITS = 80  # of binary ones, with signs and underscores
+# YAML 1.1 reads 1:30 as 90, in base 60, and 010 as 8: nobody means that.
+_OTHER_BASE = re.compile(r"[^:]*:.*|[-+]?0[0-7_]+")
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+    """SafeLoader that refuses a key given twice, where YAML would silently keep the last.
+
+    Whole numbers have at most 63 bits, and those in other bases that nobody means are text.
+    """
 
     def construct_document(self, node: yaml.Node) -> Any:
         self.deep_construct = True  # an alias within what it names is an error then
@@ -136,6 +146,22 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             seen.add(key if isinstance(key, str) else repr(key))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        if _OTHER_BASE.fullmatch(node.value):
+            return self.construct_scalar(node)
+        if node.tag.endswith("float"):
+            return self.construct_yaml_float(node)
+        number = self.construct_yaml_int(node) if len(node.value) < _MOST_DIGITS else _TOO_LARGE
+        if abs(number) >= _TOO_LARGE:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a number of 2**63 or more: quote it if it is text", node.start_mark
+            )
+        return number
+
+
+for _tag in ("int", "float"):
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
 
 
 def _known(what: str, name: str, known: dict[str, Path], listing: str) -> Path:

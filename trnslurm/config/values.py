@@ -61,7 +61,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
     _check_environment("neuron.env", tree["neuron"]["env"])
     for dotted, least in _LEAST.items():
         value = lookup(tree, dotted)
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # nan is not
             raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
     for dotted in _NOT_EMPTY:
         if lookup(tree, dotted) == "":
