@@ -10,6 +10,7 @@ from typing import Any
 
 from trnslurm.catalog import InstanceType, catalog, find
 from trnslurm.config import Config, Recipe
+from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch
 from trnslurm.strategy import DEVICES, strategy_file
@@ -188,6 +189,11 @@ def _time_limits(
     slurm = config.cluster.slurm
     train = slurm.time_min
     if train is None and expected is not None:
+        if expected.hours * 60 * 1.25 > LONGEST_MIN - _START_UP_MIN:
+            raise PlanError(
+                f"{config.title} would take more than a year, the longest time limit: pass --time, "
+                "more nodes or fewer steps"
+            )
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
         raise PlanError(

@@ -83,6 +83,18 @@ NAMES_AND_TIMES = {
     "negative time": (["--time", "-5"], "--time -5"),
     "seconds": (["--time", "0:30"], "--time 0:30: at least one minute"),
     "empty days": (["--time", "1-"], "--time 1-: expected"),
+    "a minute of 61": (["--time", "25:61:00"], "--time 25:61:00: minutes and seconds behind a"),
+    "a second of 99": (["--time", "0-0:1:99"], "--time 0-0:1:99: minutes and seconds behind a"),
+    "more than a year": (["--time", "365-0:0:1"], "at most a year, 365-00:00:00"),
+    "many years": (["--time", 99 * "9"], "at most a year, 365-00:00:00"),
+    "a year in the profile": (
+        ["--set", "slurm.time_min=525601"],
+        "slurm.time_min is 525601: more than a year; it must be at most 525600",
+    ),
+    "a year by the plan": (
+        ["--set", "steps=99999999999999999"],
+        "gpt2_zero1 (xl) would take more than a year, the longest time limit: pass --time",
+    ),
     "endless": (["--time", "UNLIMITED"], "--time UNLIMITED: expected"),
     "own option": (["--sbatch=--nodes=3"], "--sbatch --nodes=3: use --nodes"),
     "own directive": (["--sbatch=--output=x"], "--sbatch --output=x: "),

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
 from trnslurm.config.search import read_yaml
+from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.handover import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.runs import known_roots, list_runs
@@ -235,10 +236,12 @@ def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
 
 def parse_time(text: str) -> int:
     """Return minutes for a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    match = re.fullmatch(r"(?:(\d{1,999})-)?(\d{1,999})(?::(\d{1,999}))?(?::(\d{1,999}))?", text)
     if not match:
         raise ConfigError(f"--time {text}: expected minutes, HH:MM:SS or D-HH:MM:SS")
     days, first, second, third = (int(g) if g else 0 for g in match.groups())
+    if max(second, third) > 59:
+        raise ConfigError(f"--time {text}: minutes and seconds behind a colon go to 59")
     if match[1] is not None:  # D-H:M:S
         seconds = days * 86400 + first * 3600 + second * 60 + third
     elif match[4] is not None:  # H:M:S
@@ -247,6 +250,8 @@ def parse_time(text: str) -> int:
         seconds = first * 60 + second
     if seconds < 60:
         raise ConfigError(f"--time {text}: at least one minute")
+    if seconds > LONGEST_MIN * 60:
+        raise ConfigError(f"--time {text}: at most a year, 365-00:00:00")
     return -(-seconds // 60)
 
 

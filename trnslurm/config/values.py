@@ -39,6 +39,8 @@ _RESERVED = re.compile(
 )
 # A file's: no user and password in it, and its name leads nowhere else.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
+LONGEST_MIN = 365 * 24 * 60
+"""A year: the longest time limit. Slurm counts in 32 bits, and does not say where they overflow."""
 _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
@@ -59,10 +61,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
     _check_environment("neuron.env", tree["neuron"]["env"])
-    for dotted, least in _LEAST.items():
-        value = lookup(tree, dotted)
-        if value is not None and not value >= least:  # nan is not
-            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
+    _check_numbers(tree)
     for dotted in _NOT_EMPTY:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
@@ -79,6 +78,18 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for reference in tree["reference"]:
         if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
+
+
+def _check_numbers(tree: Mapping[str, Any]) -> None:
+    for dotted, least in _LEAST.items():
+        value = lookup(tree, dotted)
+        if value is not None and not value >= least:  # nan is not
+            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
+    for dotted in ("slurm.time_min", "slurm.data_time_min"):
+        if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
+            raise ConfigError(
+                f"{dotted} is {value}: more than a year; it must be at most {LONGEST_MIN}"
+            )
 
 
 def check_cluster_values(tree: Mapping[str, Any]) -> None:
