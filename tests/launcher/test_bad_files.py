@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,43 @@ def test_recipe(refused, site, what: str) -> None:
     assert str(site.root / "jobs/toy") in error
 
 
-def test_preset_names_only_what_the_recipe_declares(refused, site) -> None:
-    presets = "presets: {small: {train: {lrr: 1.0}}, odd: {train: {lr: fast}}}\n"
-    site.recipe(GOOD + "train: {lr: 0.1}\n" + presets)
-    assert 'presets.small: unknown key train.lrr (did you mean "lr"?)' in refused("-p", "small")
-    assert "presets.odd: train.lr must be a number, found 'fast'" in refused("-p", "odd")
+@pytest.mark.parametrize("used", [(), ("-p", "good")])
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("{train: {lrr: 1.0}}", 'unknown key train.lrr (did you mean "lr"?)'),
+        ("{train: {lr: fast}}", "train.lr must be a number, found 'fast'"),
+        ("{stepz: 1}", 'unknown key stepz (did you mean "steps"?)'),
+        ("{reference: [{}]}", "reference[0] lacks instance_type, nodes, samples_per_s"),
+    ],
+)
+def test_presets_are_checked_whether_used_or_not(refused, site, used, preset, words) -> None:
+    file = site.recipe(GOOD + f"train: {{lr: 0.1}}\npresets: {{good: {{}}, bad: {preset}}}\n")
+    assert refused(*used) == f"{file}: presets.bad: {words}"
+
+
+@pytest.mark.parametrize("what", ["steps: [1\n", "presets: {a: {stepz: 1}}\n"])
+def test_a_broken_recipe_hides_no_other(site, cli, what: str) -> None:
+    file = site.recipe(what, name="bad")
+    site.recipe(GOOD)
+    table, listed = cli("recipes"), cli("recipes", "--json")
+    for done in (table, listed):
+        [line] = done.err.splitlines()
+        assert line.startswith(f"error: {file}:")
+        assert done.code == 1
+    names = [recipe["recipe"] for recipe in json.loads(listed.out)]
+    assert "toy" in names and "gpt2_zero1" in names and "bad" not in names
+    assert [line.split()[0] for line in table.out.splitlines()] == ["recipe", *names]
+
+
+def test_a_broken_profile_hides_no_other(site, cli) -> None:
+    file = site.write("cluster-config/bad.yaml", "slurm: [\n")
+    table, listed = cli("clusters"), cli("clusters", "--json")
+    assert "\npc " in table.out
+    assert "pc" in [cluster["cluster"] for cluster in json.loads(listed.out)]
+    for done in (table, listed):
+        assert done.code == 1
+        assert done.err.startswith(f"error: {file}:") and len(done.err.splitlines()) == 1
 
 
 PROFILES = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,14 +42,15 @@ def recipes_command(path: tuple[str, ...], as_json: bool) -> None:
     Example:
       trnslurm recipes
     """
-    found = sorted(workspace_of({"path": path}).recipes().items())
-    rows = [(name, presets_of(d), describe(d / "recipe.yaml"), d) for name, d in found]
+    rows, broken = _listed(workspace_of({"path": path}).recipes(), _recipe_facts)
     if as_json:
         keys = ("recipe", "presets", "description", "directory")
-        echo_json([dict(zip(keys, [*row[:3], str(row[3])], strict=True)) for row in rows])
-        return
-    table = [(name, ", ".join(presets), text) for name, presets, text, _ in rows]
-    echo_table(("recipe", "presets", "description"), table)
+        echo_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        table = [(name, ", ".join(presets), text) for name, presets, text, _ in rows]
+        echo_table(("recipe", "presets", "description"), table)
+    if broken:
+        raise ConfigError("; ".join(broken))
 
 
 @click.command("clusters")
@@ -61,16 +64,35 @@ def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
       trnslurm clusters
     """
     workspace = workspace_of({"path": path})
-    found = sorted(workspace.clusters().items())
-    rows = [(name, describe(file), str(file)) for name, file in found]
+    rows, broken = _listed(workspace.clusters(), lambda file: (describe(file), str(file)))
     if as_json:
         keys = ("cluster", "description", "file")
         echo_json([dict(zip(keys, row, strict=True)) for row in rows])
-        return
-    marked = [(f"{n} *" if n == workspace.cluster else n, text, f) for n, text, f in rows]
-    echo_table(("cluster", "description", "file"), marked)
-    if workspace.cluster:
-        click.echo(f"* the default, from {workspace.cluster_source}")
+    else:
+        marked = [(f"{n} *" if n == workspace.cluster else n, text, f) for n, text, f in rows]
+        echo_table(("cluster", "description", "file"), marked)
+        if workspace.cluster:
+            click.echo(f"* the default, from {workspace.cluster_source}")
+    if broken:
+        raise ConfigError("; ".join(broken))
+
+
+def _listed(
+    found: Mapping[str, Path], facts: Callable[[Path], tuple[Any, ...]]
+) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Return names and facts of what can be read, and what is wrong with the others."""
+    rows: list[tuple[Any, ...]] = []
+    broken = []
+    for name, path in sorted(found.items()):
+        try:
+            rows.append((name, *facts(path)))
+        except ConfigError as error:
+            broken.append(str(error))
+    return rows, broken
+
+
+def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
+    return presets_of(directory), describe(directory / "recipe.yaml"), str(directory)
 
 
 @click.command("show")

@@ -54,8 +54,10 @@ def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
             raise ConfigError(f"{file}: preset {name!r} must be a quoted name with a mapping")
     for name in presets:
         _check_then(presets, name, f"{file}: presets.{name}.then")
-    checked = check(tree, _RECIPE_LAYER, str(file))
-    return Layer(name="recipe", source=str(file), tree=checked), presets
+    base = Layer(name="recipe", source=str(file), tree=check(tree, _RECIPE_LAYER, str(file)))
+    for name in presets:  # the unused ones too
+        preset_layer(presets, name, file.parent.name, base)
+    return base, presets
 
 
 def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
