@@ -73,8 +73,9 @@ class InstanceType:
         valid = self.workers if nodes == 1 else self.multi_node_workers
         if workers_per_node not in valid:
             scope = "one node" if nodes == 1 else f"{nodes} nodes"
+            noun = "worker" if workers_per_node == 1 else "workers"
             raise ConfigError(
-                f"{workers_per_node} workers per node is not valid on {self.name} with {scope}: "
+                f"{workers_per_node} {noun} per node is not valid on {self.name} with {scope}: "
                 f"choose {_or(valid)}"
             )
 

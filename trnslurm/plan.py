@@ -109,6 +109,14 @@ def even_nodes(plan: BatchPlan) -> list[int]:
     return below + above
 
 
+def without_padding(plan: BatchPlan) -> str:
+    """Say on which of the nearest node counts there is none."""
+    counts = even_nodes(plan)
+    if not counts:
+        return "it is so on every node count"
+    return f"none on {' or '.join(map(str, counts))} {'node' if counts == [1] else 'nodes'}"
+
+
 def estimate(
     plan: BatchPlan,
     *,
@@ -173,11 +181,9 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
 
 
 def _refuse_padding(plan: BatchPlan) -> None:
-    counts = " or ".join(map(str, even_nodes(plan)))
-    choice = f"none on {counts} nodes" if counts else "it is so on every node count"
     raise PlanError(
         f"{plan.padding_units} of each step's {plan.accumulation * plan.workers} micro-batches "
-        f"would have weight zero, which batch.padding=refuse rules out: {choice}"
+        f"would have weight zero, which batch.padding=refuse rules out: {without_padding(plan)}"
     )
 
 

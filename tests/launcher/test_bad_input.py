@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ BATCHES_AND_SHAPES = {
         "7 workers per node is not valid on trn1.32xlarge with one node: choose 1, 2, 8 or 32",
     ),
     "eight workers on two": (["--nodes", "2", "--workers", "8"], "with 2 nodes: choose 32"),
+    "one worker on two": (["--nodes", "2", "--workers", "1"], "1 worker per node is not valid on"),
     "no worker": (["--workers", "0"], "--workers 0: a node needs at least one worker"),
     "fewer units than workers": (
         ["--set", "batch.global_batch=16"],
@@ -212,3 +214,35 @@ def test_other_commands_speak_alike(refused, command: str) -> None:
 )  # fmt: skip
 def test_plan_refuses_odd_node_counts(refused, nodes: str, words: str) -> None:
     assert words in refused("plan", "gpt2_zero1", "-c", "pc", "--nodes", nodes)
+
+
+def test_plan_by_itself_says_on_which_node_counts_it_cannot_be(site, cli) -> None:
+    toy = ("plan", "toy", "-c", "pc")
+    site.recipe("batch: {global_batch: 32}\n")
+    done = cli(*toy)
+    assert (done.code, done.err) == (0, "")
+    *_, few, none = done.out.splitlines()
+    assert few == (
+        "Not on 2, 4 nodes: on 2, global batch 32 at micro-batch 1 is 32 micro-batches per step, "
+        "fewer than 2 x 32 workers"
+    )
+    assert none.startswith("Not on 8, 16 nodes: on 8, --nodes 8 is more than the 4 that /")
+    shown = cli(*toy, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    assert [row["nodes"] for row in json.loads(shown.out)["refused"]] == [2, 4, 8, 16]
+
+    for asked in ([], ["--json"]):
+        done = cli(*toy, "--nodes", "1,2", *asked)
+        assert done.code == 1
+        assert done.err.startswith("error: 2 nodes: global batch 32 at micro-batch 1 is 32 ")
+    site.recipe("batch: {global_batch: 16}\n")
+    assert "fewer than 1 x 32 workers; nearest: " in cli(*toy).error
+
+
+def test_plan_names_node_counts_without_padding(site, cli) -> None:
+    site.recipe("batch: {global_batch: 7}\nworkers_per_node: 1\n")
+    notes = [line for line in cli("plan", "toy", "-c", "local").out.splitlines() if "zero" in line]
+    assert [line.partition("zero; ")[2] for line in notes] == 2 * ["none on 1 or 7 nodes"]
+    site.recipe("batch: {global_batch: 3}\nworkers_per_node: 2\n")
+    out = cli("plan", "toy", "-c", "local").out
+    assert "1 node: 1 of each step's 4 micro-batches have weight zero; it is so on every " in out

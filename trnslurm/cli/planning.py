@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.memory import estimate_memory
-from trnslurm.plan import even_nodes
+from trnslurm.plan import even_nodes, without_padding
 from trnslurm.spec import JobSpec, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
@@ -137,7 +138,10 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     config = config_of(workspace, recipe, options, cluster, preset)
-    specs, refused = [], []
+    source = click.get_current_context().get_parameter_source("nodes")
+    asked = source is not click.core.ParameterSource.DEFAULT
+    specs: list[JobSpec] = []
+    refused: list[tuple[int, TrnslurmError]] = []
     for number in parse_nodes(nodes):
         try:
             specs.append(make_spec(config, number, name=options["name"], need_time=False))
@@ -153,10 +157,22 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     else:
         _print_plan(specs)
         _print_memory(specs)
-        for line in plan_lines(specs, workspace):
+        for line in (*plan_lines(specs, workspace), *([] if asked else _not_on(refused))):
             click.echo(line)
-    if refused:
+    if refused and asked:
         raise TrnslurmError("; ".join(f"{count(n, 'node')}: {e}" for n, e in refused))
+
+
+def _not_on(refused: Sequence[tuple[int, TrnslurmError]]) -> Iterator[str]:
+    """Say on which node counts the job cannot run, and why: of those alike once."""
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for nodes, error in refused:
+        why = str(error).partition("; ")[0]  # without the advice
+        alike.setdefault(re.sub(r"\d+", "", why), []).append((nodes, why))
+    for group in alike.values():
+        first, why = group[0]
+        example = f"on {first}, " if len(group) > 1 else ""
+        yield f"Not on {_on([str(nodes) for nodes, _ in group])}: {example}{why}"
 
 
 def _plan_row(spec: JobSpec) -> dict[str, Any]:
@@ -195,11 +211,10 @@ def _print_plan(specs: list[JobSpec]) -> None:
     click.echo()
     for spec in specs:
         if spec.batch.padding_units:
-            even = " or ".join(map(str, even_nodes(spec.batch)))
             click.echo(
-                f"{spec.nodes} nodes: {spec.batch.padding_units} of each step's "
+                f"{count(spec.nodes, 'node')}: {spec.batch.padding_units} of each step's "
                 f"{spec.batch.accumulation * spec.batch.workers} micro-batches have weight zero; "
-                f"none on {even} nodes"
+                f"{without_padding(spec.batch)}"
             )
     bases: dict[str, list[str]] = {}
     for spec in specs:
