@@ -36,6 +36,8 @@ def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
     """Export a file with parameters, of no run, as one of the configured model."""
     if not file.is_file():
         raise RunError(f"{file}: no such file")
+    if file.suffix != ".pt":
+        raise RunError(f"{file}: with --recipe, RUN is a .pt file")
     spec = make_spec(config, 1, need_time=False)
     recipe = config.recipe_name
     files = snapshot(recipe, Path(config.recipe_dir), config.recipe.entry, parts=("train",))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,24 @@ def test_a_broken_profile_hides_no_other(site, cli) -> None:
     for done in (table, listed):
         assert done.code == 1
         assert done.err.startswith(f"error: {file}:") and len(done.err.splitlines()) == 1
+
+
+def test_a_directory_that_cannot_be_read(site, cli, tmp_path: Path, monkeypatch) -> None:
+    """To root, who may run the tests, nothing is unreadable: scandir stands in."""
+    closed, scandir = tmp_path / "closed", os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path) == closed / "jobs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    closed.mkdir()
+    monkeypatch.setattr(os, "scandir", refusing)
+    for words in (("recipes",), ("show", "toy")):
+        error = cli(*words, "--path", closed).error
+        assert error == (
+            f"search path {closed}: jobs in it cannot be read: chmod it, or leave it out"
+        )
 
 
 PROFILES = {

@@ -111,6 +111,9 @@ def test_a_file_of_no_run(site, run_cli, weird_path: Path, monkeypatch) -> None:
     ]  # fmt: skip
     assert not Path(said["cwd"]).exists()
     assert run_cli("export", "ckpt_2.pt", *words).error == "ckpt_2.pt: no such file"
+    Path("rows.csv").touch()
+    error = run_cli("export", "rows.csv", *words).error
+    assert error == "rows.csv: with --recipe, RUN is a .pt file"
 
 
 @pytest.mark.parametrize(

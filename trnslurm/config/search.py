@@ -49,6 +49,7 @@ class Workspace:
         for root in roots:
             if not root.is_dir():
                 raise ConfigError(f"search path {root}: no such directory")
+            _refuse_unreadable(root)
         cluster, source = os.environ.get("TRNSLURM_CLUSTER") or None, "TRNSLURM_CLUSTER"
         for settings_file in (Path(SETTINGS_FILE), user_root() / SETTINGS_FILE):
             settings = _read_settings(settings_file)
@@ -162,6 +163,20 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
 
 for _tag in ("int", "float"):
     _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
+
+
+def _refuse_unreadable(root: Path) -> None:
+    """Refuse what glob would pass over in silence."""
+    for name in ("jobs", "cluster-config", "templates"):
+        try:
+            with os.scandir(root / name):
+                pass
+        except PermissionError:
+            raise ConfigError(
+                f"search path {root}: {name} in it cannot be read: chmod it, or leave it out"
+            ) from None
+        except OSError:  # it need not be there
+            pass
 
 
 def _known(what: str, name: str, known: dict[str, Path], listing: str) -> Path:

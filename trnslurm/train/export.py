@@ -83,7 +83,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
         _load(model, checkpoint, manifest, DTYPES[options.dtype])
     else:
         model = make_model(plan, None)
-        load_parameters(model, options.source, asked_by="--from")
+        load_parameters(model, options.source, asked_by="export")
         model.to(DTYPES[options.dtype])
     _write(model, tokens, options.tokenizer, output)
     _report(options, model, manifest, output, tokenizer=bool(tokens.tokenizer or options.tokenizer))
