@@ -237,3 +237,43 @@ def test_worker_counts_of_trainium() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             find(types, name).check_workers(workers, nodes=nodes)
+
+
+@given(st.integers(1, 500), st.integers(1, 600), st.integers(1, 20))
+def test_nearest_choices(size: int, micro_batch: int, workers: int) -> None:
+    """Found by their square root, they are those that looking at every number finds."""
+    shape = {"global_batch": size, "micro_batch": micro_batch, "workers_per_node": workers}
+    divisors = [m for m in range(1, size + 1) if size % m == 0]
+    if size % micro_batch:
+        near = [m for m in divisors if m < micro_batch][-1:]
+        near += [m for m in divisors if m > micro_batch][:1]
+        with pytest.raises(PlanError, match=f"micro-batch {' or '.join(map(str, near))},"):
+            lay_out(nodes=1, **shape)
+    elif size // micro_batch < workers:
+        smaller = [m for m in divisors if m < micro_batch and size // m >= workers][-1:]
+        words = "".join(f"micro-batch {m}, " for m in smaller)
+        with pytest.raises(PlanError, match=f"nearest: {words}global batch"):
+            lay_out(nodes=1, **shape)
+    else:
+        units = size // micro_batch
+        even = [n for n in range(1, units + 1) if units % (n * workers) == 0 and n > 1][:1]
+        assert even_nodes(lay_out(nodes=1, **shape)) == even
+
+
+@pytest.mark.parametrize(
+    ("size", "micro_batch", "words"),
+    [
+        (2**40, 2**40, "nearest: micro-batch 17179869184, global batch 70368744177664, or"),
+        (2**40, 3, "nearest: micro-batch 2 or 4, or"),
+        (2**63 - 1, 1, "global batch 9223372036854775807 is more than the 1099511627776 that"),
+    ],
+)
+def test_large_batches_are_refused_at_once(size: int, micro_batch: int, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        lay_out(global_batch=size, micro_batch=micro_batch)
+
+
+def test_large_batches_are_laid_out_at_once() -> None:
+    plan = lay_out(global_batch=2**40, nodes=3)
+    assert plan.accumulation * plan.workers - plan.padding_units == 2**40
+    assert even_nodes(plan) == [2, 4]

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from trnslurm.errors import PlanError
 
+_MOST_SAMPLES = 2**40  # in a step; divisors of larger numbers would take long to find
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
@@ -76,12 +78,16 @@ def plan_batch(
         raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
     workers = nodes * workers_per_node
     size = _global_batch(mode, global_batch, per_worker, workers)
+    if size > _MOST_SAMPLES:
+        raise PlanError(
+            f"global batch {size} is more than the {_MOST_SAMPLES} that are planned for"
+        )
     if size % micro_batch:
         _refuse_uneven(size, micro_batch)
     units = size // micro_batch
     if units < workers and not allow_idle:
         _refuse_idle(size, micro_batch, nodes, workers_per_node)
-    accumulation = math.ceil(units / workers)
+    accumulation = -(-units // workers)
     plan = BatchPlan(
         mode=mode,
         global_batch=size,
@@ -100,13 +106,15 @@ def plan_batch(
 
 def even_nodes(plan: BatchPlan) -> list[int]:
     """Return the nearest smaller and larger node counts whose steps need no padding."""
-    counts = [
-        n for n in range(1, plan.units // plan.workers_per_node + 1)
-        if plan.units % (n * plan.workers_per_node) == 0
-    ]  # fmt: skip
-    below = [n for n in counts if n < plan.nodes][-1:]
-    above = [n for n in counts if n > plan.nodes][:1]
-    return below + above
+    whole, rest = divmod(plan.units, plan.workers_per_node)
+    return [] if rest else _nearest_divisors(whole, plan.nodes)
+
+
+def _nearest_divisors(number: int, here: int) -> list[int]:
+    """Return the nearest divisors of a number below and above `here`, as far as there are any."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    divisors = [*small, *(number // d for d in reversed(small))]
+    return [d for d in divisors if d < here][-1:] + [d for d in divisors if d > here][:1]
 
 
 def without_padding(plan: BatchPlan) -> str:
@@ -145,17 +153,20 @@ def _global_batch(mode: str, fixed: int | None, per_worker: int | None, workers:
     if mode == "per_worker":
         if per_worker is None or per_worker < 1:
             raise PlanError("batch.mode per_worker needs batch.per_worker, at least 1")
-        return per_worker * workers
-    if fixed is None or fixed < 1:
+        size = per_worker * workers
+    elif fixed is None or fixed < 1:
         raise PlanError("batch.mode fixed needs batch.global_batch, at least 1")
-    return fixed
+    else:
+        size = fixed
+    if size > _MOST_SAMPLES:
+        raise PlanError(
+            f"global batch {size} is more than the {_MOST_SAMPLES} that are planned for"
+        )
+    return size
 
 
 def _refuse_uneven(size: int, micro_batch: int) -> None:
-    divisors = [m for m in range(1, size + 1) if size % m == 0]
-    near = [m for m in divisors if m < micro_batch][-1:] + [m for m in divisors if m > micro_batch][
-        :1
-    ]
+    near = _nearest_divisors(size, micro_batch)
     below, above = size // micro_batch * micro_batch, -(-size // micro_batch) * micro_batch
     batches = " or ".join(str(b) for b in (below, above) if b > 0)
     raise PlanError(
@@ -169,9 +180,9 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
     choices = []
     if fitting := units // workers_per_node:
         choices.append(f"{fitting} node{'s' if fitting > 1 else ''}")
-    smaller = [m for m in range(1, micro_batch) if size % m == 0 and size // m >= workers]
-    if smaller:
-        choices.append(f"micro-batch {smaller[-1]}")
+    most = min(micro_batch, size // workers + 1)
+    if smaller := [m for m in _nearest_divisors(size, most) if m < most]:
+        choices.append(f"micro-batch {smaller[0]}")
     choices.append(f"global batch {workers * micro_batch}")
     raise PlanError(
         f"global batch {size} at micro-batch {micro_batch} is {units} micro-batch"
