@@ -39,6 +39,8 @@ SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
         ("slurm.exclude_hours=.nan", "slurm.exclude_hours is nan; it must be at least 0"),
         ("steps=1:30", "steps must be a whole number, found '1:30'"),
         ("steps=010", "steps must be a whole number, found '010'"),
+        ("train={lrr: 0.1}", 'unknown key train.lrr (did you mean "lr"?)'),
+        ("train={lr: 1:30}", "train.lr must be a number, found '1:30'"),
         ("run_root=$HOME/runs", "variables are not expanded"),
         ("run_root=", "run_root is empty"),
     ],

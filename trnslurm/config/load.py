@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from trnslurm.config.recipes import JOB_SECTIONS, preset_layer, recipe_layers
+from trnslurm.config.recipes import JOB_SECTIONS, as_declared, preset_layer, recipe_layers
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.search import Workspace, parse_yaml, read_yaml
 from trnslurm.config.tree import (
@@ -175,7 +175,7 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
     try:
         value = parse_yaml(raw)
     except yaml.constructor.ConstructorError as error:
-        raise ConfigError(f"{source}: {error.problem}") from None
+        raise ConfigError(f"{source}: this is not a value ({error.problem})") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{source}: {raw!r} is not a value") from None
     if hint is float and isinstance(value, str):  # YAML reads 1e-4 as text
@@ -183,7 +183,10 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
             value = float(value)
         except ValueError:
             pass
-    return convert(value, hint, source, dotted) if hint is not Any else value
+    if hint is Any:
+        return value
+    checked = convert(value, hint, source, dotted)
+    return as_declared(checked, tree[dotted], source, dotted) if dotted in JOB_SECTIONS else checked
 
 
 def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:

@@ -100,11 +100,11 @@ def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer
     for section in JOB_SECTIONS:
         if section in checked:
             declared = base.tree.get(section, {})
-            checked[section] = _declared(checked[section], declared, source, section)
+            checked[section] = as_declared(checked[section], declared, source, section)
     return Layer(name="preset", source=source, tree=checked)
 
 
-def _declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
+def as_declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
     """Check a job section against the recipe's own declaration: same keys, same types."""
     checked = {}
     for key, value in tree.items():
@@ -112,7 +112,7 @@ def _declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> di
         if key not in base:
             raise ConfigError(f"{where}: unknown key {dotted}{did_you_mean(str(key), base)}")
         if isinstance(base[key], Mapping) and isinstance(value, Mapping):
-            checked[key] = _declared(value, base[key], where, dotted)
+            checked[key] = as_declared(value, base[key], where, dotted)
         elif base[key] is None or isinstance(base[key], list | Mapping):
             checked[key] = value
         else:
