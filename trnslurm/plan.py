@@ -78,10 +78,6 @@ def plan_batch(
         raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
     workers = nodes * workers_per_node
     size = _global_batch(mode, global_batch, per_worker, workers)
-    if size > _MOST_SAMPLES:
-        raise PlanError(
-            f"global batch {size} is more than the {_MOST_SAMPLES} that are planned for"
-        )
     if size % micro_batch:
         _refuse_uneven(size, micro_batch)
     units = size // micro_batch
@@ -202,7 +198,7 @@ def _throughput(nodes: int, known: Sequence[Throughput]) -> tuple[float, str]:
     """Return samples/s at `nodes`: as published, between two published, or linear from one."""
     by_nodes = {t.nodes: t for t in known}
     if nodes in by_nodes:
-        return by_nodes[nodes].samples_per_s, by_nodes[nodes].source or f"known at {nodes} nodes"
+        return by_nodes[nodes].samples_per_s, by_nodes[nodes].source or f"known at {_count(nodes)}"
     below = [t for t in known if t.nodes < nodes][-1:]
     above = [t for t in known if t.nodes > nodes][:1]
     if below and above:

@@ -122,7 +122,7 @@ def test_gc_leaves_what_is_in_use(graphs, keys, fake_slurm, cli) -> None:
     """By a run that is pending on graphs that are there, or by one that compiles."""
     train = ("submit", "toy", *PC, "--set", "batch.global_batch=128")
     assert cli(*train).code == 0  # warm: the first key
-    assert cli(*train, "--set", "seq_len=9").code == 0  # cold: claimed
+    assert cli(*train, "--set", "seq_len=9", "--time", "60").code == 0  # cold: claimed
     status = json.loads(cli("compile", "status", *PC, "--json").out)["keys"]
     used = {entry["key"]: entry["in_use_by"] for entry in status}
     assert used.pop(keys[0]) and not used.pop(keys[1]) and not used.pop(keys[2])

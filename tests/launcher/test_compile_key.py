@@ -70,7 +70,7 @@ def test_python_without_torch_says_nothing_of_the_cluster(graphs, cli) -> None:
 
 def test_diff_of_runs_bundles_and_keys(graphs, site, fake_slurm, cli) -> None:
     assert cli("submit", *TOY, "--name", "one").code == 0
-    assert cli("submit", *TOY, "--name", "two", *OTHER).code == 0
+    assert cli("submit", *TOY, "--name", "two", *OTHER, "--time", "60").code == 0
     bundle = site.root / "bundle"
     assert cli("render", *TOY, "-o", bundle, "--set", "steps=9").code == 0
     key = graphs.fill(graphs.facts(cli, "toy", "--nodes", "2", "--set", "seq_len=64"))
