@@ -1,16 +1,18 @@
 """The GPT-2 job as torchrun starts it: a world that is not the plan's, and the precompile phase."""
 
+import re
+
 
 def test_a_world_other_than_the_planned_is_refused_in_one_line(run_tiny):
     run = run_tiny("cpu", 1, 3, really_per_node=2)
 
     assert run.exit_codes == [1]
-    # Gloo prints pieces of lines into the same pipe, so the error need not begin its line.
-    assert run.output.count("error: ") == 1, run.output
-    assert (
+    # Gloo prints pieces of lines into the same pipe, so the error need not begin its line. On a
+    # busy machine torchrun may end the second worker only after it has said the same.
+    assert set(re.findall("error: .*", run.output)) == {
         "error: plan.json is for 3 workers (1 nodes x 3 workers), but 2 run here, 2 on this node: "
-        "start torchrun with --nnodes 1 --nproc_per_node 3, or render a plan for this size\n"
-    ) in run.output
+        "start torchrun with --nnodes 1 --nproc_per_node 3, or render a plan for this size"
+    }, run.output
     assert "[rank" not in run.output, "a worker's traceback"
     assert run.metrics == []
 
