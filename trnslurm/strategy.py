@@ -36,7 +36,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 # DeepSpeed has too many settings to know them all; a wrong one is its own error.
 _OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
-_OFFLOADS = {"offload_optimizer", "offload_param"}
+OFFLOADS = {"offload_optimizer", "offload_param"}
 # What follows from the plan, or has a key of its own in every recipe: the key to set instead.
 _DECIDED = {
     "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
@@ -107,7 +107,7 @@ def _check_zero(zero: Any) -> None:
             f"{where}.stage must be 3, which shards parameters and gradients too: "
             f"set {where}.stage=3"
         )
-    if offloads := sorted(_OFFLOADS & zero.keys()):
+    if offloads := sorted(OFFLOADS & zero.keys()):
         raise ConfigError(
             f"{where}.{offloads[0]}: checkpoints need the state on the device: leave it out"
         )

@@ -14,9 +14,11 @@ from trnslurm.render import render
 from trnslurm.run import RunDir
 from trnslurm.spec import JobSpec, make_spec
 from trnslurm.strategy import DEVICES as DEVICES_OF_STRATEGY
+from trnslurm.strategy import OFFLOADS
 from trnslurm.submit.job import job_of
 from trnslurm.submit.resizing import resized
 from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS
+from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 LLAMA = ("plan", "llama3_clm", "--nodes", "1")
@@ -44,6 +46,10 @@ def test_launcher_and_jobs_name_the_same_devices() -> None:
     assert set(DEVICES) == set(DEVICES_OF_JOBS) == set(get_args(Device))
     assert {d for devices in DEVICES_OF_STRATEGY.values() for d in devices} == set(DEVICES)
     assert {t.device for t in catalog().values()} <= set(DEVICES)
+
+
+def test_launcher_and_jobs_refuse_the_same_offloads() -> None:
+    assert OFFLOADS == OFFLOADS_OF_JOBS
 
 
 @pytest.mark.parametrize(

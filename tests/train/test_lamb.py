@@ -1,6 +1,7 @@
 """LAMB: timm's numbers, on XLA and any number of workers too, where nothing compiles late."""
 
 import pytest
+import timm.optim.lamb as timm_lamb
 import torch
 
 from trnslurm.train.errors import TrainError
@@ -10,8 +11,6 @@ from trnslurm.train.optimizer import make_optimizer
 from .conftest import JOBS
 from .launches import Launches, Scenario
 from .make_shards import make_shards
-
-timm_lamb = pytest.importorskip("timm.optim.lamb", exc_type=ImportError)
 
 OPTIONS = {"betas": (0.9, 0.99), "eps": 1e-6}
 

@@ -33,7 +33,7 @@ _XLA_KEYS = {
     "xla_fsdp_grad_ckpt",
 }
 # What moves DeepSpeed's parts to the host or a disk.
-_OFFLOADS = {"offload_optimizer", "offload_param"}
+OFFLOADS = {"offload_optimizer", "offload_param"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def read_strategy(path: Path, plan: Plan, settings: ShardedSettings) -> dict[str
                 "render the run again instead of editing one of the two"
             )
     if settings.strategy == "deepspeed":
-        for key in _OFFLOADS & values["zero_optimization"].keys():
+        for key in OFFLOADS & values["zero_optimization"].keys():
             raise TrainError(
                 f"{path}: zero_optimization.{key}: checkpoints need the state on the device, and "
                 "DeepSpeed an optimizer of its own: leave it out"
