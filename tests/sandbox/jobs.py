@@ -136,9 +136,9 @@ class Run:
             time.sleep(0.1)
         return facts
 
-    def go(self) -> None:
-        """Let the workers that wait go on."""
-        (self.path / "go").touch()
+    def go(self, attempt: int | None = None) -> None:
+        """Let the workers that wait go on, or only those of one attempt."""
+        (self.path / ("go" if attempt is None else f"go-{attempt}")).touch()
 
     def job(self, phase: str = "train") -> dict[str, str]:
         """What the controller says of a phase's job."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from .cluster import eventually
 
@@ -168,17 +169,22 @@ def test_a_bad_node_is_left_out_for_a_while(user) -> None:
     """And the nodes that the user leaves out stay left out."""
     bad, never = user.sandbox.node_name(2), user.sandbox.node_name(4)
     run = user.submit(
-        "train.bad_node=1", "train.fail_attempts=[1,2]", "slurm.exclude_hours=0.003", nodes=2,
-        more=("--sbatch", f"--exclude={never}"),
+        "train.bad_node=1", "train.fail_attempts=[1,2]", "train.wait=true",
+        "slurm.exclude_hours=0.003", nodes=2, more=("--sbatch", f"--exclude={never}"),
     )  # fmt: skip
+    run.go(attempt=1)
     second = run.until_there(2, attempt=2)
     assert ends(run)[0] == (
         "REQUEUED: crash 1 of 3 without a new checkpoint: "
         f"{bad}: preflight failed; a device is missing"
     )
-    assert read(run.path / "state/excluded.json")["nodes"].keys() == {bad}
+    ((host, entry),) = read(run.path / "state/excluded.json")["nodes"].items()
+    assert host == bad
     assert {f["host"] for f in second.values()} == {user.sandbox.node_name(n) for n in (1, 3)}
+    eventually(lambda: time.time() > entry["until"])
+    run.go(attempt=2)
     third = run.until_there(2, attempt=3)
+    run.go(attempt=3)
     run.until("COMPLETED")
     assert {f["host"] for f in third.values()} == {user.sandbox.node_name(n) for n in (1, 2)}
     assert run.job()["ExcNodeList"] == never
