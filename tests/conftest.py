@@ -102,8 +102,10 @@ class FakeSlurm:
         self.answer("queue", *lines)
 
     def answer(self, file: str, *lines: str) -> None:
-        """Write one of the files that the stand-ins print."""
-        (self._state / file).write_text("".join(f"{line}\n" for line in lines))
+        """Replace one of the files that the stand-ins print, whole: they may read it right now."""
+        temporary = self._state / f".{file}"
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        temporary.replace(self._state / file)
 
     def refuse(self, command: str, words: str) -> None:
         """Let a command (`sbatch`), or one call of it (`sbatch-2`), fail with these words."""

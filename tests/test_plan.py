@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnslurm.catalog import catalog, find
@@ -117,6 +117,7 @@ def test_impossible_numbers_are_refused(change: dict[str, object]) -> None:
         lay_out(**change)
 
 
+@settings(deadline=None)
 @given(
     units=st.integers(1, 5000),
     micro_batch=st.integers(1, 64),
@@ -239,6 +240,7 @@ def test_worker_counts_of_trainium() -> None:
             find(types, name).check_workers(workers, nodes=nodes)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 600), st.integers(1, 20))
 def test_nearest_choices(size: int, micro_batch: int, workers: int) -> None:
     """Found by their square root, they are those that looking at every number finds."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ..sandbox.cluster import eventually
 from . import invariants
 from .trainings import INTERVAL, submit
 
@@ -18,9 +19,17 @@ def step_of(checkpoint: Path) -> int:
 
 @pytest.mark.row(1, "SIGKILL of one rank")
 def test_kill_one_rank(user, control, row) -> None:
+    """Its last step is none of those before which a save may still be under way."""
     run = submit(user)
     run.reach(25)
-    recovery = run.recover(lambda: run.kill(1))
+    eventually(lambda: 20 in invariants.whole_checkpoints(run.path))
+    run.order("pace", 5)
+
+    def kill() -> None:
+        run.kill(1)
+        run.order("pace", 0.1)
+
+    recovery = run.recover(kill)
     run.finish()
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 

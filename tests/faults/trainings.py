@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..sandbox.jobs import JobSandbox, Run, User
+from ..sandbox.jobs import JobSandbox, Run, User, read_lines
 
 SITE = Path(__file__).parent / "site"
 STEPS = 200
@@ -19,7 +19,7 @@ INTERVAL = 10
 # The workers' own command line: torchrun's has no -u before the script.
 WORKER = "^[^ ]+ -u code/jobs/"
 _LOOK_S = 0.05
-_RECOVERY_S = 180
+_RECOVERY_S = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Training(Run):
         """Let the workers that are held go on."""
         (self.path / "drill/hold").unlink()
 
-    def reach(self, step: int, *, attempt: int = 1, timeout_s: float = 120) -> None:
+    def reach(self, step: int, *, attempt: int = 1, timeout_s: float = 300) -> None:
         """Wait until an attempt has done a step."""
         deadline = time.monotonic() + timeout_s
         while max(self.steps(attempt), default=0) < step:
@@ -99,7 +99,7 @@ class Training(Run):
     def held(self, point: str, *, attempt: int = 1, rank: int = 0) -> None:
         """Wait until a worker is at a point."""
         mark = self.path / f"drill/held-{point}-{attempt}-{rank}"
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not mark.exists():
             assert time.monotonic() < deadline, self.story()
             time.sleep(_LOOK_S)
@@ -161,18 +161,10 @@ class Training(Run):
             load=new[0]["time"] - there,
         )
 
-    def finish(self, state: str = "COMPLETED", timeout_s: float = 180) -> None:
+    def finish(self, state: str = "COMPLETED", timeout_s: float = 600) -> None:
         """Let it run at full speed to its end."""
         self.order("pace", 0)
         self.until(state, timeout_s)
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON objects, none if it is not there."""
-    if not file.exists():
-        return []
-    whole = file.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def submit(

@@ -33,7 +33,7 @@ case $1 in 30) exec /bin/sleep 30 ;; 0.2) exec /bin/sleep 0.2 ;; esac
 RUNNING = "JobState=RUNNING Reason=None Restarts=0 PreemptTime=None "
 ENDING = "JobState=COMPLETING Reason={} Restarts={} PreemptTime={} ExcNodeList=(null) "
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
-WAITS = "#!/bin/bash\ntouch logs/train-1-node0.log\nexec /bin/sleep 60\n"
+WAITS = "#!/bin/bash\n/bin/sleep 0.3\ntouch logs/train-1-node0.log\nexec /bin/sleep 60\n"
 
 
 class Script:

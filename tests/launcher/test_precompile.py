@@ -7,11 +7,13 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trnslurm.compilecache.claims import complete_claim, newest_claim, take_claim
 from trnslurm.local_job import own_process
+from trnslurm.submit import claiming
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 
@@ -187,7 +189,9 @@ def test_claim_of_a_killed_submission_is_stale(graphs, facts, fake_slurm, cli) -
     assert dependencies(fake_slurm) == ["", "1001"]
 
 
-def test_submission_waits_for_one_that_is_submitting(graphs, facts, fake_slurm, cli) -> None:
+def test_submission_waits_for_one_that_is_submitting(
+    graphs, facts, fake_slurm, cli, monkeypatch
+) -> None:
     """Until it knows the job that it can depend on."""
     claim = take_claim(
         graphs.cache, facts["key"], after=None, host=socket.gethostname(),
@@ -195,7 +199,8 @@ def test_submission_waits_for_one_that_is_submitting(graphs, facts, fake_slurm, 
     )  # fmt: skip
     assert claim is not None
     fake_slurm.queue("77|RUNNING|None|N/A|")
-    threading.Timer(1.0, complete_claim, (claim, "77")).start()
+    submits = SimpleNamespace(sleep=lambda _: complete_claim(claim, "77"))
+    monkeypatch.setattr(claiming, "time", submits)
     done = cli(*TOY)
     assert "Waiting: theirs of " in done.err
     assert dependencies(fake_slurm) == ["77"]

@@ -69,14 +69,14 @@ def test_script_kept_can_be_submitted_as_it_is(site, fake_slurm, cli) -> None:
 
 @pytest.mark.parametrize("call", ["sbatch", "sbatch-2"])
 def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch, call: str) -> None:
-    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 5)
     monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
     fake_slurm.hang(call)
     done = cli(*GPT2)
     assert fake_slurm.hangs()
     assert done.code == 1
     error = error_line(done)
-    assert "sbatch: no answer in 1 s" in error
+    assert "sbatch: no answer in 5 s" in error
     assert site.run().record().refused
     taken_back = [c.arguments for c in fake_slurm.calls("scancel")]
     assert taken_back == ([["1001"]] if call == "sbatch-2" else [])
@@ -86,7 +86,7 @@ def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch, call: str) 
 def test_job_that_a_silent_controller_took_is_cancelled(
     site, fake_slurm, cli, monkeypatch, number: int
 ) -> None:
-    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 5)
     monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
     fake_slurm.answer_late(f"sbatch-{number}")
     assert cli(*GPT2).code == 1

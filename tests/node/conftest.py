@@ -52,7 +52,7 @@ class Workbench:
     def run(self, name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run a node program to its end."""
         process = self.program(name, *arguments)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def read(self, name: str) -> str:
@@ -94,7 +94,7 @@ class Workbench:
         condition: Callable[[], bool],
         what: str,
         state: Callable[[], object] = lambda: "",
-        timeout_s: float = 15,
+        timeout_s: float = 60,
     ) -> None:
         """Wait for a condition, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -109,7 +109,7 @@ class Workbench:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(line.partition(":")[0]), signal.SIGKILL)
         for process in self._started:
-            process.communicate(timeout=5)
+            process.communicate(timeout=60)
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     while "Another process must be" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert f"if nobody does, remove {lock}" in err
     assert job.ask("warm") == graphs.COLD
@@ -262,13 +262,13 @@ def test_on_a_cpu_each_worker_has_its_own_cache(bench, monkeypatch, capsys) -> N
 
 def test_output_passes_through_as_it_comes(job: Job) -> None:
     """Half lines too; and what the command leaves running does not hold up its end."""
-    process = job.bench.program("precompile", *job.tool("sh", "-c", "printf half; sleep 60 &"))
+    process = job.bench.program("precompile", *job.tool("sh", "-c", "printf half; sleep 600 &"))
     assert "stand-in" in process.stdout.readline()
     assert process.stdout.read(4) == "half"
     start = time.monotonic()
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert (process.returncode, out.count("Extracting graphs")) == (0, 4)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 60
 
 
 def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:

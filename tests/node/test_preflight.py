@@ -21,13 +21,10 @@ from trnslurm.node import preflight_checks, preflight_devices
 from trnslurm.node.preflight_needs import Finding, Needs, run_all
 from trnslurm.sandbox import neuron_stand_ins
 
+from ..free_port import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("node-1", "node-2", "node-3")
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Job:
@@ -240,10 +237,10 @@ def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
     job.start(0, num=3)
     job.start(1, num=3, PYTHONPATH=f"{package.parent}:{ROOT}")
-    job.start(2, "--clock-offset=-7.5", num=3)
+    job.start(2, "--clock-offset=-60", num=3)
     (_, first, _), (_, _, older), (_, _, late) = job.end()
     assert "torch is 2.8.0, on most nodes 2.9.1; have one Python" in older
-    assert re.search(r"its clock is 7\.\d s behind the other nodes'; have chrony", late)
+    assert re.search(r"its clock is (5\d\.\d|60\.0) s behind the other nodes'; have chrony", late)
     assert first.startswith("preflight: this node ends because of another: node-2: torch is 2.8")
     assert (len(first.splitlines()), job.verdict()["bad"]) == (2, ["node-2", "node-3"])
 
@@ -251,11 +248,11 @@ def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
 def test_a_node_that_does_not_come(job: Job) -> None:
     started = time.monotonic()
     for node in (0, 1):
-        job.start(node, "--wait=2", num=3)
+        job.start(node, "--wait=6", num=3)
     ended = job.end()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert [code for code, _, _ in ended] == [1, 1]
-    assert "because of another: node-3: did not report within 2 s" in ended[1][1]
+    assert "because of another: node-3: did not report within 6 s" in ended[1][1]
     assert job.verdict()["bad"] == ["node-3"]
     assert [node["ok"] for node in job.verdict()["nodes"]] == [True, True, False]
 
@@ -273,7 +270,7 @@ def test_node_0_does_not_come(job: Job) -> None:
 
 def test_a_node_that_cannot_reach_node_0_tells_it_by_file(job: Job) -> None:
     job.start(1, "--wait=2", MASTER_PORT=free_port())
-    job.start(0, "--wait=2")
+    job.start(0, "--wait=8")
     (cut_off, first) = job.end()
     assert (cut_off[0], first[0]) == (1, 1)
     assert "node-2: cannot reach node 0 at 127.0.0.1" in first[1]
@@ -291,8 +288,8 @@ def test_started_by_hand_it_says_what_is_missing(job: Job) -> None:
 
 def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
     checks = {"slow": lambda _: time.sleep(60), "broken": lambda _: 1 / 0}
-    found = run_all(Needs(run=job.run, phase="train"), checks, 0.1)
-    assert found["slow"].problem.startswith("looking at it took over 0.1 s")
+    found = run_all(Needs(run=job.run, phase="train"), checks, 1)
+    assert found["slow"].problem.startswith("looking at it took over 1 s")
     assert "ZeroDivisionError" in found["broken"].problem
 
 

@@ -17,7 +17,10 @@ DEADLINE_S = 60
 
 @contextlib.contextmanager
 def started(output, command, files=CHUNKS):
-    """A run in the middle of its work: some more pieces are finished than before."""
+    """A run halted in the middle of its work: some more pieces are finished than before.
+
+    It is for the test to kill it, or to let it `go_on`.
+    """
     before = len(finished(output, files))
     arguments = [str(argument) for argument in (*command, "--output", output)]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -30,6 +33,7 @@ def started(output, command, files=CHUNKS):
     )
     try:
         wait_for(lambda: len(finished(output, files)) >= before + PIECES_BEFORE)
+        os.killpg(process.pid, signal.SIGSTOP)
         assert process.poll() is None
         yield process
     finally:
@@ -37,6 +41,11 @@ def started(output, command, files=CHUNKS):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def go_on(process):
+    """Let it go on that `started` has halted; a signal that was sent meanwhile arrives now."""
+    os.killpg(process.pid, signal.SIGCONT)
 
 
 def wait_for(condition):

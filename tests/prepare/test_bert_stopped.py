@@ -2,7 +2,7 @@
 
 import pytest
 
-from .stopping import finished, session, started, wait_for
+from .stopping import finished, go_on, session, started, wait_for
 
 SHARDS = "finished/*.hdf5"
 ALONE = ("--processes", 1)
@@ -62,6 +62,7 @@ def test_a_run_goes_on_in_each_of_its_steps(
     with started(output, work, SHARDS) as process:
         assert shards.items() <= finished(output, SHARDS).items()
         process.terminate()
+        go_on(process)
         assert process.wait(60) == 128 + 15
     wait_for(lambda: not session(process.pid))
     assert prepare(*work, *ALONE, "--output", output).code == 0

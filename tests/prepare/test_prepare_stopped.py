@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .stopping import DEADLINE_S, PIECES_BEFORE, session, started, wait_for
+from .stopping import DEADLINE_S, PIECES_BEFORE, go_on, session, started, wait_for
 from .stopping import finished as finished_chunks
 
 # A second of work in a hundred chunks: the runs below stop after the third.
@@ -78,6 +78,7 @@ def test_a_run_goes_on_where_another_was_stopped(
             assert all(blocks(worker, number) for worker in workers(process.pid))
         # The others as a terminal and scancel send them: to every process.
         (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+        go_on(process)
         err = process.communicate(timeout=DEADLINE_S)[1]
     # No worker outlives it, however it ends.
     wait_for(lambda: not session(process.pid))
@@ -111,6 +112,8 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
         dead, stuck = workers(process.pid)
         os.kill(stuck, signal.SIGSTOP)  # as if it waited for a lock of the other's
         os.kill(dead, signal.SIGKILL)
+        for process_id in set(session(process.pid)) - {dead, stuck}:
+            os.kill(process_id, signal.SIGCONT)
         err = process.communicate(timeout=DEADLINE_S)[1]
         assert process.returncode == 1
     assert err.splitlines()[-1] == (
@@ -121,6 +124,7 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
     finished = finished_chunks(output)
     with started(output, command) as process:
         assert finished.items() <= finished_chunks(output).items()
+        go_on(process)
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
     assert read_data(output).files() == at_once
@@ -150,6 +154,7 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
     with started(output, command) as process:
         done = prepare("--output", output, *command)
         assert done.error == f"{output}: another process is preparing it right now"
+        go_on(process)
         assert process.wait(DEADLINE_S) == 0
     assert prepare("--output", output, *command).out.startswith(f"{output} is prepared from this")
 

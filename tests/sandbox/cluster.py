@@ -45,7 +45,7 @@ class Done:
         return lines[0].removeprefix("error: ")
 
 
-def eventually(what: Callable[[], Any], timeout_s: float = 60) -> Any:
+def eventually(what: Callable[[], Any], timeout_s: float = 180) -> Any:
     """Wait for something to be true, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
@@ -156,7 +156,7 @@ class Sandbox:
         rows = [line.rpartition("-")[2].split("|") for line in text.splitlines()]
         return {int(number): state for number, state in rows}
 
-    def until(self, node: int, *states: str, timeout_s: float = 60) -> None:
+    def until(self, node: int, *states: str, timeout_s: float = 180) -> None:
         """Wait until the controller says this of a node."""
         seen = ""
         deadline = time.monotonic() + timeout_s

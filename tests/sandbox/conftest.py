@@ -20,7 +20,7 @@ from .stand_ins import Stage
 # Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
 # out whole nodes.
 SETTINGS = (
-    "KillWait=5", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
+    "KillWait=10", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
     "SchedulerParameters=sched_interval=2,bf_interval=2",
     "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP",
 )  # fmt: skip
@@ -55,6 +55,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for process in stage.started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with the command that a failed test left
-        process.wait(5)
+        process.wait(60)
         process.stdout.close()
         process.stderr.close()

@@ -95,7 +95,7 @@ class Run:
         """The word that `trnslurm status` begins with, asked in this process to be quick."""
         return run_status(RunDir(self.path)).state
 
-    def until(self, state: str, timeout_s: float = 180) -> None:
+    def until(self, state: str, timeout_s: float = 600) -> None:
         """Wait until the run is in a state; one that has ended stays in its own."""
         deadline = time.monotonic() + timeout_s
         while (seen := self.state) != state:
@@ -130,7 +130,7 @@ class Run:
         self, workers: int, *, phase: str = "train", attempt: int = 1
     ) -> dict[int, dict[str, Any]]:
         """Wait until all workers have written their facts."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(facts := self.facts(phase, attempt)) < workers:
             assert time.monotonic() < deadline, self.story()
             time.sleep(0.1)
@@ -219,3 +219,11 @@ class User:
         )  # fmt: skip
         assert done.returncode == code, f"{command}: {done}"
         return done.stdout
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON objects, none if it is not there."""
+    if not file.exists():
+        return []
+    whole = file.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]

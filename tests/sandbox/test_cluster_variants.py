@@ -30,13 +30,13 @@ def test_accounting(tmp_path: Path) -> None:
 
         output = f"--output={tmp_path}/%j"
         first = cluster.slurm("sbatch", "--parsable", output, "--wrap=exit 3").ok.strip()
-        eventually(lambda: accounted(cluster, first) == ["FAILED|3:0"], 30)
+        eventually(lambda: accounted(cluster, first) == ["FAILED|3:0"])
 
         assert cluster.fault("dbd", "kill") == "slurmdbd killed"
         assert "slurmdbd" not in cluster.state()["daemons"]
         assert cluster.slurm("sacct").code != 0
         second = cluster.slurm("sbatch", "--parsable", output, "--wrap=true").ok.strip()
-        eventually(lambda: not cluster.slurm("squeue", "--noheader", "--states=R,PD,CG").ok, 30)
+        eventually(lambda: not cluster.slurm("squeue", "--noheader", "--states=R,PD,CG").ok)
         assert cluster.fault("dbd", "start") == "slurmdbd started"
         eventually(lambda: accounted(cluster, second) == ["COMPLETED|0:0"], 60)
         assert accounted(cluster, first) == ["FAILED|3:0"]
@@ -79,7 +79,7 @@ def test_settings_and_partitions_of_ones_own(tmp_path: Path) -> None:
 
         low = ("--partition=low", "--exclusive", "--requeue", f"--output={tmp_path}/%j")
         job = cluster.slurm("sbatch", "--parsable", *low, "--wrap=sleep 600").ok.strip()
-        eventually(lambda: job_says(cluster, job, "JobState=RUNNING"), 30)
+        eventually(lambda: job_says(cluster, job, "JobState=RUNNING"))
         assert cluster.slurm("srun", "--exclusive", "hostname").ok == "compute-dy-trn1-1\n"
         assert job_says(cluster, job, "Restarts=1")
 

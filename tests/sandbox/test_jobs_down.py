@@ -64,7 +64,7 @@ def test_nothing_is_left_of_a_sandbox(new_sandbox, way: str) -> None:
         found = eventually(members)
         if way != "down":
             os.kill(sandbox.holder, signal.SIGKILL)
-            eventually(lambda: not alive(found), 30)
+            eventually(lambda: not alive(found))
             assert machine() == before
     # `new_sandbox` has taken it down and found no file.
     assert alive(found) == []

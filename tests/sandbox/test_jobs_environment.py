@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -32,9 +33,10 @@ ITS_OWN = {
 def files_with(words: list[str], *directories: Path) -> list[Path]:
     """The files below the directories that hold one of the words."""
     found = []
-    for file in (f for d in directories for f in d.rglob("*") if f.is_file()):
+    walks = (walk for directory in directories for walk in os.walk(directory))
+    for file in (Path(inside, name) for inside, _, names in walks for name in names):
         try:
-            if any(word.encode() in file.read_bytes() for word in words):
+            if file.is_file() and any(word.encode() in file.read_bytes() for word in words):
                 found.append(file)
         except FileNotFoundError:  # Slurm removes what a job has left
             continue

@@ -6,6 +6,7 @@ import json
 import time
 
 from .cluster import eventually
+from .jobs import read_lines
 
 
 def master(facts: dict[int, dict]) -> tuple[str, str]:
@@ -82,10 +83,10 @@ def test_a_node_reboots(user) -> None:
 
     sandbox.slurm("scontrol", "update", f"NodeName={sandbox.node_name(2)}", "State=RESUME")
     assert run.until_there(2, attempt=2)[1]["host"] == sandbox.node_name(2)
+    assert run.job()["Restarts"] == "1"
     run.go()
     run.until("COMPLETED")
     assert run.phase("train")["attempt"] == 2
-    assert run.job()["Restarts"] == "1"
 
 
 def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
@@ -93,16 +94,13 @@ def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
     quick = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0")
     often = ("steps=200", "train.save_every=10")
     run = user.submit(*quick, *often, nodes=2, recipe="gpt2_zero1")
-    metrics = run.path / "metrics.jsonl"
 
     def lines() -> list[dict]:
-        if not metrics.exists():
-            return []
-        return [json.loads(line) for line in metrics.read_text().splitlines()]
+        return read_lines(run.path / "metrics.jsonl")
 
-    eventually(lambda: len(lines()) > 25, 120)
+    eventually(lambda: len(lines()) > 25)
     user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
-    run.until("COMPLETED", 240)
+    run.until("COMPLETED")
     losses = [{x["step"]: x["loss"] for x in lines() if x["attempt"] == n} for n in (1, 2)]
     begin = min(losses[1])
     assert begin > 20 and (begin % 10 == 1 or begin == max(losses[0]) + 1)
@@ -184,8 +182,8 @@ def test_a_bad_node_is_left_out_for_a_while(user) -> None:
     eventually(lambda: time.time() > entry["until"])
     run.go(attempt=2)
     third = run.until_there(2, attempt=3)
+    assert run.job()["ExcNodeList"] == never
     run.go(attempt=3)
     run.until("COMPLETED")
     assert {f["host"] for f in third.values()} == {user.sandbox.node_name(n) for n in (1, 2)}
-    assert run.job()["ExcNodeList"] == never
     assert read(run.path / "state/excluded.json")["nodes"] == {}

@@ -46,11 +46,12 @@ def runs(sandbox, new_sandbox, tmp_path_factory):
 
 
 def test_every_stage_of_training_on_two_nodes(runs: Runs) -> None:
-    run, hosts = runs.on_two, ",".join(runs.user.sandbox.node_name(n) for n in (2, 3))
+    run = runs.on_two
     run.until("PRECOMPILING")
-    eventually(lambda: run.phase("precompile")["hosts"] == hosts, 120)
+    hosts = eventually(lambda: run.phase("precompile")["hosts"])
+    assert len(set(hosts.split(","))) == 2
     assert run.phase("train")["reason"] == "waiting for the precompile job"
-    eventually((run.path / "logs/precompile-1-node1.log").exists, 120)
+    eventually((run.path / "logs/precompile-1-node1.log").exists)
     eventually(lambda: "precompile: node 1 of 2" in run.logs("--node", "1"))
     waiting = runs.on_three
     eventually(lambda: waiting.status()["reason"] == "precompile: waiting for free nodes")
@@ -68,7 +69,7 @@ def test_every_stage_of_training_on_two_nodes(runs: Runs) -> None:
 
 def test_losses_do_not_depend_on_the_nodes(runs: Runs) -> None:
     """The same global batch: on three nodes one of nine units has weight zero."""
-    runs.on_three.until("COMPLETED", 300)
+    runs.on_three.until("COMPLETED", 900)
     two, three = (
         [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         for run in (runs.on_two, runs.on_three)
@@ -96,7 +97,7 @@ def until_forgotten(run) -> None:
         jobs = run.user.sandbox.slurm("squeue", "--noheader", "--states=all", "--format=%A").ok
         return not set(jobs.split()) & set(run.jobs.values())
 
-    eventually(forgotten, 120)
+    eventually(forgotten)
 
 
 def test_runs_that_slurm_has_forgotten(runs: Runs) -> None:

@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from ..free_port import free_port
 from .conftest import JOB, make_environment, tiny_plan
 
 TIMEOUT_S = 240
@@ -28,9 +28,7 @@ class Run:
     @contextlib.contextmanager
     def attempt(self, number):
         """Start it; whatever happens, no process stays."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
         command += [f"--nproc_per_node={self.workers}", "--master_addr=127.0.0.1"]
         command += [f"--master_port={port}", str(JOB / "train.py"), "plan.json"]
@@ -81,8 +79,9 @@ class Attempt:
         want = [self.number, step]
 
         def there():
-            lines = metrics.read_text().splitlines() if metrics.exists() else []
-            return want in [[line["attempt"], line["step"]] for line in map(json.loads, lines)]
+            lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+            whole = [json.loads(line) for line in lines if line.endswith("\n")]
+            return want in [[line["attempt"], line["step"]] for line in whole]
 
         self.wait_for(there, f"step {step}")
         self._find_workers()

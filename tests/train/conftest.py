@@ -5,7 +5,6 @@ import copy
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +19,8 @@ import yaml
 from trnslurm.config import Strategy
 from trnslurm.strategy import strategy_file
 from trnslurm.train.plan import BatchPlan, Plan
+
+from ..free_port import free_port
 
 REPO = Path(__file__).parents[2]
 JOBS = REPO / "jobs"
@@ -103,9 +104,7 @@ def run_plan(plan: dict[str, Any], run_dir: Path, phase: str, workers_per_node: 
     """Run the job with one torchrun per node of the plan and wait for all."""
     run_dir.mkdir(parents=True)
     (run_dir / "plan.json").write_text(json.dumps(plan))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     nodes = []
     for node in range(plan["nodes"]):
         command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={plan['nodes']}"]

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..free_port import free_port
 from .conftest import JOB, make_environment, strategy_of, tiny_plan
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
@@ -77,9 +77,7 @@ class Launches:
         self.outputs.append(self._run(workers, device))
 
     def _run(self, workers: int, device: str) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
         command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
         command += [f"--master_port={port}", str(SCENARIOS), "options.json"]

@@ -258,7 +258,7 @@ def test_the_loss_is_that_of_transformers(job, run):
         job.unit_loss(run, run.text, Unit(index=0, first=a, size=n, weight=1.0, seed=1), counts)
         for a, n in units
     )
-    assert found[0].item() == pytest.approx(expected.loss.item(), rel=1e-6)
+    assert found[0].item() == pytest.approx(expected.loss.item(), rel=1e-5)
     right = (expected.prediction_logits.argmax(-1) == labels)[labels != IGNORED]
     assert found[3].item() == pytest.approx(right.float().mean().item())
 

@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_timms_class():
         lamb.step()
         timm.step()
     for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_zero1_is_refused():

@@ -1,7 +1,6 @@
 """In which precision an optimizer works: what is lost in bf16, what is not, what is refused."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from trnslurm.train.data_parallel import DataParallel
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optimizer import PRECISIONS, make_optimizer
 
+from ..free_port import free_port
 from .conftest import make_environment
 from .precision_worker import LR, STEPS, train
 
@@ -38,9 +38,7 @@ def cpu():
 def on_xla(tmp_path_factory):
     """Give what the cases left on torch_xla."""
     directory = tmp_path_factory.mktemp("precision")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1",
          "--master_addr=127.0.0.1", f"--master_port={port}", str(WORKER), "xla-cpu"],

@@ -1,5 +1,6 @@
 """A graceful stop: the agreement among objects that share a store, and real workers that stop."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -143,6 +144,15 @@ def alive(pid):
         return False
 
 
+@contextlib.contextmanager
+def paused(attempt):
+    """Nobody goes on, as worker 1 does not; then worker 0 looks for a request at its next step."""
+    attempt.signal(1, signal.SIGSTOP)
+    yield
+    time.sleep(stopping.LOOK_S)
+    attempt.signal(1, signal.SIGCONT)
+
+
 def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_path):
     steps = 60
     changes = {"steps": steps, "train__save_every": 1000, "train__eval_every": 20}
@@ -153,16 +163,18 @@ def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_p
     run = Run(tmp_path / "stopped", **changes)
     with run.attempt(1) as attempt:  # asked to stop, as before a time limit
         attempt.reach(5)
-        attempt.ask_to_stop()
+        with paused(attempt):
+            attempt.ask_to_stop()
         assert attempt.end() == 0, attempt.text()
     first = run.state("stopped-train-1")["step"]
     assert 5 < first < steps and run.checkpoints() == [first]
 
     with run.attempt(2) as attempt:  # terminated, and asked to stop at the same moment
         attempt.reach(first + 2)
-        attempt.terminate()
-        time.sleep(0.1)
-        attempt.ask_to_stop()
+        with paused(attempt):
+            attempt.terminate()
+            time.sleep(0.1)
+            attempt.ask_to_stop()
         attempt.end()  # torchrun says that it was terminated
     second = run.state("stopped-train-2")["step"]
     assert first < second < steps and run.checkpoints() == [first, second]

@@ -67,17 +67,18 @@ def test_a_verdict_is_one_line_and_its_parts():
 
 
 def test_who_never_answers_is_asked_once():
-    release, calls = threading.Event(), []
+    asked, release, calls = threading.Event(), threading.Event(), []
 
     def question():
         calls.append(1)
+        asked.set()
         release.wait(30)
         return 7
 
     ask = Asker("test")
     assert ask(question, patience_s=0.05) is None
     assert ask(question, patience_s=0.05) is None
-    assert len(calls) == 1
+    assert asked.wait(30) and len(calls) == 1
     release.set()
     while ask(lambda: 8, patience_s=1) != 8:
         time.sleep(0.01)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from safetensors.torch import load_file
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.tensors import Reader
+
+from ...free_port import free_port
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
@@ -47,9 +48,7 @@ class Runs:
         (self.run_dir / "state" / f"train-{self._attempt}.json").touch()
         plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
         (self.run_dir / "plan.json").write_text(json.dumps(plan))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
         command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
         command += [f"--master_port={port}", str(WORKER), json.dumps(options)]

@@ -29,7 +29,7 @@ def main() -> None:
         raise ValueError(f"rank {rank} was told to fail")
     if rank == 0 and attempt in keys["save"]:
         Path(f"checkpoints/step-{attempt:08d}").mkdir(parents=True)
-    if attempt == 1 and keys["bad_node"] >= 0:
+    if rank == 0 and attempt == 1 and keys["bad_node"] >= 0:
         condemn(keys["bad_node"])
     if attempt in keys["fail_attempts"]:
         fails = True
