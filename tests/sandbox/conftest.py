@@ -18,9 +18,10 @@ from .jobs import JobSandbox, User, started_sandbox
 from .stand_ins import Stage
 
 # Slurm's waits, cut short; and a partition whose jobs share nodes, as at sites that do not give
-# out whole nodes.
+# out whole nodes. An srun that nobody ends cancels its step KillWait and 2 s after one of its tasks
+# has failed: before the job, requeued, begins anew (cred_expire), as on a real cluster.
 SETTINGS = (
-    "KillWait=10", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
+    "KillWait=5", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
     "SchedulerParameters=sched_interval=2,bf_interval=2",
     "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP",
 )  # fmt: skip
