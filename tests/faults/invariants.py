@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ..json_lines import read_lines
 from ..sandbox.cluster import eventually
 from .results import Row
-from .trainings import STEPS, Recovery, Training, read_lines
+from .trainings import STEPS, Recovery, Training
 
 GLOBAL_BATCH = 8
 

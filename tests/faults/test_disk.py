@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 
+from ..json_lines import read_lines
 from ..sandbox.cluster import eventually
 from . import invariants
-from .trainings import INTERVAL, Training, read_lines, submit
+from .trainings import INTERVAL, Training, submit
 
 
 @pytest.mark.faults

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..sandbox.jobs import JobSandbox, Run, User, read_lines
+from ..json_lines import read_lines
+from ..sandbox.jobs import JobSandbox, Run, User
 
 SITE = Path(__file__).parent / "site"
 STEPS = 200

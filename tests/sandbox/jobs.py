@@ -219,11 +219,3 @@ class User:
         )  # fmt: skip
         assert done.returncode == code, f"{command}: {done}"
         return done.stdout
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON objects, none if it is not there."""
-    if not file.exists():
-        return []
-    whole = file.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from ..json_lines import read_lines
 from .cluster import eventually
-from .jobs import read_lines
 
 
 def master(facts: dict[int, dict]) -> tuple[str, str]:

@@ -15,8 +15,9 @@ import pytest
 from trnslurm.run import RunDir
 from trnslurm.submit import cancel
 
+from ..json_lines import read_lines
 from .cluster import eventually
-from .jobs import Run, User, read_lines
+from .jobs import Run, User
 
 # Plain SGD: its losses show a gradient of the wrong size.
 QUICK = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0",

@@ -30,7 +30,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(sandbox, new_sandbox, tmp_path_factory):
-    """Slurm forgets jobs, and looks at time limits, once a minute: so all runs begin here."""
+    """Slurm ends and forgets jobs some time after it could: so all runs begin here."""
     with new_sandbox("--nodes", "2", "--accounting") as accounting:
         ada = User(accounting, tmp_path_factory.mktemp("ada"))
         killed = ada.submit("train.wait=true")

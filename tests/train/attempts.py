@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ..free_port import free_port
+from ..json_lines import read_lines
 from .conftest import JOB, make_environment, tiny_plan
 
 TIMEOUT_S = 240
@@ -79,9 +80,7 @@ class Attempt:
         want = [self.number, step]
 
         def there():
-            lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-            whole = [json.loads(line) for line in lines if line.endswith("\n")]
-            return want in [[line["attempt"], line["step"]] for line in whole]
+            return want in [[line["attempt"], line["step"]] for line in read_lines(metrics)]
 
         self.wait_for(there, f"step {step}")
         self._find_workers()
