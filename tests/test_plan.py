@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.catalog import catalog, find
 from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Throughput, estimate, even_nodes, plan_batch
 from trnslurm.spec import make_spec, where_set

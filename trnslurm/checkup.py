@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trnslurm
-from trnslurm.catalog import WITH_EFA, catalog, find
 from trnslurm.cluster_python import interpreter, preamble
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
+from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.preflight import NodeFitness, read_preflight
 from trnslurm.run_root import check_run_root

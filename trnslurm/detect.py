@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trnslurm.catalog import InstanceType
+from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SlurmError
 from trnslurm.slurm import Slurm
 

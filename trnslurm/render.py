@@ -11,10 +11,10 @@ import yaml
 
 from trnslurm import __version__
 from trnslurm.bundle import Bundle, kept_directories, snapshot
-from trnslurm.catalog import ON_GPUS, WITH_EFA
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
+from trnslurm.config.catalog import ON_GPUS, WITH_EFA
 from trnslurm.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trnslurm.catalog import InstanceType, catalog, find
 from trnslurm.config import Config, Recipe
+from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.catalog import catalog
+from trnslurm.config.catalog import catalog
 from trnslurm.sandbox.configuration import (
     PARALLELCLUSTER,
     database_init,

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from trnslurm.catalog import DEVICES, catalog
 from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.catalog import DEVICES, catalog
 from trnslurm.config.schema import Device
 from trnslurm.render import render
 from trnslurm.run import RunDir

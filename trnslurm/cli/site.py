@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from trnslurm.allocation import check_environment
-from trnslurm.catalog import catalog, find
 from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
+from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE
 from trnslurm.detect import Partition, Site, detect, profile_text
 from trnslurm.errors import ConfigError, TrnslurmError

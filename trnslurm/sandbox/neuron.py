@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from trnslurm.catalog import InstanceType
+from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SandboxError, did_you_mean
 from trnslurm.sandbox import neuron_stand_ins
 from trnslurm.sandbox.layout import Layout

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trnslurm.catalog import InstanceType, catalog, find
+from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.errors import SandboxError, did_you_mean
 
 MAX_NODES = 64
