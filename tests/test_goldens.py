@@ -15,9 +15,9 @@ import pytest
 from trnslurm.bundle import Bundle, diff
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Workspace, packaged_root, resolve
-from trnslurm.data import Own, make_data_job
+from trnslurm.plan.data import Own, make_data_job
+from trnslurm.plan.spec import make_spec
 from trnslurm.render import render, render_data_job
-from trnslurm.spec import make_spec
 
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import ConfigError, PlanError
-from trnslurm.plan import BatchPlan, Throughput, estimate, even_nodes, plan_batch
-from trnslurm.spec import make_spec, where_set
+from trnslurm.plan.batch import BatchPlan, Throughput, estimate, even_nodes, plan_batch
+from trnslurm.plan.spec import make_spec, where_set
 
 # BERT-large pretraining as AWS's tutorial has it: 32 workers on one trn1.32xlarge.
 PHASE1 = {"global_batch": 16384, "micro_batch": 16, "workers_per_node": 32}

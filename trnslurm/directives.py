@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from trnslurm.config import Config
-from trnslurm.data import DataJob
 from trnslurm.errors import RenderError
-from trnslurm.spec import JobSpec
+from trnslurm.plan.data import DataJob
+from trnslurm.plan.spec import JobSpec
 
 # Options that the template, or a key of the configuration, already decides.
 _OWN_OPTIONS = {

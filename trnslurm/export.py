@@ -12,9 +12,9 @@ from trnslurm.cluster_python import run_python
 from trnslurm.config import Cluster, Config, read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError
+from trnslurm.plan.spec import make_spec
 from trnslurm.render import plan_data
 from trnslurm.run import RunDir
-from trnslurm.spec import make_spec
 from trnslurm.trust import refuse_foreign
 
 _MODULES = ("torch", "transformers", "safetensors")

@@ -15,11 +15,11 @@ from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
-from trnslurm.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.directives import data_options, training_options
 from trnslurm.graphs import ingredients
-from trnslurm.spec import COMPILING, JobSpec
-from trnslurm.strategy import named_in_plan
+from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
+from trnslurm.plan.sharding import named_in_plan
+from trnslurm.plan.spec import COMPILING, JobSpec
 from trnslurm.template import fill, open_templates
 
 # The memory of a host, trn1.2xlarge's, on which the compiler may be killed.

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.prepare.labelled.tasks import TASKS
 from trnslurm.render import render
-from trnslurm.spec import JobSpec, make_spec
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 MODEL = "hub/google-bert--bert-large-uncased"

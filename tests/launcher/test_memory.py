@@ -7,8 +7,8 @@ import json
 import pytest
 
 from trnslurm.config import Workspace, packaged_root, resolve
-from trnslurm.memory import Memory, estimate_memory, shape_of
-from trnslurm.spec import make_spec
+from trnslurm.plan.memory import Memory, estimate_memory, shape_of
+from trnslurm.plan.spec import make_spec
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 

@@ -25,10 +25,10 @@ from trnslurm.config import Workspace, resolve
 from trnslurm.config.schema import Cluster, Config, Recipe
 from trnslurm.config.tree import lookup, merge, nest, plain
 from trnslurm.config.values import check_cluster_values
-from trnslurm.data import Own, make_data_job
 from trnslurm.errors import TrnslurmError
+from trnslurm.plan.data import Own, make_data_job
+from trnslurm.plan.spec import make_spec
 from trnslurm.render import render, render_data_job
-from trnslurm.spec import make_spec
 
 from .hostile import FIELDS, HOSTILE, MARK, filled
 from .test_surface import COMMANDS, VERBS

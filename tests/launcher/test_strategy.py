@@ -10,11 +10,11 @@ import pytest
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.config.catalog import DEVICES, catalog
 from trnslurm.config.schema import Device
+from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
+from trnslurm.plan.sharding import OFFLOADS
+from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render import render
 from trnslurm.run import RunDir
-from trnslurm.spec import JobSpec, make_spec
-from trnslurm.strategy import DEVICES as DEVICES_OF_STRATEGY
-from trnslurm.strategy import OFFLOADS
 from trnslurm.submit.job import job_of
 from trnslurm.submit.resizing import resized
 from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from trnslurm.config import Strategy
-from trnslurm.strategy import strategy_file
+from trnslurm.plan.sharding import strategy_file
 from trnslurm.train.plan import BatchPlan, Plan
 
 from ..free_port import free_port

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trnslurm.strategy import DEVICES
+from trnslurm.plan.sharding import DEVICES
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import load_plan, read_settings
 from trnslurm.train.sharded import STRATEGIES

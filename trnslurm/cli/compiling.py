@@ -32,7 +32,7 @@ from trnslurm.compiled import CompileCache, recipe_of
 from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.graph_sources import GraphSource, find_source
-from trnslurm.spec import make_spec
+from trnslurm.plan.spec import make_spec
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}

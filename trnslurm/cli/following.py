@@ -11,10 +11,10 @@ import click
 
 from trnslurm.cli.output import figure
 from trnslurm.cli.triaging import echo_finding
-from trnslurm.data import PREPARE
 from trnslurm.failures import why_it_failed
 from trnslurm.follow import follow
 from trnslurm.logs import choose_log, print_log
+from trnslurm.plan.data import PREPARE
 from trnslurm.run import RunDir
 from trnslurm.status import RunStatus
 

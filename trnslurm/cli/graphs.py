@@ -13,7 +13,7 @@ from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import Manifest
 from trnslurm.compiled import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
-from trnslurm.spec import JobSpec, precompile_min
+from trnslurm.plan.spec import JobSpec, precompile_min
 
 if TYPE_CHECKING:
     from trnslurm.submit import Need  # plan needs nothing of submit

@@ -26,9 +26,9 @@ from trnslurm.compiled import CompileCache
 from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
-from trnslurm.memory import estimate_memory
-from trnslurm.plan import even_nodes, without_padding
-from trnslurm.spec import JobSpec, make_spec, where_set
+from trnslurm.plan.batch import even_nodes, without_padding
+from trnslurm.plan.memory import estimate_memory
+from trnslurm.plan.spec import JobSpec, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
 

@@ -18,7 +18,8 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.submitting import submit_job
 from trnslurm.config import Config, resolve, resolve_cluster
-from trnslurm.data import (
+from trnslurm.errors import ConfigError
+from trnslurm.plan.data import (
     DataJob,
     Own,
     data_path,
@@ -28,7 +29,6 @@ from trnslurm.data import (
     prepare_arguments,
     refuse_unfetched,
 )
-from trnslurm.errors import ConfigError
 from trnslurm.prepare_here import prepare_here
 from trnslurm.submit import job_of_data
 

@@ -21,9 +21,9 @@ from trnslurm.cli.options import (
 )
 from trnslurm.errors import RenderError
 from trnslurm.handover import no_result
+from trnslurm.plan.spec import make_spec
 from trnslurm.render import render
 from trnslurm.runs import find_run
-from trnslurm.spec import make_spec
 
 _READING_ORDER = (
     "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", "node.sh", "plan.json",

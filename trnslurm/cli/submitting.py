@@ -25,7 +25,7 @@ from trnslurm.cli.started import report_started, say
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.handover import no_result
-from trnslurm.spec import make_spec
+from trnslurm.plan.spec import make_spec
 from trnslurm.submit import (
     Job,
     Link,

@@ -176,7 +176,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How a job shards its model over the workers; see trnslurm.strategy."""
+    """How a job shards its model over the workers; see trnslurm.plan.sharding."""
 
     name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
     """Empty: the job has no strategies, or none is used."""

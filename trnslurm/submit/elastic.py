@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
-from trnslurm.spec import JobSpec, check_job_name, make_spec
+from trnslurm.plan.spec import JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, job_of
 from trnslurm.submit.precompile import PRECOMPILE
 

@@ -13,12 +13,12 @@ import yaml
 from trnslurm.bundle import Bundle, read_bundle
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
-from trnslurm.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.errors import SubmitError
-from trnslurm.plan import Estimate
+from trnslurm.plan.batch import Estimate
+from trnslurm.plan.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
+from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render import render, render_data_job, script_name
 from trnslurm.run import RunDir
-from trnslurm.spec import JobSpec, check_job_name
 from trnslurm.trust import refuse_foreign
 
 

@@ -13,9 +13,9 @@ from trnslurm.compiled import CompileCache, Compiled
 from trnslurm.errors import RunError
 from trnslurm.local_job import process_alive
 from trnslurm.phase_status import is_live
+from trnslurm.plan.spec import COMPILING
 from trnslurm.run import RunDir
 from trnslurm.slurm import Slurm, job_of
-from trnslurm.spec import COMPILING
 from trnslurm.status import run_status
 from trnslurm.submit.job import Job, Link
 

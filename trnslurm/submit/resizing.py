@@ -20,9 +20,9 @@ from trnslurm import __version__
 from trnslurm.bundle import Bundle
 from trnslurm.config import Config, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
+from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render import render
 from trnslurm.run import RunDir
-from trnslurm.spec import JobSpec, make_spec
 from trnslurm.submit.job import Job, job_of
 
 _SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trnslurm.compiled import CompileCache
-from trnslurm.data import PREPARE
 from trnslurm.errors import RunError
+from trnslurm.plan.data import PREPARE
 from trnslurm.run import Record, RunDir
 from trnslurm.slurm import Slurm
 from trnslurm.status import RunStatus, run_status

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trnslurm.config import Recipe
-from trnslurm.spec import JobSpec
+from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's own context, buffers of collectives, what no allocation fits into

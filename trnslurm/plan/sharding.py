@@ -24,7 +24,7 @@ from typing import Any
 
 from trnslurm.config import Recipe, Strategy
 from trnslurm.errors import ConfigError, did_you_mean
-from trnslurm.plan import BatchPlan
+from trnslurm.plan.batch import BatchPlan
 
 # What each is made for: PyTorch itself, or torch_xla.
 DEVICES = {

@@ -12,8 +12,8 @@ from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
-from trnslurm.plan import BatchPlan, Estimate, Throughput, estimate, plan_batch
-from trnslurm.strategy import DEVICES, strategy_file
+from trnslurm.plan.batch import BatchPlan, Estimate, Throughput, estimate, plan_batch
+from trnslurm.plan.sharding import DEVICES, strategy_file
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs

@@ -12,7 +12,7 @@ from typing import Any
 
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError
-from trnslurm.spec import check_job_name
+from trnslurm.plan.spec import check_job_name
 
 PREPARE = "prepare"  # the one phase of a job that prepares data
 INDEX = "index.json"  # makes a directory prepared data

@@ -1,0 +1,1 @@
+"""What a training will be on so many nodes: its batch, its sharding, its memory, its data."""
