@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.bundle import Bundle, diff
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
-from trnslurm.render import render, render_data_job
+from trnslurm.render.bundle import Bundle, diff
+from trnslurm.render.render import render, render_data_job
 
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from trnslurm.cluster_python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
-from trnslurm.directives import passed_through
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
-from trnslurm.render import search_path
+from trnslurm.render.directives import passed_through
+from trnslurm.render.render import search_path
 from trnslurm.run import RunDir
 from trnslurm.slurm import Slurm, without_overrides
 from trnslurm.status import run_status

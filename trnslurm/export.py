@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.bundle import Bundle, snapshot
 from trnslurm.cluster_python import run_python
 from trnslurm.config import Cluster, Config, read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError
 from trnslurm.plan.spec import make_spec
-from trnslurm.render import plan_data
+from trnslurm.render.bundle import Bundle, snapshot
+from trnslurm.render.render import plan_data
 from trnslurm.run import RunDir
 from trnslurm.trust import refuse_foreign
 

@@ -11,7 +11,7 @@ import pytest
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.prepare.labelled.tasks import TASKS
-from trnslurm.render import render
+from trnslurm.render.render import render
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 MODEL = "hub/google-bert--bert-large-uncased"

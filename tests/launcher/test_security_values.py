@@ -19,7 +19,6 @@ import click
 import pytest
 import yaml
 
-from trnslurm.bundle import Bundle, snapshot
 from trnslurm.cluster_python import probe_script
 from trnslurm.config import Workspace, resolve
 from trnslurm.config.schema import Cluster, Config, Recipe
@@ -28,7 +27,8 @@ from trnslurm.config.values import check_cluster_values
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
-from trnslurm.render import render, render_data_job
+from trnslurm.render.bundle import Bundle, snapshot
+from trnslurm.render.render import render, render_data_job
 
 from .hostile import FIELDS, HOSTILE, MARK, filled
 from .test_surface import COMMANDS, VERBS
@@ -162,7 +162,7 @@ def _entry_only(recipe: str, job_dir: Path, entry: str, **more: Any) -> dict[str
 @pytest.mark.parametrize("what", HOSTILE)
 def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     text = HOSTILE[what]
-    monkeypatch.setattr("trnslurm.render.snapshot", _entry_only)
+    monkeypatch.setattr("trnslurm.render.render.snapshot", _entry_only)
     accepted: dict[type, dict[str, Any]] = {}
     for cls, fields in FIELDS.items():
         for dotted, hint in fields.items():
@@ -170,7 +170,7 @@ def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
             refused = _refusal(lambda c=cls, t=change: attack.bundles(attack.config({c: t})))
             if not refused and dotted not in PROGRAMS:
                 accepted[cls] = merge(accepted.get(cls, {}), change)
-    monkeypatch.setattr("trnslurm.render.snapshot", snapshot)
+    monkeypatch.setattr("trnslurm.render.render.snapshot", snapshot)
     config = attack.config(accepted)
     run = attack.run(config)
     if what not in ("NUL", "surrogate"):

@@ -13,7 +13,7 @@ from trnslurm.config.schema import Device
 from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
-from trnslurm.render import render
+from trnslurm.render.render import render
 from trnslurm.run import RunDir
 from trnslurm.submit.job import job_of
 from trnslurm.submit.resizing import resized

@@ -102,7 +102,7 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
     """Return what shapes the graphs of a job."""
-    from trnslurm.render import render  # Jinja is slow to import, and not always needed
+    from trnslurm.render.render import render  # Jinja is slow to import, and not always needed
 
     bundle = render(spec, workspace.template_dirs())
     return dict(json.loads(bundle.files[INGREDIENTS]))

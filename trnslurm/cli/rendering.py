@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from trnslurm.bundle import Bundle, diff, read_bundle
 from trnslurm.cli.options import (
     choose_cluster,
     config_of,
@@ -22,7 +21,8 @@ from trnslurm.cli.options import (
 from trnslurm.errors import RenderError
 from trnslurm.handover import no_result
 from trnslurm.plan.spec import make_spec
-from trnslurm.render import render
+from trnslurm.render.bundle import Bundle, diff, read_bundle
+from trnslurm.render.render import render
 from trnslurm.runs import find_run
 
 _READING_ORDER = (

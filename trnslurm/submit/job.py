@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from trnslurm.bundle import Bundle, read_bundle
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
 from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.plan.spec import JobSpec, check_job_name
-from trnslurm.render import render, render_data_job, script_name
+from trnslurm.render.bundle import Bundle, read_bundle
+from trnslurm.render.render import render, render_data_job, script_name
 from trnslurm.run import RunDir
 from trnslurm.trust import refuse_foreign
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import yaml
 
 from trnslurm import __version__
-from trnslurm.bundle import Bundle
 from trnslurm.config import Config, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
-from trnslurm.render import render
+from trnslurm.render.bundle import Bundle
+from trnslurm.render.render import render
 from trnslurm.run import RunDir
 from trnslurm.submit.job import Job, job_of
 

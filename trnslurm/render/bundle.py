@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from trnslurm.errors import RenderError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 _ON_NODES = (
     "compilecache",
     "node",

@@ -10,17 +10,17 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.bundle import Bundle, kept_directories, snapshot
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
-from trnslurm.directives import data_options, training_options
-from trnslurm.graphs import ingredients
 from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec
-from trnslurm.template import fill, open_templates
+from trnslurm.render.bundle import Bundle, kept_directories, snapshot
+from trnslurm.render.directives import data_options, training_options
+from trnslurm.render.ingredients import ingredients
+from trnslurm.render.template import fill, open_templates
 
 # The memory of a host, trn1.2xlarge's, on which the compiler may be killed.
 SMALL_GIB = 32

@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trnslurm import source
 from trnslurm.plan.spec import JobSpec
+from trnslurm.render import code as source
 
 # Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_), the
 # place of a cache and where workers meet shape nothing.
