@@ -15,7 +15,7 @@ from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.directives import passed_through
 from trnslurm.render.render import search_path
 from trnslurm.run import RunDir
-from trnslurm.slurm import Slurm, without_overrides
+from trnslurm.slurm.commands import Slurm, without_overrides
 from trnslurm.status import run_status
 from trnslurm.trust import refuse_foreign
 

@@ -21,7 +21,7 @@ from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.preflight import NodeFitness, read_preflight
 from trnslurm.run_root import check_run_root
-from trnslurm.slurm import Slurm, without_overrides
+from trnslurm.slurm.commands import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1
 _END_S = 10

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from trnslurm.errors import SlurmError
 from trnslurm.phase_status import PhaseStatus
-from trnslurm.reasons import node_reason
 from trnslurm.run import Record, RunDir
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.reasons import node_reason
 from trnslurm.status import RunStatus, run_status
 
 _WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trnslurm.local_job import local_job_alive
 from trnslurm.preflight import read_preflight
 from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import QueueEntry, job_of
+from trnslurm.slurm.commands import QueueEntry, job_of
 from trnslurm.trust import printable
 
 FINAL = {

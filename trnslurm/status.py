@@ -17,7 +17,7 @@ from trnslurm.phase_status import (
     phase_status,
 )
 from trnslurm.run import Attempt, Record, RunDir
-from trnslurm.slurm import Slurm, job_of
+from trnslurm.slurm.commands import Slurm, job_of
 
 _LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from trnslurm.doctor import node_state
-from trnslurm.reasons import job_reason, node_reason
+from trnslurm.slurm.reasons import job_reason, node_reason
 
 JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"
 WAITS = "StartTime=2026-01-01T05:00:00 EndTime=Unknown Partition=compute NumNodes=2-2"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.cli import options
-from trnslurm.slurm import slurm_hint
+from trnslurm.slurm.commands import slurm_hint
 
 
 @pytest.fixture

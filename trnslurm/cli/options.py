@@ -18,7 +18,7 @@ from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.handover import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.runs import known_roots, list_runs
 from trnslurm.sandbox.layout import search_roots
-from trnslurm.slurm import slurm_hint
+from trnslurm.slurm.commands import slurm_hint
 
 Command = Callable[..., Any]
 

@@ -14,9 +14,9 @@ from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE
-from trnslurm.detect import Partition, Site, detect, profile_text
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
+from trnslurm.slurm.detect import Partition, Site, detect, profile_text
 
 
 @click.group("cluster")

@@ -12,7 +12,7 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.lifecycle import settings_of
 from trnslurm.sandbox.namespaces import up_command
 from trnslurm.sandbox.settings import node_address
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
 
 _ANSWER_S = 150
 _CONTROLLER_S = 10

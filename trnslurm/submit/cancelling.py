@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.run import Record, RunDir, write_json
-from trnslurm.slurm import QueueEntry, Slurm, job_of
+from trnslurm.slurm.commands import QueueEntry, Slurm, job_of
 from trnslurm.status import is_complete
 from trnslurm.submit.starting import utc_now
 from trnslurm.trust import refuse_foreign

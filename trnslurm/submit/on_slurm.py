@@ -18,7 +18,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
 from trnslurm.run import RunDir, write_json
-from trnslurm.slurm import Slurm, overriding, own_words
+from trnslurm.slurm.commands import Slurm, overriding, own_words
 
 _TIMEOUT_S = 60
 # A controller that was busy answers again before it has read all that was sent to it meanwhile.

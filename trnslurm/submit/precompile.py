@@ -15,7 +15,7 @@ from trnslurm.local_job import process_alive
 from trnslurm.phase_status import is_live
 from trnslurm.plan.spec import COMPILING
 from trnslurm.run import RunDir
-from trnslurm.slurm import Slurm, job_of
+from trnslurm.slurm.commands import Slurm, job_of
 from trnslurm.status import run_status
 from trnslurm.submit.job import Job, Link
 

@@ -15,7 +15,7 @@ from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError
 from trnslurm.plan.data import PREPARE
 from trnslurm.run import Record, RunDir
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
 from trnslurm.status import RunStatus, run_status
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, job_of_bundle, refuse_unprepared

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from trnslurm.run import RunDir
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.errors import SlurmError
-from trnslurm.reasons import job_reason
+from trnslurm.slurm.reasons import job_reason
 
 TIMEOUT_S = 30
 _PING_S = 10

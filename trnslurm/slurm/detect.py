@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SlurmError
-from trnslurm.slurm import Slurm
+from trnslurm.slurm.commands import Slurm
 
 
 @dataclass(frozen=True, kw_only=True)

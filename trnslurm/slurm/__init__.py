@@ -1,0 +1,1 @@
+"""Slurm's commands: the only place that calls them, and what their words mean."""
