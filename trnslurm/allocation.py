@@ -14,10 +14,10 @@ from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.directives import passed_through
 from trnslurm.render.render import search_path
-from trnslurm.run import RunDir
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, without_overrides
-from trnslurm.status import run_status
-from trnslurm.trust import refuse_foreign
 
 _PINS = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
 _PINS_OF_DEVICE = {

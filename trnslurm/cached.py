@@ -9,9 +9,9 @@ from trnslurm.compilecache.claims import Claim, newest_claim
 from trnslurm.compilecache.contents import Entry, choose, read_entry, remove
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import SlurmError, TrnslurmError
-from trnslurm.run import RunDir
-from trnslurm.runs import list_runs
-from trnslurm.status import statuses_of
+from trnslurm.runs.find import list_runs
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import statuses_of
 from trnslurm.submit import still_compiles
 
 

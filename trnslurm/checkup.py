@@ -19,8 +19,8 @@ from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
-from trnslurm.preflight import NodeFitness, read_preflight
-from trnslurm.run_root import check_run_root
+from trnslurm.runs.fitness import NodeFitness, read_preflight
+from trnslurm.runs.root import check_run_root
 from trnslurm.slurm.commands import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1

@@ -26,7 +26,7 @@ from trnslurm.compilecache.manifest import (
 )
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
-from trnslurm.run_root import check_run_root
+from trnslurm.runs.root import check_run_root
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _RECIPE = re.compile(r"jobs/([^/]+)/")

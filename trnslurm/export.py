@@ -14,8 +14,8 @@ from trnslurm.errors import RunError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.render import plan_data
-from trnslurm.run import RunDir
-from trnslurm.trust import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import RunDir
 
 _MODULES = ("torch", "transformers", "safetensors")
 

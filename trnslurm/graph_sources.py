@@ -12,8 +12,8 @@ from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import CacheError, read_manifest
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError
-from trnslurm.run import RunDir
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.run import RunDir
 from trnslurm.submit import job_of_bundle
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from trnslurm.compilecache.manifest import Manifest, NodeResult, describe, write_manifest
 from trnslurm.config import load
-from trnslurm.run import Attempt, Record, RunDir, write_json
+from trnslurm.runs.run import Attempt, Record, RunDir, write_json
 
 PROFILE: dict[str, Any] = {
     "description": "A cluster of stand-ins",

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from trnslurm.local_job import process_start
-from trnslurm.status import run_status
+from trnslurm.runs.process import process_start
+from trnslurm.runs.status import run_status
 
 from .conftest import write_attempt
 

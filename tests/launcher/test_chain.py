@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from trnslurm.local_job import local_job_alive
-from trnslurm.run import write_json
-from trnslurm.status import run_status
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.run import write_json
+from trnslurm.runs.status import run_status
 
 RECIPE = """\
 batch: {global_batch: 64}

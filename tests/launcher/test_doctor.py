@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trnslurm.doctor import node_state
+from trnslurm.runs.waiting import node_state
 from trnslurm.slurm.reasons import job_reason, node_reason
 
 JOB = "JobId=1001 JobName=gpt-precompile JobState=PENDING Reason=Resources Dependency=(null) {more}"

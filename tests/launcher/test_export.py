@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 
 from .conftest import TOY
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm import follow
-from trnslurm.run import write_json
+from trnslurm.runs import follow
+from trnslurm.runs.run import write_json
 
 SUBMIT = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--follow")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trnslurm.lineage import lineage
+from trnslurm.runs.steps import lineage
 
 
 def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple[int, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trnslurm.run import RunDir, write_json
-from trnslurm.status import run_status
+from trnslurm.runs.run import RunDir, write_json
+from trnslurm.runs.status import run_status
 
 from .conftest import write_attempt
 

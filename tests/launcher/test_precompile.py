@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.compilecache.claims import complete_claim, newest_claim, take_claim
-from trnslurm.local_job import own_process
+from trnslurm.runs.process import own_process
 from trnslurm.submit import claiming
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")

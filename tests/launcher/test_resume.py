@@ -15,8 +15,8 @@ from subprocess import PIPE
 
 import pytest
 
-from trnslurm.local_job import own_process
-from trnslurm.run import RunDir, write_json
+from trnslurm.runs.process import own_process
+from trnslurm.runs.run import RunDir, write_json
 
 from .conftest import write_attempt
 

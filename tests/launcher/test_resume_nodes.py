@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.submit import job_of_bundle, resizing
 
 from .conftest import write_attempt

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trnslurm.run import RunDir
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.run import RunDir
 
 NOBODY = 65534
 CANARY = "c4n4ry-of-a-secret-value"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trnslurm.local_job import process_start
-from trnslurm.run import RunDir
-from trnslurm.status import run_status
+from trnslurm.runs.process import process_start
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

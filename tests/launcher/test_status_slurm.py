@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.status import FINAL, run_status, statuses_of
+from trnslurm.runs.status import FINAL, run_status, statuses_of
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

@@ -14,7 +14,7 @@ from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.render import render
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import job_of
 from trnslurm.submit.resizing import resized
 from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS

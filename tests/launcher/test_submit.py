@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
 

@@ -14,8 +14,8 @@ import yaml
 
 import trnslurm
 from trnslurm import submit as submission
-from trnslurm.run import RunDir
-from trnslurm.status import run_status
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 from trnslurm.submit import cancelling
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent

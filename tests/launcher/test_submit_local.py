@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from trnslurm.compilecache.manifest import Manifest, NodeResult, write_manifest
-from trnslurm.local_job import local_job_alive
-from trnslurm.status import run_status
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.status import run_status
 
 RECIPE = "steps: 3\nbatch: {global_batch: 8}\nprecompile: %s\n"
 SUBMIT = ("submit", "toy", "--cluster", "here", "--nodes", "2")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from trnslurm.status import run_status
+from trnslurm.runs.status import run_status
 from trnslurm.submit import on_slurm
 
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")

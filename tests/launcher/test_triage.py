@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.run import RunDir, write_json
+from trnslurm.runs.run import RunDir, write_json
 from trnslurm.triage.causes import Cause, all_causes
 from trnslurm.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.triage.words import time_in

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.run import RunDir, write_json
+from trnslurm.runs.run import RunDir, write_json
 from trnslurm.triage import reading
 from trnslurm.triage.finding import Finding, find_cause
 from trnslurm.triage.reading import clean, read_log

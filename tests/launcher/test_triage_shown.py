@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trnslurm.run import RunDir, write_json
+from trnslurm.runs.run import RunDir, write_json
 from trnslurm.triage.finding import find_cause
 
 ROOT = Path(__file__).parents[2]

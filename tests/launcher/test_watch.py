@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trnslurm.run import RunDir, write_json
+from trnslurm.runs.run import RunDir, write_json
 
 from .conftest import write_attempt
 

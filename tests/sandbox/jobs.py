@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.run import RunDir
-from trnslurm.status import run_status
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 
 from .cluster import Sandbox, eventually
 

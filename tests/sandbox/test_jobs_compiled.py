@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trnslurm.compilecache.manifest import Manifest, NodeResult, write_manifest
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 
 from .cluster import eventually
 

@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.submit import cancel
 
 from ..json_lines import read_lines

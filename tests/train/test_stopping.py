@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from trnslurm.lineage import lineage
+from trnslurm.runs.steps import lineage
 from trnslurm.train import stopping
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError

@@ -9,7 +9,7 @@ import click
 
 from trnslurm import __version__
 from trnslurm.errors import TrnslurmError, did_you_mean
-from trnslurm.trust import printable
+from trnslurm.runs.foreign import printable
 
 # Command -> module, in the order of the help text.
 _COMMANDS = {

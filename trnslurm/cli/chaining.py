@@ -9,9 +9,9 @@ from typing import Any
 from trnslurm.cli.options import config_of
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
-from trnslurm.handover import other_sizes
 from trnslurm.plan.spec import make_spec
-from trnslurm.run import RunDir
+from trnslurm.runs.result import other_sizes
+from trnslurm.runs.run import RunDir
 from trnslurm.submit import Job, Link, job_of
 
 # In the place of a run's checkpoints while a chain is only checked: no run has a directory yet.

@@ -20,9 +20,9 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import count, echo_json, echo_table
 from trnslurm.config import resolve_cluster
-from trnslurm.doctor import Diagnosis, diagnose
-from trnslurm.preflight import NodeFitness
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.fitness import NodeFitness
+from trnslurm.runs.waiting import Diagnosis, diagnose
 
 _FACTS = ("devices", "EFA", "run directory", "memory", "open files")
 _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")

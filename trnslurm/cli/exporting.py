@@ -19,7 +19,7 @@ from trnslurm.cli.options import (
 )
 from trnslurm.config import resolve
 from trnslurm.export import export, export_file
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
 
 
 def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:

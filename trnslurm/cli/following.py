@@ -11,12 +11,12 @@ import click
 
 from trnslurm.cli.output import figure
 from trnslurm.cli.triaging import echo_finding
-from trnslurm.failures import why_it_failed
-from trnslurm.follow import follow
-from trnslurm.logs import choose_log, print_log
 from trnslurm.plan.data import PREPARE
-from trnslurm.run import RunDir
-from trnslurm.status import RunStatus
+from trnslurm.runs.failures import why_it_failed
+from trnslurm.runs.follow import follow
+from trnslurm.runs.logs import choose_log, print_log
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus
 
 
 def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:

@@ -7,8 +7,8 @@ import click
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import echo_json, echo_table, figure
 from trnslurm.errors import RunError
-from trnslurm.lineage import lineage
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.steps import lineage
 
 _COLUMNS = {
     "step": "d", "attempt": "d", "loss": ".4f", "grad_norm": ".4f", "lr": ".3g",

@@ -15,8 +15,8 @@ from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.handover import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
-from trnslurm.runs import known_roots, list_runs
+from trnslurm.runs.find import known_roots, list_runs
+from trnslurm.runs.result import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.sandbox.layout import search_roots
 from trnslurm.slurm.commands import slurm_hint
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trnslurm.trust import printable
+from trnslurm.runs.foreign import printable
 
 
 def echo_json(data: Any) -> None:

@@ -19,11 +19,11 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.errors import RenderError
-from trnslurm.handover import no_result
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.render.render import render
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.result import no_result
 
 _READING_ORDER = (
     "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", "node.sh", "plan.json",

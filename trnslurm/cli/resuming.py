@@ -12,9 +12,9 @@ from trnslurm.cli.options import json_option, path_option, run_argument, run_roo
 from trnslurm.cli.output import echo_json
 from trnslurm.cli.started import INTERRUPTED, report_started, say
 from trnslurm.errors import ConfigError
-from trnslurm.runs import find_run
+from trnslurm.runs.find import find_run
+from trnslurm.runs.watch import watch
 from trnslurm.submit import Resumed, resume
-from trnslurm.watch import watch
 
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}

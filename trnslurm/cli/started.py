@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import echo_json
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.submit import cancel
 
 INTERRUPTED = 130

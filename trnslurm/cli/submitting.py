@@ -24,8 +24,8 @@ from trnslurm.cli.output import count, dollars, hours
 from trnslurm.cli.started import report_started, say
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
-from trnslurm.handover import no_result
 from trnslurm.plan.spec import make_spec
+from trnslurm.runs.result import no_result
 from trnslurm.submit import (
     Job,
     Link,

@@ -9,8 +9,8 @@ import click
 
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import echo_json
-from trnslurm.failures import choose_attempt
-from trnslurm.runs import find_run
+from trnslurm.runs.failures import choose_attempt
+from trnslurm.runs.find import find_run
 from trnslurm.triage.finding import Finding, find_cause, nothing_found
 
 

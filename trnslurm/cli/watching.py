@@ -13,11 +13,11 @@ from trnslurm.cli.options import json_option, path_option, run_argument, run_roo
 from trnslurm.cli.output import count, echo_json, echo_table, figure
 from trnslurm.cli.triaging import echo_finding
 from trnslurm.errors import RunError
-from trnslurm.failures import why_it_failed
-from trnslurm.logs import choose_log, follow_log, print_log
-from trnslurm.run import RunDir
-from trnslurm.runs import find_run, list_runs
-from trnslurm.status import RunStatus, run_status, statuses_of
+from trnslurm.runs.failures import why_it_failed
+from trnslurm.runs.find import find_run, list_runs
+from trnslurm.runs.logs import choose_log, follow_log, print_log
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status, statuses_of
 from trnslurm.submit import cancel
 
 _SHOWN_ATTEMPTS = 5

@@ -20,10 +20,10 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError, TrnslurmError
-from trnslurm.provenance import git_patch, git_state
-from trnslurm.run import Record, RunDir
-from trnslurm.run_root import check_run_root, create_run
-from trnslurm.runs import remember_root
+from trnslurm.runs.find import remember_root
+from trnslurm.runs.git import git_patch, git_state
+from trnslurm.runs.root import check_run_root, create_run
+from trnslurm.runs.run import Record, RunDir
 from trnslurm.submit.cancelling import Cancelled, cancel
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.elastic import jobs_ahead

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
-from trnslurm.run import Record, RunDir, write_json
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import Record, RunDir, write_json
+from trnslurm.runs.status import is_complete
 from trnslurm.slurm.commands import QueueEntry, Slurm, job_of
-from trnslurm.status import is_complete
 from trnslurm.submit.starting import utc_now
-from trnslurm.trust import refuse_foreign
 
 _TRAIN = "train"
 _SAVES = re.compile(r"^\s*trap .*\bUSR1\b", re.MULTILINE)

@@ -18,8 +18,8 @@ from trnslurm.compilecache.claims import (
     take_claim,
 )
 from trnslurm.compiled import CompileCache
-from trnslurm.local_job import own_process
-from trnslurm.run import RunDir
+from trnslurm.runs.process import own_process
+from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job
 from trnslurm.submit.precompile import Need, need_of
 

@@ -18,8 +18,8 @@ from trnslurm.plan.data import CONFIG, INDEX, PREPARE, DataJob, command, data_pa
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.render import render, render_data_job, script_name
-from trnslurm.run import RunDir
-from trnslurm.trust import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.errors import NotYetError, RunError
-from trnslurm.local_job import local_job_alive
-from trnslurm.phase_status import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
-from trnslurm.run import Attempt, Record, RunDir
+from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.run import Attempt, Record, RunDir
+from trnslurm.runs.status import RunStatus
 from trnslurm.slurm.commands import QueueEntry, Slurm, job_of
-from trnslurm.status import RunStatus
 
 _ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
 _POLL_S = 0.5

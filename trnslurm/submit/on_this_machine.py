@@ -15,8 +15,8 @@ from pathlib import Path
 from submitit.local.local import LocalExecutor
 
 from trnslurm.errors import SubmitError
-from trnslurm.local_job import local_job, local_job_alive, process_start
-from trnslurm.run import RunDir
+from trnslurm.runs.process import local_job, local_job_alive, process_start
+from trnslurm.runs.run import RunDir
 
 # What the local run gets of this shell's environment; everything else stands in its script.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH")

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from trnslurm.compilecache.claims import Claim, newest_claim
 from trnslurm.compiled import CompileCache, Compiled
 from trnslurm.errors import RunError
-from trnslurm.local_job import process_alive
-from trnslurm.phase_status import is_live
 from trnslurm.plan.spec import COMPILING
-from trnslurm.run import RunDir
+from trnslurm.runs.phase import is_live
+from trnslurm.runs.process import process_alive
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, job_of
-from trnslurm.status import run_status
 from trnslurm.submit.job import Job, Link
 
 PRECOMPILE = "precompile"

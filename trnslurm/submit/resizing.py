@@ -22,7 +22,7 @@ from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.render import render
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, job_of
 
 _SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be

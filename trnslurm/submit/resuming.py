@@ -14,16 +14,16 @@ from pathlib import Path
 from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError
 from trnslurm.plan.data import PREPARE
-from trnslurm.run import Record, RunDir
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import Record, RunDir
+from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.slurm.commands import Slurm
-from trnslurm.status import RunStatus, run_status
 from trnslurm.submit.claiming import Claims
 from trnslurm.submit.job import Job, job_of_bundle, refuse_unprepared
 from trnslurm.submit.leftovers import end_leftovers, held_after_launch, refuse_living
 from trnslurm.submit.resizing import adopt_files, lay_aside, resized
 from trnslurm.submit.starting import privacy_of, starter, utc_now
 from trnslurm.submit.turns import turn
-from trnslurm.trust import refuse_foreign
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from trnslurm.config import Config, preset_before
 from trnslurm.errors import ConfigError, RunError
-from trnslurm.run import RunDir
-from trnslurm.runs import find_run
-from trnslurm.status import run_status
+from trnslurm.runs.find import find_run
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 
 INIT_FROM = "train.init_from"
 """The key of a recipe that takes first parameters."""

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.run import RunDir
-from trnslurm.trust import is_ours
+from trnslurm.runs.foreign import is_ours
+from trnslurm.runs.run import RunDir
 
 # Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent).
 _BAD_PATH = re.compile(r"[:%\x00-\x1f\x7f]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from trnslurm.local_job import local_job_alive
-from trnslurm.run import RunDir
-from trnslurm.status import RunStatus, run_status
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status
 
 _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.run import RunDir
+from trnslurm.runs.run import RunDir
 
 _POLL_S = 0.5
 _CHUNK_BYTES = 1 << 16

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.run import RunDir
-from trnslurm.trust import is_ours
+from trnslurm.runs.foreign import is_ours
+from trnslurm.runs.run import RunDir
 
 
 def find_run(word: str, roots: list[Path]) -> RunDir:

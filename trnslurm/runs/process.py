@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trnslurm.run import Record
+from trnslurm.runs.run import Record
 
 
 def local_job_alive(record: Record) -> bool:

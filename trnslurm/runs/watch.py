@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
-from trnslurm.follow import follow
-from trnslurm.run import RunDir
-from trnslurm.status import RunStatus
+from trnslurm.runs.follow import follow
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trnslurm.errors import RunError, SlurmError
-from trnslurm.mending import mend_of
-from trnslurm.phase_status import (
+from trnslurm.runs.mending import mend_of
+from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,
     PhaseStatus,
@@ -16,7 +16,7 @@ from trnslurm.phase_status import (
     Wait,
     phase_status,
 )
-from trnslurm.run import Attempt, Record, RunDir
+from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import Slurm, job_of
 
 _LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait

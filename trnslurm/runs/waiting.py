@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trnslurm.errors import SlurmError
-from trnslurm.phase_status import PhaseStatus
-from trnslurm.run import Record, RunDir
+from trnslurm.runs.phase import PhaseStatus
+from trnslurm.runs.run import Record, RunDir
+from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import node_reason
-from trnslurm.status import RunStatus, run_status
 
 _WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")
 _UNUSABLE = ("down", "drained")

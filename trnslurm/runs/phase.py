@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trnslurm.local_job import local_job_alive
-from trnslurm.preflight import read_preflight
-from trnslurm.run import Attempt, Record, RunDir
+from trnslurm.runs.fitness import read_preflight
+from trnslurm.runs.foreign import printable
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import QueueEntry, job_of
-from trnslurm.trust import printable
 
 FINAL = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",

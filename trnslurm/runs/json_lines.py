@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trnslurm.trust import cleaned
+from trnslurm.runs.foreign import cleaned
 
 _TAIL_BYTES = 64 * 1024
 

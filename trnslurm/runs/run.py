@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
-from trnslurm.json_lines import first_object, last_object
-from trnslurm.trust import commands_of, read_fields, refuse_writable
+from trnslurm.runs.foreign import commands_of, read_fields, refuse_writable
+from trnslurm.runs.json_lines import first_object, last_object
 
 _NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
 _STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trnslurm.phase_status import PhaseStatus, held_by_slurm
 from trnslurm.plan.data import PREPARE
-from trnslurm.run import Record, RunDir
+from trnslurm.runs.phase import PhaseStatus, held_by_slurm
+from trnslurm.runs.run import Record, RunDir
 
 _STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}

@@ -1,0 +1,1 @@
+"""Run directories, and what became of the runs in them."""
