@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm.cluster_python import run_python
+from trnslurm.cluster.python import run_python
 from trnslurm.config import Cluster, Slurm
 from trnslurm.errors import TrnslurmError
 
@@ -29,7 +29,7 @@ time.sleep(60)
 CALLER = """
 import sys
 from pathlib import Path
-from trnslurm.cluster_python import run_python
+from trnslurm.cluster.python import run_python
 from trnslurm.config import Cluster
 try:
     here = Path.cwd()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm import allocation
+from trnslurm.cluster import execute as allocation
 
 GOOD = {
     "torch": "2.9.1+cpu", "transformers": "4.57.6", "accelerate": "1.15.0", "torch-xla": "2.9.0",

@@ -19,7 +19,7 @@ import click
 import pytest
 import yaml
 
-from trnslurm.cluster_python import probe_script
+from trnslurm.cluster.python import probe_script
 from trnslurm.config import Workspace, resolve
 from trnslurm.config.schema import Cluster, Config, Recipe
 from trnslurm.config.tree import lookup, merge, nest, plain

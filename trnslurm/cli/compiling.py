@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from trnslurm.cached import entries_of, prune, remove_all, users_of
 from trnslurm.cli.graphs import age_since, ingredients_of
 from trnslurm.cli.options import (
     choose_cluster,
@@ -25,13 +24,14 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.cluster.cache import CompileCache, recipe_of
+from trnslurm.cluster.graph_sources import GraphSource, find_source
+from trnslurm.cluster.pruning import entries_of, prune, remove_all, users_of
 from trnslurm.compilecache.contents import Entry, total_bytes
 from trnslurm.compilecache.key import differences, leaves
 from trnslurm.compilecache.manifest import find_damage
-from trnslurm.compiled import CompileCache, recipe_of
 from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.graph_sources import GraphSource, find_source
 from trnslurm.plan.spec import make_spec
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

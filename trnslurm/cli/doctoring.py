@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.checkup import check_nodes
 from trnslurm.cli.options import (
     cluster_option,
     json_option,
@@ -19,6 +18,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config import resolve_cluster
 from trnslurm.runs.find import find_run
 from trnslurm.runs.fitness import NodeFitness

@@ -17,8 +17,8 @@ from trnslurm.cli.options import (
     run_roots,
     workspace_of,
 )
+from trnslurm.cluster.export import export, export_file
 from trnslurm.config import resolve
-from trnslurm.export import export, export_file
 from trnslurm.runs.find import find_run
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.cli.output import count, hours
+from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import Manifest
-from trnslurm.compiled import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
 from trnslurm.plan.spec import JobSpec, precompile_min
 

@@ -22,7 +22,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, dollars, echo_json, echo_table, hours
-from trnslurm.compiled import CompileCache
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError

@@ -17,6 +17,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.submitting import submit_job
+from trnslurm.cluster.prepare import prepare_here
 from trnslurm.config import Config, resolve, resolve_cluster
 from trnslurm.errors import ConfigError
 from trnslurm.plan.data import (
@@ -29,7 +30,6 @@ from trnslurm.plan.data import (
     prepare_arguments,
     refuse_unfetched,
 )
-from trnslurm.prepare_here import prepare_here
 from trnslurm.submit import job_of_data
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"

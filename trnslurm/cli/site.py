@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from trnslurm.allocation import check_environment
 from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
 from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cluster.execute import check_environment
 from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE

@@ -22,7 +22,7 @@ from trnslurm.cli.options import (
 )
 from trnslurm.cli.output import count, dollars, hours
 from trnslurm.cli.started import report_started, say
-from trnslurm.compiled import CompileCache
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result

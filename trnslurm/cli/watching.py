@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from trnslurm.allocation import exec_in_run
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import count, echo_json, echo_table, figure
 from trnslurm.cli.triaging import echo_finding
+from trnslurm.cluster.execute import exec_in_run
 from trnslurm.errors import RunError
 from trnslurm.runs.failures import why_it_failed
 from trnslurm.runs.find import find_run, list_runs

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.compiled import CompileCache
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_patch, git_state

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.compilecache.claims import (
     Claim,
     complete_claim,
@@ -17,7 +18,6 @@ from trnslurm.compilecache.claims import (
     newest_claim,
     take_claim,
 )
-from trnslurm.compiled import CompileCache
 from trnslurm.runs.process import own_process
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.cluster.cache import CompileCache, Compiled
 from trnslurm.compilecache.claims import Claim, newest_claim
-from trnslurm.compiled import CompileCache, Compiled
 from trnslurm.errors import RunError
 from trnslurm.plan.spec import COMPILING
 from trnslurm.runs.phase import is_live

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trnslurm.compiled import CompileCache
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import RunError
 from trnslurm.plan.data import PREPARE
 from trnslurm.runs.foreign import refuse_foreign

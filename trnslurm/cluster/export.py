@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.cluster_python import run_python
+from trnslurm.cluster.python import run_python
 from trnslurm.config import Cluster, Config, read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trnslurm.cluster_python import interpreter, versions_here
+from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.compilecache.key import PACKAGES, content_key, differences
 from trnslurm.compilecache.manifest import (
     CacheError,

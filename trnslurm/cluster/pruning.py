@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.compilecache.claims import Claim, newest_claim
 from trnslurm.compilecache.contents import Entry, choose, read_entry, remove
-from trnslurm.compiled import CompileCache
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.runs.find import list_runs
 from trnslurm.runs.run import RunDir

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from trnslurm.cluster_python import interpreter, probe_answer, probe_script
+from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.directives import passed_through

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import CacheError, read_manifest
-from trnslurm.compiled import CompileCache
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trnslurm.cluster_python import interpreter, run_python
+from trnslurm.cluster.python import interpreter, run_python
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 _MODULES = ("numpy", "tokenizers")
 
 

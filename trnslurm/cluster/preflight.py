@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trnslurm
-from trnslurm.cluster_python import interpreter, preamble
+from trnslurm.cluster.python import interpreter, preamble
 from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
