@@ -120,7 +120,7 @@ def test_what_was_not_fetched_or_is_of_another_kind_is_refused(cli, home: Path) 
 def test_fetch_brings_dataset_tokenizer_and_model(cli, home: Path, monkeypatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(
-        "trnslurm.cli.preparing.prepare_here",
+        "trnslurm.cli.data.prepare_here",
         lambda cluster, arguments, otherwise: asked.append(list(arguments)) or 0,
     )
     cli("data", "fetch", *LOCAL, "--preset", "rte", "--force")

@@ -59,7 +59,7 @@ def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
 
 
 def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
-    from trnslurm.cli.following import follow_run
+    from trnslurm.cli.follow import follow_run
 
     try:
         status = follow_run(run, quiet=quiet)

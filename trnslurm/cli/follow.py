@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from trnslurm.cli.output import figure
-from trnslurm.cli.triaging import echo_finding
+from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
 from trnslurm.runs.failures import why_it_failed
 from trnslurm.runs.follow import follow

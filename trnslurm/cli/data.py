@@ -16,7 +16,7 @@ from trnslurm.cli.options import (
     recipe_argument,
     workspace_of,
 )
-from trnslurm.cli.submitting import submit_job
+from trnslurm.cli.submit import submit_job
 from trnslurm.cluster.prepare import prepare_here
 from trnslurm.config import Config, resolve, resolve_cluster
 from trnslurm.errors import ConfigError

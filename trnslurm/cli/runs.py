@@ -10,7 +10,7 @@ import click
 
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import count, echo_json, echo_table, figure
-from trnslurm.cli.triaging import echo_finding
+from trnslurm.cli.triage import echo_finding
 from trnslurm.cluster.execute import exec_in_run
 from trnslurm.errors import RunError
 from trnslurm.runs.failures import why_it_failed

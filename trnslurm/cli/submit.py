@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trnslurm.cli.chaining import links_of
+from trnslurm.cli.chain import links_of
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
