@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, versions_here
+from trnslurm.compilecache.claims import Claim
 from trnslurm.compilecache.key import PACKAGES, content_key, differences
 from trnslurm.compilecache.manifest import (
     CacheError,
@@ -25,9 +27,16 @@ from trnslurm.compilecache.manifest import (
     user_ids,
 )
 from trnslurm.config import Cluster
-from trnslurm.errors import TrnslurmError
+from trnslurm.errors import RunError, TrnslurmError
+from trnslurm.runs.phase import is_live
+from trnslurm.runs.process import process_alive
 from trnslurm.runs.root import check_run_root
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
+from trnslurm.slurm.commands import Slurm, job_of
 
+PRECOMPILE = "precompile"
+_SUBMITTING_S = 180  # no sbatch, with all that is tried after it, takes longer
 _KEY = re.compile(r"[0-9a-f]{16}")
 _RECIPE = re.compile(r"jobs/([^/]+)/")
 
@@ -146,3 +155,21 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
 def compile_hours(manifest: Manifest) -> float:
     """Return how long its compilation took: its nodes worked side by side."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600
+
+
+def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
+    """Whether the run that took a claim may still compile; a job that ended without a manifest, or
+    a submission that was killed, does not.
+    """
+    holder = claim.holder
+    if not holder.job:
+        here = holder.host == socket.gethostname()
+        return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
+    if "@" not in holder.job:
+        queue = Slurm(bin_dir).queue([holder.user])
+        return is_live(job_of(queue, holder.job, Path(holder.run)))
+    try:
+        status = run_status(RunDir(Path(holder.run)))
+    except RunError:  # deleted, or not for us to read
+        return holder.host == socket.gethostname() and process_alive(holder.job)
+    return not any(p.final for p in status.phases if p.phase == PRECOMPILE)

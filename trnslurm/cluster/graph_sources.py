@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.compilecache.manifest import CacheError, read_manifest
+from trnslurm.config import Cluster
+from trnslurm.config.load import read_cluster
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_run
+from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
-from trnslurm.submit import job_of_bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +37,20 @@ def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphS
         return _of_key(word, cache)
     path = Path(word)
     if (path / INGREDIENTS).is_file() and not (path / "run.json").is_file():
-        own = CompileCache(job_of_bundle(path).profile)
+        own = CompileCache(_profile_of(path))
         return GraphSource(ingredients=_read(path), versions=own.versions, unknown=own.unknown)
     return _of_run(find_run(word, list(roots)))
+
+
+def _profile_of(bundle: Path) -> Cluster:
+    """Return the cluster that a bundle was rendered for; its Python will be started."""
+    file = bundle / "config.yaml"
+    for path in (bundle, file):
+        refuse_foreign(path, "compare")
+    try:
+        return read_cluster(yaml.safe_load(file.read_bytes())["config"], str(file))
+    except (KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise RunError(f"{file}: damaged; make a bundle with `trnslurm render -o DIR`") from None
 
 
 def _of_key(key: str, cache: CompileCache) -> GraphSource:

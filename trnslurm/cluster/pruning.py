@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from trnslurm.cluster.cache import CompileCache
+from trnslurm.cluster.cache import CompileCache, still_compiles
 from trnslurm.compilecache.claims import Claim, newest_claim
 from trnslurm.compilecache.contents import Entry, choose, read_entry, remove
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.runs.find import list_runs
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import statuses_of
-from trnslurm.submit import still_compiles
 
 
 def entries_of(cache: CompileCache) -> list[Entry]:

@@ -36,7 +36,7 @@ from trnslurm.submit.job import (
     job_of_data,
     refuse_unprepared,
 )
-from trnslurm.submit.precompile import Need, need_of, needs_of, still_compiles
+from trnslurm.submit.precompile import Need, need_of, needs_of
 from trnslurm.submit.resuming import Resumed, resume
 from trnslurm.submit.starting import privacy_of, starter, utc_now
 from trnslurm.submit.turns import turn
@@ -57,7 +57,6 @@ __all__ = [
     "needs_of",
     "refuse_unprepared",
     "resume",
-    "still_compiles",
     "submit",
     "submit_ahead",
     "submit_chain",

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trnslurm.cluster.cache import PRECOMPILE
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan.spec import JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, job_of
-from trnslurm.submit.precompile import PRECOMPILE
 
 
 def jobs_ahead(

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trnslurm.cluster.cache import CompileCache, Compiled
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled, still_compiles
 from trnslurm.compilecache.claims import Claim, newest_claim
-from trnslurm.errors import RunError
 from trnslurm.plan.spec import COMPILING
-from trnslurm.runs.phase import is_live
-from trnslurm.runs.process import process_alive
-from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import run_status
-from trnslurm.slurm.commands import Slurm, job_of
 from trnslurm.submit.job import Job, Link
-
-PRECOMPILE = "precompile"
-_SUBMITTING_S = 180  # no sbatch, with all that is tried after it, takes longer
 
 Verdict = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
 
@@ -108,21 +98,3 @@ def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> N
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
         return replace(known, verdict="elsewhere", other=claim)
     return known
-
-
-def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
-    """Whether the run that took a claim may still compile; a job that ended without a manifest, or
-    a submission that was killed, does not.
-    """
-    holder = claim.holder
-    if not holder.job:
-        here = holder.host == socket.gethostname()
-        return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
-    if "@" not in holder.job:
-        queue = Slurm(bin_dir).queue([holder.user])
-        return is_live(job_of(queue, holder.job, Path(holder.run)))
-    try:
-        status = run_status(RunDir(Path(holder.run)))
-    except RunError:  # deleted, or not for us to read
-        return holder.host == socket.gethostname() and process_alive(holder.job)
-    return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
