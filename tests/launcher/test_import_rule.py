@@ -60,7 +60,19 @@ def files(*parts: str) -> list[Path]:
 
 PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PACKAGE.rglob("*.py")})
 # The launcher's floors, from the ground up: a room imports only rooms below it.
-FLOORS = "__init__ errors config plan render slurm runs cluster submit cli __main__".split()
+FLOORS = [
+    "__init__",
+    "errors",
+    "config",
+    "plan",
+    "render",
+    "slurm",
+    "runs",
+    "cluster",
+    "submit",
+    "cli",
+    "__main__",
+]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
     "compilecache": set(),
