@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff

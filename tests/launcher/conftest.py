@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trnslurm.compilecache.manifest import Manifest, NodeResult, describe, write_manifest
 from trnslurm.config import load
+from trnslurm.node.graphs.manifest import Manifest, NodeResult, describe, write_manifest
 from trnslurm.runs.run import Attempt, Record, RunDir, write_json
 
 PROFILE: dict[str, Any] = {

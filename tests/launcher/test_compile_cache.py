@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.compilecache.manifest import key_dir
+from trnslurm.node.graphs.manifest import key_dir
 
 PC = ("--cluster", "pc")
 GC = ("compile", "gc", *PC, "--yes")

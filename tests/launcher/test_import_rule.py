@@ -39,9 +39,14 @@ def imports(file: Path) -> Iterator[str]:
 
 
 def ours(file: Path) -> set[str]:
-    """The first word below trnslurm of everything of ours that a file imports."""
-    words = [name.split(".") for name in imports(file) if name.split(".")[0] == "trnslurm"]
-    return {word[1] for word in words if len(word) > 1 and word[1] != "__version__"}
+    """The part of trnslurm of everything of ours that a file imports; of node, the room in it."""
+    names = [name.split(".")[1:] for name in imports(file) if name.split(".")[0] == "trnslurm"]
+    outside = PACKAGE / "node" not in file.parents
+    return {
+        ".".join(words[:2]) if words[0] == "node" and outside else words[0]
+        for words in names
+        if words and words[0] != "__version__"
+    }
 
 
 def foreign(file: Path) -> set[str]:
@@ -75,15 +80,13 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "compilecache": set(),
-    "triage": set(),
-    "node": {"compilecache"},  # programs on the nodes
+    "node": set(),  # programs on the nodes
     "train": set(),  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"errors", "config", "slurm"},  # a Slurm on this machine
 }
 # What launcher rooms may import of these: two libraries of the nodes, and cli the sandbox.
-SHARED = {"compilecache", "triage"}
+SHARED = {"node.graphs", "node.triage"}
 
 
 def allowed(part: str) -> set[str]:
@@ -135,7 +138,7 @@ def test_only_slurm_starts_slurms_commands() -> None:
 
 
 def test_nodes_programs_need_the_standard_library_only() -> None:
-    for file in files("node", "compilecache", "triage"):
+    for file in files("node"):
         assert foreign(file) <= sys.stdlib_module_names, file
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.compilecache.claims import complete_claim, newest_claim, take_claim
+from trnslurm.node.graphs.claims import complete_claim, newest_claim, take_claim
 from trnslurm.runs.process import own_process
 from trnslurm.submit import claiming
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.compilecache.manifest import Manifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import Manifest, NodeResult, write_manifest
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.status import run_status
 

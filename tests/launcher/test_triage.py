@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.node.triage.causes import Cause, all_causes
+from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
+from trnslurm.node.triage.words import time_in
 from trnslurm.runs.run import RunDir, write_json
-from trnslurm.triage.causes import Cause, all_causes
-from trnslurm.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.triage.words import time_in
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/triage_logs"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.node.triage import reading
+from trnslurm.node.triage.finding import Finding, find_cause
+from trnslurm.node.triage.reading import clean, read_log
+from trnslurm.node.triage.words import read_words, time_in
 from trnslurm.runs.run import RunDir, write_json
-from trnslurm.triage import reading
-from trnslurm.triage.finding import Finding, find_cause
-from trnslurm.triage.reading import clean, read_log
-from trnslurm.triage.words import read_words, time_in
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trnslurm.node.triage.finding import find_cause
 from trnslurm.runs.run import RunDir, write_json
-from trnslurm.triage.finding import find_cause
 
 ROOT = Path(__file__).parents[2]
 FAILED = {"state": "FAILED", "exit_code": 1}
@@ -55,15 +55,16 @@ def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_
 def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
     """From a bundle's code/, where nothing else of ours is."""
     run = make_run(states={"train": [FAILED]})
-    shutil.copytree(ROOT / "trnslurm/triage", tmp_path / "code/trnslurm/triage")
+    shutil.copytree(ROOT / "trnslurm/node/triage", tmp_path / "code/trnslurm/node/triage")
     (tmp_path / "code/trnslurm/__init__.py").touch()
+    (tmp_path / "code/trnslurm/node/__init__.py").touch()
     record(run, 1, "ValueError: x")
 
     def program(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-I", "-c",
              "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
-             "runpy.run_module('trnslurm.triage', run_name='__main__', alter_sys=True)",
+             "runpy.run_module('trnslurm.node.triage', run_name='__main__', alter_sys=True)",
              str(tmp_path / "code"), *arguments],
             capture_output=True, text=True, timeout=60, check=False, cwd=run.path,
         )  # fmt: skip

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.compilecache.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
-from trnslurm.node import graphs
+from trnslurm.node.graphs import program as graphs
+from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
 
 from .conftest import REPOSITORY
 
@@ -57,13 +57,12 @@ class Job:
 
     def on_node(self, node: int, *command: str):
         self.setenv(SLURM_NODEID=str(node))
-        return self.bench.run("precompile", *(command or self.tool("true")))
+        return self.bench.run("graphs", "compile", *(command or self.tool("true")))
 
     def ask(self, what: str, node: int = 0) -> int:
         """Run a command of trnslurm.node.graphs in this process."""
         self.setenv(SLURM_NODEID=str(node))
-        self.monkeypatch.setattr(sys, "argv", ["graphs", what])
-        return graphs.main()
+        return graphs.main([what])
 
     def compile(self) -> None:
         assert [self.on_node(node).returncode for node in (0, 1)] == [0, 0]
@@ -172,7 +171,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     other.parent.mkdir(parents=True)
     other.touch()
     job.setenv(SLURM_NODEID="0")
-    process = job.bench.program("precompile", *job.tool("true"))
+    process = job.bench.program("graphs", "compile", *job.tool("true"))
     while "Another process must be" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGTERM)
@@ -262,7 +261,9 @@ def test_on_a_cpu_each_worker_has_its_own_cache(bench, monkeypatch, capsys) -> N
 
 def test_output_passes_through_as_it_comes(job: Job) -> None:
     """Half lines too; and what the command leaves running does not hold up its end."""
-    process = job.bench.program("precompile", *job.tool("sh", "-c", "printf half; sleep 600 &"))
+    process = job.bench.program(
+        "graphs", "compile", *job.tool("sh", "-c", "printf half; sleep 600 &")
+    )
     assert "stand-in" in process.stdout.readline()
     assert process.stdout.read(4) == "half"
     start = time.monotonic()

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from trnslurm.compilecache.neuron import Report, problem
+from trnslurm.node.graphs.neuron import Report, problem
 
 CACHE = "/fsx/cache/neuronxcc-2.26.6360.0+abcdef/"
 HEAD = "2026-08-01 10:00:00.000604:  2308  INFO ||NEURON_PARALLEL_COMPILE||: "

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from trnslurm.node import preflight_checks, preflight_devices
-from trnslurm.node.preflight_needs import Finding, Needs, run_all
+from trnslurm.node.preflight import checks as preflight_checks
+from trnslurm.node.preflight import devices as preflight_devices
+from trnslurm.node.preflight.needs import Checked, Needs, run_all
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -160,7 +161,7 @@ def test_neuron_devices(job: Job, monkeypatch, behaviour: str, words: str) -> No
     monkeypatch.setattr(preflight_devices, "_BUSY_S", 0.0)
     needs = Needs(run=job.run, phase="train", device="neuron", devices=16, workers=32)
     neuron_tools(job, "ok")
-    assert preflight_devices.devices(needs) == Finding(fact="16")
+    assert preflight_devices.devices(needs) == Checked(fact="16")
     neuron_tools(job, behaviour)
     assert words in preflight_devices.devices(needs).problem
 
@@ -171,7 +172,7 @@ def test_gpus(job: Job, monkeypatch) -> None:
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)'\n")
     tool.chmod(0o755)
     needs = Needs(run=job.run, phase="train", device="cuda", workers=1)
-    assert preflight_devices.devices(needs) == Finding(fact="1")
+    assert preflight_devices.devices(needs) == Checked(fact="1")
     eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
     assert preflight_devices.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
     tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
@@ -184,7 +185,7 @@ def test_efa(job: Job) -> None:
     assert preflight_devices.efa(needs, cards).problem.startswith("0 of 2 EFA interfaces")
     for name in ("rdmap16s27", "rdmap32s27"):
         (cards / name).mkdir(parents=True)
-    assert preflight_devices.efa(needs, cards) == Finding(fact="2")
+    assert preflight_devices.efa(needs, cards) == Checked(fact="2")
 
 
 def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_nccl_needs_its_plugin_for_efa(job: Job, monkeypatch: pytest.MonkeyPatch
     found = preflight_devices.efa(needs, cards)
     assert (found.problem, found.fact) == ("", "1") and "NCCL would use TCP" in found.warning
     (plugins / "libnccl-net-ofi.so").touch()
-    assert preflight_devices.efa(needs, cards) == Finding(fact="1")
+    assert preflight_devices.efa(needs, cards) == Checked(fact="1")
 
 
 def test_what_all_nodes_share_is_nobodys_fault(job: Job) -> None:

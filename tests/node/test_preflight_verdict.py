@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trnslurm.node.preflight_verdict import Node, judge
+from trnslurm.node.preflight.verdict import Node, judge
 
 HOSTS = ("node-1", "node-2", "node-3")
 

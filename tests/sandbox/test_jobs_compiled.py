@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trnslurm.compilecache.manifest import Manifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import Manifest, NodeResult, write_manifest
 from trnslurm.runs.run import RunDir
 
 from .cluster import eventually

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trnslurm.triage.finding import find_cause
+from trnslurm.node.triage.finding import find_cause
 
 WORKER = """\
 import os, signal, torch, torch.distributed as dist

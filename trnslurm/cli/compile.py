@@ -27,11 +27,11 @@ from trnslurm.cli.output import count, echo_json, echo_table
 from trnslurm.cluster.cache import CompileCache, recipe_of
 from trnslurm.cluster.graph_sources import GraphSource, find_source
 from trnslurm.cluster.pruning import entries_of, prune, remove_all, users_of
-from trnslurm.compilecache.contents import Entry, total_bytes
-from trnslurm.compilecache.key import differences, leaves
-from trnslurm.compilecache.manifest import find_damage
 from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.node.graphs.contents import Entry, total_bytes
+from trnslurm.node.graphs.key import differences, leaves
+from trnslurm.node.graphs.manifest import find_damage
 from trnslurm.plan.spec import make_spec
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.cli.output import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
-from trnslurm.compilecache.key import INGREDIENTS
-from trnslurm.compilecache.manifest import Manifest
 from trnslurm.config import Workspace
+from trnslurm.node.graphs.key import INGREDIENTS
+from trnslurm.node.graphs.manifest import Manifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 
 if TYPE_CHECKING:

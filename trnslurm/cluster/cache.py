@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, versions_here
-from trnslurm.compilecache.claims import Claim
-from trnslurm.compilecache.key import PACKAGES, content_key, differences
-from trnslurm.compilecache.manifest import (
+from trnslurm.config import Cluster
+from trnslurm.errors import RunError, TrnslurmError
+from trnslurm.node.graphs.claims import Claim
+from trnslurm.node.graphs.key import PACKAGES, content_key, differences
+from trnslurm.node.graphs.manifest import (
     CacheError,
     Manifest,
     cache_root,
@@ -26,8 +28,6 @@ from trnslurm.compilecache.manifest import (
     read_manifest,
     user_ids,
 )
-from trnslurm.config import Cluster
-from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.runs.phase import is_live
 from trnslurm.runs.process import process_alive
 from trnslurm.runs.root import check_run_root

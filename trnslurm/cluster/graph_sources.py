@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.compilecache.key import INGREDIENTS
-from trnslurm.compilecache.manifest import CacheError, read_manifest
 from trnslurm.config import Cluster
 from trnslurm.config.load import read_cluster
 from trnslurm.errors import RunError
+from trnslurm.node.graphs.key import INGREDIENTS
+from trnslurm.node.graphs.manifest import CacheError, read_manifest
 from trnslurm.runs.find import find_run
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import trnslurm
 from trnslurm.cluster.python import interpreter, preamble
-from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.runs.fitness import NodeFitness, read_preflight
 from trnslurm.runs.root import check_run_root
 from trnslurm.slurm.commands import Slurm, without_overrides
@@ -85,9 +85,7 @@ def _write(job: Checkup, devices: int, efa: int) -> None:
     """Write what the nodes run: the preflight, as a job would bring it along."""
     package = Path(trnslurm.__file__).parent
     code = job.directory / "code/trnslurm"
-    for part in ("node", "compilecache"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(package / part, code / part, ignore=ignored)
+    shutil.copytree(package / "node", code / "node", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(package / "__init__.py", code)
     (job.directory / "state").mkdir()
     (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache, still_compiles
-from trnslurm.compilecache.claims import Claim, newest_claim
-from trnslurm.compilecache.contents import Entry, choose, read_entry, remove
 from trnslurm.errors import SlurmError, TrnslurmError
+from trnslurm.node.graphs.claims import Claim, newest_claim
+from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
 from trnslurm.runs.find import list_runs
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import statuses_of

@@ -11,12 +11,7 @@ from pathlib import Path, PurePosixPath
 from trnslurm.errors import RenderError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_ON_NODES = (
-    "compilecache",
-    "node",
-    "train",
-    "triage",
-)  # the parts of this package that training needs on its nodes
+_ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
 _MAX_CODE_MIB = 64
 _PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",
              "strategy.json", "graphs.json")  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.compilecache.key import INGREDIENTS
-from trnslurm.compilecache.manifest import cache_root
 from trnslurm.config import Cluster, Config
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
+from trnslurm.node.graphs.key import INGREDIENTS
+from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec
@@ -68,7 +68,7 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
         ),
     }
     recipe = config.recipe
-    parts = ("prepare", "triage")
+    parts = ("prepare", "node")
     files |= snapshot(config.recipe_name, Path(config.recipe_dir), recipe.entry, parts=parts)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))

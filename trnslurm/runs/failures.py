@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trnslurm.errors import RunError
+from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.runs.run import Attempt, RunDir
 from trnslurm.runs.status import RunStatus
-from trnslurm.triage.finding import Finding, find_cause
 
 _FAILED = ("FAILED", "NODE_FAIL", "LOST")
 

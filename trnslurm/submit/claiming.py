@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.compilecache.claims import (
+from trnslurm.node.graphs.claims import (
     Claim,
     complete_claim,
     drop_claim,

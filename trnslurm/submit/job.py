@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from trnslurm.compilecache.key import INGREDIENTS
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
+from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.plan.spec import JobSpec, check_job_name

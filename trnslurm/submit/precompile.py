@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled, still_compiles
-from trnslurm.compilecache.claims import Claim, newest_claim
+from trnslurm.node.graphs.claims import Claim, newest_claim
 from trnslurm.plan.spec import COMPILING
 from trnslurm.submit.job import Job, Link
 

@@ -41,7 +41,7 @@ if [ "$phase" = precompile ]; then          # must be the outermost command of t
   launch=(neuron_parallel_compile "${launch[@]}")
 fi
 if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
-  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.precompile -- "${launch[@]}")
+  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${launch[@]}")
 else                                        # cold or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi

@@ -33,7 +33,7 @@ launch=(
   code/jobs/gpt2_zero1/train.py plan.json
 )
 if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
-  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.precompile -- "${launch[@]}")
+  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${launch[@]}")
 else                                        # cold or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi

@@ -68,7 +68,7 @@ finish() {  # reached by a trap: the last word on this attempt, however the scri
   esac
   write_state "$code"
   if [ -n "$launched" ] && { [ "$state" = FAILED ] || [ "${cause:-}" = crash ]; }; then
-    "$TRNSLURM_PYTHON" -m trnslurm.triage . --phase "$phase" --attempt "$attempt" || true
+    "$TRNSLURM_PYTHON" -m trnslurm.node.triage . --phase "$phase" --attempt "$attempt" || true
   fi
   echo "$(date -u +%FT%TZ) $phase attempt $attempt: $state${reason:+ ($reason)}"
   exit "$code"

@@ -24,10 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trnslurm.node.preflight_checks import CHECKS, owns
-from trnslurm.node.preflight_meeting import Host, MeetingError, report_to
-from trnslurm.node.preflight_needs import MIB, Finding, Needs, run_all
-from trnslurm.node.preflight_verdict import Node, judge
+from trnslurm.node.preflight.checks import CHECKS, owns
+from trnslurm.node.preflight.meeting import Host, MeetingError, report_to
+from trnslurm.node.preflight.needs import MIB, Checked, Needs, run_all
+from trnslurm.node.preflight.verdict import Node, judge
 
 WAIT_S = 20.0
 """How long node 0 waits for the others. They look for it a little less long, and then wait a little
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass
-class Clock:
+class NodeClock:
     """This node's, and how long we have been at it."""
 
     offset_s: float = 0.0
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyError, ValueError) as error:
         print(f"error: preflight: environment: {error}; node.sh starts it", file=sys.stderr)
         return 2
-    clock, needs = Clock(options.clock_offset), read_needs(job, options)
+    clock, needs = NodeClock(options.clock_offset), read_needs(job, options)
     try:
         take_part = host_all if job.node == 0 else report
         answer = take_part(job, needs, clock, options.wait)
@@ -141,7 +141,7 @@ def read_needs(job: Job, options: argparse.Namespace) -> Needs:
     )
 
 
-def host_all(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, Any]:
+def host_all(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
     """Node 0: listen, look at this node, wait for the others, judge, answer."""
     deadline = clock.started + wait_s
     try:
@@ -168,7 +168,7 @@ def host_all(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, A
     return answer_of(own, nodes)
 
 
-def report(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, Any]:
+def report(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
     """Any other node: look at it, report, and hear what node 0 says of all."""
     try:
         return report_to(
@@ -188,13 +188,13 @@ def report(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, Any
         return answer_of(own, [own])
 
 
-def look(job: Job, needs: Needs, clock: Clock, wait_s: float) -> dict[str, Any]:
+def look(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
     """This node's report: the fields of a Node."""
     same: dict[str, str] = {}
 
-    def software(_: Needs) -> Finding:
+    def software(_: Needs) -> Checked:
         same.update(identity(job.run))
-        return Finding()
+        return Checked()
 
     found = run_all(needs, {**CHECKS, "software": software}, 0.6 * wait_s)
     return {
@@ -266,7 +266,7 @@ def answer_of(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
     }
 
 
-def say(job: Job, answer: Mapping[str, Any], clock: Clock) -> None:
+def say(job: Job, answer: Mapping[str, Any], clock: NodeClock) -> None:
     """Print what this node was told."""
     sys.stdout.flush()
     for text in answer["warnings"]:
@@ -281,9 +281,3 @@ def say(job: Job, answer: Mapping[str, Any], clock: Clock) -> None:
         count = len(job.hosts)
         nodes = "1 node fits" if count == 1 else f"{count} nodes fit"
         print(f"preflight: {nodes} in {clock.seconds():.1f} s")
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # a check that hangs must not keep us

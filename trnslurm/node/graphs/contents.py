@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trnslurm.compilecache.manifest import (
+from trnslurm.node.graphs.manifest import (
     MANIFEST,
     CacheError,
     Manifest,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trnslurm.compilecache.manifest import key_dir, user_name
-from trnslurm.compilecache.neuron import GRAPH
+from trnslurm.node.graphs.manifest import key_dir, user_name
+from trnslurm.node.graphs.neuron import GRAPH
 
 LOCK = f"{GRAPH}.lock"
 

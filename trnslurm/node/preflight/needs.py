@@ -29,7 +29,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Checked:
     """What a check found: a fact for a table, and what is wrong and what to do about it."""
 
     fact: str = ""
@@ -37,20 +37,20 @@ class Finding:
     warning: str = ""
 
 
-Check = Callable[[Needs], Finding]
+Check = Callable[[Needs], Checked]
 
 
-def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Finding]:
+def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Checked]:
     """Run the checks side by side; what has not ended by then is a problem of its own."""
-    found: dict[str, Finding] = {}
+    found: dict[str, Checked] = {}
 
     def run(name: str, check: Check) -> None:
         try:
             found[name] = check(needs)
         except OSError as error:
-            found[name] = Finding(problem=f"{error.filename or name}: {error.strerror}")
+            found[name] = Checked(problem=f"{error.filename or name}: {error.strerror}")
         except Exception as error:  # whatever it was, this node could not say that it is fit
-            found[name] = Finding(problem=f"looking at its {name} failed ({error!r})")
+            found[name] = Checked(problem=f"looking at its {name} failed ({error!r})")
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
     for thread in threads:
@@ -58,5 +58,5 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    hung = Finding(problem=f"looking at it took over {timeout_s:g} s: is a file system dead?")
+    hung = Checked(problem=f"looking at it took over {timeout_s:g} s: is a file system dead?")
     return {name: found.get(name, hung) for name in checks}

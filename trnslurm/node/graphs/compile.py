@@ -1,6 +1,6 @@
 """Runs a compile on one node, judges what it says, and writes down what it made.
 
-    python -m trnslurm.node.precompile -- neuron_parallel_compile torchrun … train.py plan.json
+    python -m trnslurm.node.graphs compile -- neuron_parallel_compile torchrun … train.py plan.json
 
 Its output passes through unchanged, signals are handed on, and its exit code is kept unless that is
 0 and graphs are missing. On xla-cpu the command is the trial run itself, and the graphs are files.
@@ -20,27 +20,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trnslurm.compilecache import locks, neuron
-from trnslurm.compilecache.manifest import CachedFile, CacheError, describe
-from trnslurm.node.graphs import Place, job_id, read_place
+from trnslurm.node.graphs import locks, neuron
+from trnslurm.node.graphs.manifest import CachedFile, CacheError, describe
+from trnslurm.node.graphs.place import Place, read_place
 
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # What the command leaves running may hold its output open for ever.
 _LAST_WORDS_S = 2.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run_compile(command: Sequence[str]) -> int:
     """Run the command; return its exit code, or 1 if it hides that graphs are missing."""
-    command = list(sys.argv[1:] if argv is None else argv)
-    if command[:1] != ["--"] or len(command) < 2:
-        print(
-            "usage: python -m trnslurm.node.precompile -- COMMAND [ARGUMENT ...]", file=sys.stderr
-        )
-        return 2
     try:
         place = read_place()
         compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
-        exit_code, result = compile_graphs(place, command[1:])
+        exit_code, result = compile_graphs(place, command)
         reason = result["problem"]
         place.result_path(place.node).write_text(json.dumps(result, indent=1), encoding="utf-8")
     except CacheError as error:
@@ -65,7 +59,7 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
         taker = {"run": str(place.run), "attempt": place.attempt, "node": place.node}
         left = [lock for lock in locks.locks_of(report.graphs) if lock not in before]
         ours = [lock for lock in left if lock.uid == os.getuid()]
-        locks.note_left(place.cache, place.key, taker | {"job": job_id(place)}, ours)
+        locks.note_left(place.cache, place.key, taker | {"job": place.job_id()}, ours)
     settled = report.compiled | report.reused
     missing = [graph for graph in sorted(settled) if is_missing(graph)]
     if missing and not problem:
@@ -176,7 +170,3 @@ def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[st
             yield from (line.decode(errors="replace") for line in whole)
     if rest:
         yield rest.decode(errors="replace")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,41 +8,41 @@ import socket
 import tempfile
 from pathlib import Path
 
-from trnslurm.node.preflight_devices import devices, efa
-from trnslurm.node.preflight_needs import GIB, MIB, Check, Finding, Needs
+from trnslurm.node.preflight.devices import devices, efa
+from trnslurm.node.preflight.needs import GIB, MIB, Check, Checked, Needs
 
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python with torch in it needs more."""
 _FILES = 256
 
 
-def run_directory(needs: Needs) -> Finding:
+def run_directory(needs: Needs) -> Checked:
     """It can be written, and has room for a checkpoint."""
     state, checkpoints = needs.run / "state", needs.run / "checkpoints"
     if error := _cannot_write(state):
-        return Finding(problem=f"{error}; is the shared file system mounted here, and not full?")
+        return Checked(problem=f"{error}; is the shared file system mounted here, and not full?")
     newest = max(checkpoints.glob("step-" + "[0-9]" * 8), default=None)
     size = sum(f.stat().st_size for f in newest.iterdir()) if newest else 0
     place = checkpoints if checkpoints.is_dir() else needs.run
     free, room = shutil.disk_usage(place).free, shutil.disk_usage(needs.run).free
     if free < size:
         text = f"{place} has {_size(free)} free, the next checkpoint needs {_size(size)}"
-        return Finding(fact=_size(free), problem=f"{text}; make room")
+        return Checked(fact=_size(free), problem=f"{text}; make room")
     return _with_room(needs.run, room, needs)
 
 
-def temporary_directory(needs: Needs) -> Finding:
+def temporary_directory(needs: Needs) -> Checked:
     """The node's own disk can be written, and is not full."""
     try:
         directory = Path(tempfile.gettempdir())
     except FileNotFoundError:
-        return Finding(problem="cannot write in /tmp, nor in $TMPDIR; mend the node's own disk")
+        return Checked(problem="cannot write in /tmp, nor in $TMPDIR; mend the node's own disk")
     if error := _cannot_write(directory):
-        return Finding(problem=f"{error}; mend the node's own disk")
+        return Checked(problem=f"{error}; mend the node's own disk")
     return _with_room(directory, shutil.disk_usage(directory).free, needs)
 
 
-def cache(needs: Needs) -> Finding:
+def cache(needs: Needs) -> Checked:
     """Compiled graphs can be read, and written where they are made."""
     for directory in (Path(word).expanduser() for word in needs.caches):
         if needs.phase == "precompile":
@@ -53,16 +53,16 @@ def cache(needs: Needs) -> Finding:
             next(entries, None)
         error = _cannot_write(directory)
         if error and needs.phase == "precompile":
-            return Finding(problem=f"{error}; correct its owner, or compile_cache in the profile")
+            return Checked(problem=f"{error}; correct its owner, or compile_cache in the profile")
         if error:
-            return Finding(warning=f"{error}: a graph that is missing could not be kept")
-    return Finding(fact="ok" if needs.caches else "")
+            return Checked(warning=f"{error}: a graph that is missing could not be kept")
+    return Checked(fact="ok" if needs.caches else "")
 
 
-def dataset(needs: Needs) -> Finding:
+def dataset(needs: Needs) -> Checked:
     """The data can be read."""
     if not needs.data:
-        return Finding()
+        return Checked()
     path = Path(needs.data).expanduser()
     try:
         files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
@@ -73,52 +73,52 @@ def dataset(needs: Needs) -> Finding:
         text = f"dataset {error.filename}: {error.strerror}; mount its file system here, or make it"
         text += " with trnslurm data prepare"
         precompiling = needs.phase == "precompile"  # which reads none
-        return Finding(warning=text) if precompiling else Finding(problem=text)
-    return Finding(fact="ok")
+        return Checked(warning=text) if precompiling else Checked(problem=text)
+    return Checked(fact="ok")
 
 
-def memory(needs: Needs) -> Finding:
+def memory(needs: Needs) -> Checked:
     """Some is left."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
     needed = _MEMORY_PER_WORKER * (1 + needs.workers)
     if available < needed:
-        return Finding(
+        return Checked(
             fact=_size(available),
             problem=f"{_size(available)} of memory available, {needs.workers} workers need at least"
             f" {_size(needed)}; end what uses it",
         )
-    return Finding(fact=_size(available))
+    return Checked(fact=_size(available))
 
 
-def open_files(needs: Needs) -> Finding:
+def open_files(needs: Needs) -> Checked:
     """A worker may open enough of them: collectives need one per peer."""
     limit, needed = (
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         _FILES + 4 * needs.nodes * needs.workers,
     )
     if limit < needed:
-        return Finding(
+        return Checked(
             fact=str(limit),
             problem=f"ulimit -n is {limit}, the job needs {needed}; raise LimitNOFILE of slurmd",
         )
-    return Finding(fact=str(limit))
+    return Checked(fact=str(limit))
 
 
-def own_name(needs: Needs) -> Finding:
+def own_name(needs: Needs) -> Checked:
     """Its own name means itself; only a warning, as nothing of ours depends on it."""
     name = socket.gethostname()
     if needs.nodes == 1 or needs.device != "neuron":
-        return Finding()
+        return Checked()
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        return Finding(warning=f"its own name has no address ({error}): correct /etc/hosts or DNS")
+        return Checked(warning=f"its own name has no address ({error}): correct /etc/hosts or DNS")
     if not owns(address):
         text = f"its own name means {address}, which is none of its addresses: correct /etc/hosts"
-        return Finding(warning=text)
-    return Finding(fact=address)
+        return Checked(warning=text)
+    return Checked(fact=address)
 
 
 def owns(address: str) -> bool:
@@ -131,11 +131,11 @@ def owns(address: str) -> bool:
     return True
 
 
-def _with_room(directory: Path, free: int, needs: Needs) -> Finding:
+def _with_room(directory: Path, free: int, needs: Needs) -> Checked:
     if free >= needs.min_free:
-        return Finding(fact=_size(free))
+        return Checked(fact=_size(free))
     text = f"{directory} has {_size(free)} free, a job needs at least {_size(needs.min_free)}"
-    return Finding(fact=_size(free), problem=f"{text}; make room")
+    return Checked(fact=_size(free), problem=f"{text}; make room")
 
 
 def _cannot_write(directory: Path) -> str:

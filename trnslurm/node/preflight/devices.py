@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trnslurm.node.preflight_needs import GIB, Finding, Needs
+from trnslurm.node.preflight.needs import GIB, Checked, Needs
 
 GPUS = ("cuda", "xla-cuda")
 INFINIBAND = Path("/sys/class/infiniband")
@@ -18,23 +18,23 @@ _BUSY_S = 5.0
 """How long processes that an earlier job left on the devices have to end."""
 
 
-def devices(needs: Needs) -> Finding:
+def devices(needs: Needs) -> Checked:
     """All devices are there, and enough of them are free."""
     if needs.device == "neuron":
         return _neuron_devices(needs)
     if needs.device in GPUS:
         return _gpus(needs)
-    return Finding()
+    return Checked()
 
 
-def _neuron_devices(needs: Needs) -> Finding:
+def _neuron_devices(needs: Needs) -> Checked:
     deadline = time.monotonic() + _BUSY_S
     while True:
         listed = _neuron_ls()
         if isinstance(listed, str):
-            return Finding(problem=f"{listed}; look at the driver (modinfo neuron) and the image")
+            return Checked(problem=f"{listed}; look at the driver (modinfo neuron) and the image")
         if len(listed) < needs.devices:
-            return Finding(
+            return Checked(
                 fact=str(len(listed)),
                 problem=f"neuron-ls shows {len(listed)} of {needs.devices} devices; "
                 "replace the instance, or correct instance_type in the cluster profile",
@@ -42,14 +42,14 @@ def _neuron_devices(needs: Needs) -> Finding:
         holders = [p for device in listed for p in device.get("neuron_processes") or ()]
         free = sum(d["nc_count"] for d in listed if not d.get("neuron_processes"))
         if free >= needs.workers:
-            return Finding(fact=str(len(listed)))
+            return Checked(fact=str(len(listed)))
         if not holders:
             text = f"its devices have {free} NeuronCores, the job needs {needs.workers}; "
-            return Finding(problem=f"{text}correct workers_per_node in the cluster profile")
+            return Checked(problem=f"{text}correct workers_per_node in the cluster profile")
         if time.monotonic() > deadline:
             first = f"pid {holders[0].get('pid')}, {holders[0].get('command')}"
             text = f"{free} of the {needs.workers} NeuronCores it needs are free; end what holds"
-            return Finding(fact=str(len(listed)), problem=f"{text} the others ({first})")
+            return Checked(fact=str(len(listed)), problem=f"{text} the others ({first})")
         time.sleep(0.5)
 
 
@@ -67,15 +67,15 @@ def _neuron_ls() -> list[dict[str, Any]] | str:
         return f"neuron-ls finds no devices ({_last_line(said)})"
 
 
-def _gpus(needs: Needs) -> Finding:
+def _gpus(needs: Needs) -> Checked:
     said = _tool("nvidia-smi", "-L")
     if said is None:
-        return Finding(problem="nvidia-smi is not on PATH; install the NVIDIA driver on the node")
+        return Checked(problem="nvidia-smi is not on PATH; install the NVIDIA driver on the node")
     number = sum(line.startswith("GPU ") for line in said.splitlines())
     if number < needs.workers:
         text = f"nvidia-smi shows {number} GPUs, the job needs {needs.workers} ({_last_line(said)})"
-        return Finding(fact=str(number), problem=f"{text}; look at dmesg, replace the instance")
-    return Finding(fact=str(number))
+        return Checked(fact=str(number), problem=f"{text}; look at dmesg, replace the instance")
+    return Checked(fact=str(number))
 
 
 def _tool(*command: str) -> str | None:
@@ -96,14 +96,14 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it says nothing"])[-1][:200]
 
 
-def efa(needs: Needs, directory: Path = INFINIBAND) -> Finding:
+def efa(needs: Needs, directory: Path = INFINIBAND) -> Checked:
     """The network cards are there, and on GPUs what NCCL needs to use them."""
     if not needs.efa:
-        return Finding()
+        return Checked()
     number = len(list(directory.iterdir())) if directory.is_dir() else 0
     if number >= needs.efa:
-        return Finding(fact=str(number), warning=_nccl_plugin(needs))
-    return Finding(
+        return Checked(fact=str(number), warning=_nccl_plugin(needs))
+    return Checked(
         fact=str(number),
         problem=f"{number} of {needs.efa} EFA interfaces in {directory}; enable EFA in its compute "
         "resource, use an image with the driver (modinfo efa), or replace the instance",

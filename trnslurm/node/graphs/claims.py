@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trnslurm.compilecache.manifest import key_dir
+from trnslurm.node.graphs.manifest import key_dir
 
 _NAME = re.compile(r"claim-(\d+)\.json")
 

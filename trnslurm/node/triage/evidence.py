@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.triage.causes import Cause, all_causes, cause_of, named
-from trnslurm.triage.reading import clean, read_log, read_record
-from trnslurm.triage.words import Words, read_words, time_in
+from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
+from trnslurm.node.triage.reading import clean, read_log, read_record
+from trnslurm.node.triage.words import Words, read_words, time_in
 
 _NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
 _TERM, _ABORT = (-15, 143), (-6, 134)

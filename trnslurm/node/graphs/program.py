@@ -3,6 +3,7 @@
     python -m trnslurm.node.graphs key        prints the key of this job's graphs
     python -m trnslurm.node.graphs warm       before a precompile, first node: 0 if warm, 3 if cold
     python -m trnslurm.node.graphs commit     after it, first node: writes the manifest
+    python -m trnslurm.node.graphs compile -- COMMAND …    the precompile itself, every node
     python -m trnslurm.node.graphs verify     before a training, every node
 
 Errors are one line and exit code 1.
@@ -11,19 +12,18 @@ Errors are one line and exit code 1.
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trnslurm.compilecache import locks
-from trnslurm.compilecache.key import INGREDIENTS, content_key, own_versions
-from trnslurm.compilecache.manifest import (
+from trnslurm.node.graphs import locks
+from trnslurm.node.graphs.compile import run_compile
+from trnslurm.node.graphs.key import INGREDIENTS, content_key, own_versions
+from trnslurm.node.graphs.manifest import (
     CachedFile,
     CacheError,
     Manifest,
@@ -31,93 +31,37 @@ from trnslurm.compilecache.manifest import (
     damaged,
     describe,
     find_damage,
-    key_dir,
     read_manifest,
-    user_ids,
     user_name,
     write_manifest,
 )
-from trnslurm.compilecache.neuron import NEFF
+from trnslurm.node.graphs.neuron import NEFF
+from trnslurm.node.graphs.place import Place, read_place
 
 COLD = 3
 _UNDER_WAY = ("STARTING", "RUNNING")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a job's graphs lie, as the batch script says it in the environment."""
-
-    run: Path
-    cache: Path
-    key: str
-    device: str
-    per_host: bool
-    on_nodes: bool
-    """Graphs lie on the nodes themselves: another run's nodes may have none."""
-    trusted: Collection[int]
-    attempt: int
-    node: int
-    host: str
-
-    @property
-    def directory(self) -> Path:
-        return key_dir(self.cache, self.key)
-
-    @property
-    def mend(self) -> str:
-        """The command that compiles what is missing."""
-        on_slurm = (self.run / "precompile.sbatch").exists()
-        start = "sbatch precompile.sbatch" if on_slurm else "bash precompile.sh"
-        return f"cd {shlex.quote(str(self.run))} && {start}"
-
-    def results(self) -> list[dict[str, Any]]:
-        """Read what every node of this attempt wrote down."""
-        nodes = json.loads((self.run / "plan.json").read_text(encoding="utf-8"))["nodes"]
-        return [self._result(node) for node in range(nodes)]
-
-    def result_path(self, node: int) -> Path:
-        """Return where a node of this attempt writes down what it compiled."""
-        return self.run / "state" / f"graphs-{self.attempt}-node{node}.json"
-
-    def _result(self, node: int) -> dict[str, Any]:
-        path = self.result_path(node)
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise CacheError(f"node {node} did not say what it compiled ({error})") from None
-
-
-def read_place() -> Place:
-    """Read the environment."""
-    environ = os.environ
-    device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
-    return Place(
-        run=Path(environ["TRNSLURM_RUN_DIR"]),
-        cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
-        key=environ["TRNSLURM_GRAPH_KEY"],
-        device=device,
-        per_host=per_host,
-        # Without a URL Neuron keeps them in /var/tmp.
-        on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
-        trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
-        attempt=int(environ["TRNSLURM_ATTEMPT"]),
-        node=int(environ.get("SLURM_NODEID", "0")),
-        host=os.uname().nodename,
-    )
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line names."""
     parser = argparse.ArgumentParser(prog="graphs", description="A job's compiled graphs.")
-    commands: dict[str, Callable[[], int]] = {
-        "key": print_key,
-        "warm": lambda: warm(read_place()),
-        "commit": lambda: commit(read_place()),
-        "verify": lambda: verify(read_place()),
-    }
-    parser.add_argument("command", choices=commands)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("key", "warm", "commit", "verify"):
+        commands.add_parser(name)
+    commands.add_parser("compile").add_argument("run", nargs="+", metavar="-- COMMAND")
+    options = parser.parse_args(argv)
     try:
-        return commands[parser.parse_args().command]()
+        match options.command:
+            case "key":
+                return print_key()
+            case "warm":
+                return warm(read_place())
+            case "commit":
+                return commit(read_place())
+            case "verify":
+                return verify(read_place())
+            case _:
+                return run_compile(options.run)
     except CacheError as error:
         print(f"error: {error}", file=sys.stderr)
     except OSError as error:
@@ -196,7 +140,7 @@ def commit(place: Place) -> int:
             "by": user_name(os.getuid()),
             "run": str(place.run),
             "attempt": place.attempt,
-            "job": job_id(place),
+            "job": place.job_id(),
             "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         },
         nodes=nodes,
@@ -245,12 +189,6 @@ def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, 
     return tuple(nodes)
 
 
-def job_id(place: Place) -> str:
-    """Return the job of this attempt, as its state file says it."""
-    state = place.run / "state" / f"precompile-{place.attempt}.json"
-    return str(json.loads(state.read_text(encoding="utf-8"))["job_id"])
-
-
 def verify(place: Place) -> int:
     """Refuse to train on this node unless the graphs are there, as they were compiled.
 
@@ -286,7 +224,3 @@ def _files_for(place: Place, manifest: Manifest) -> list[CachedFile]:
     if not own:
         raise CacheError(f"nothing is compiled for key {place.key} on {place.host}")
     return list({file.name: file for node in own for file in node.files}.values())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trnslurm.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
-from trnslurm.triage.evidence import (
+from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
+from trnslurm.node.triage.evidence import (
     OWN_WORD,
     Evidence,
     Hit,
@@ -15,7 +15,7 @@ from trnslurm.triage.evidence import (
     gather,
     node_logs,
 )
-from trnslurm.triage.words import useful_end
+from trnslurm.node.triage.words import useful_end
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200

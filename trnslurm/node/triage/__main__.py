@@ -1,6 +1,6 @@
 """Says why an attempt failed, in a few lines.
 
-    python -m trnslurm.triage RUN_DIR [--phase train] [--attempt 2] [--json]
+    python -m trnslurm.node.triage RUN_DIR [--phase train] [--attempt 2] [--json]
 
 Batch scripts run it after an attempt that failed.
 """
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trnslurm.triage.finding import find_cause, nothing_found
+from trnslurm.node.triage.finding import find_cause, nothing_found
 
 _STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print who failed first; return 1 if nothing tells of a failure."""
-    parser = argparse.ArgumentParser(prog="python -m trnslurm.triage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m trnslurm.node.triage", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
     parser.add_argument("--phase", help="default: that of the newest attempt")
     parser.add_argument("--attempt", type=int, help="default: the newest")

@@ -1,0 +1,79 @@
+"""Where a job's graphs lie, as its batch script says it in the environment."""
+
+import json
+import os
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.node.graphs.manifest import CacheError, key_dir, user_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a job's graphs lie, as the batch script says it in the environment."""
+
+    run: Path
+    cache: Path
+    key: str
+    device: str
+    per_host: bool
+    on_nodes: bool
+    """Graphs lie on the nodes themselves: another run's nodes may have none."""
+    trusted: Collection[int]
+    attempt: int
+    node: int
+    host: str
+
+    @property
+    def directory(self) -> Path:
+        return key_dir(self.cache, self.key)
+
+    @property
+    def mend(self) -> str:
+        """The command that compiles what is missing."""
+        on_slurm = (self.run / "precompile.sbatch").exists()
+        start = "sbatch precompile.sbatch" if on_slurm else "bash precompile.sh"
+        return f"cd {shlex.quote(str(self.run))} && {start}"
+
+    def results(self) -> list[dict[str, Any]]:
+        """Read what every node of this attempt wrote down."""
+        nodes = json.loads((self.run / "plan.json").read_text(encoding="utf-8"))["nodes"]
+        return [self._result(node) for node in range(nodes)]
+
+    def result_path(self, node: int) -> Path:
+        """Return where a node of this attempt writes down what it compiled."""
+        return self.run / "state" / f"graphs-{self.attempt}-node{node}.json"
+
+    def job_id(self) -> str:
+        """Return the job of this attempt, as its state file says it."""
+        state = self.run / "state" / f"precompile-{self.attempt}.json"
+        return str(json.loads(state.read_text(encoding="utf-8"))["job_id"])
+
+    def _result(self, node: int) -> dict[str, Any]:
+        path = self.result_path(node)
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CacheError(f"node {node} did not say what it compiled ({error})") from None
+
+
+def read_place() -> Place:
+    """Read the environment."""
+    environ = os.environ
+    device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
+    return Place(
+        run=Path(environ["TRNSLURM_RUN_DIR"]),
+        cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
+        key=environ["TRNSLURM_GRAPH_KEY"],
+        device=device,
+        per_host=per_host,
+        # Without a URL Neuron keeps them in /var/tmp.
+        on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
+        trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
+        attempt=int(environ["TRNSLURM_ATTEMPT"]),
+        node=int(environ.get("SLURM_NODEID", "0")),
+        host=os.uname().nodename,
+    )
