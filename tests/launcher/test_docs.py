@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, and the README names every page and every recipe."""
+"""The pages: links and paths lead somewhere, and the README names every page and every recipe."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted(ROOT.glob("docs/*.md"))]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+# `trnslurm/cli/plan.py`, `docs/`: a path in a page, without <placeholders> and patterns
+_PATH = re.compile(r"`((?:trnslurm|templates|jobs|cluster-config|tests|benchmarks|docs)/[\w./-]*)`")
 
 
 def text_of(page: Path) -> str:
@@ -17,7 +19,7 @@ def text_of(page: Path) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub makes of the headings: lower case, no marks, a dash for each blank."""
+    """Return what GitHub makes of the headings: lower case, no marks, a dash for each blank."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -33,11 +35,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors_of(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_lead_somewhere(page: Path) -> None:
+    for path in _PATH.findall(text_of(page)):
+        assert (ROOT / path).exists() or path == "templates/", path
+
+
 def test_every_page_is_named_in_the_readme() -> None:
     linked = {link.partition("#")[0] for link in _LINK.findall(text_of(ROOT / "README.md"))}
     assert {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")} <= linked
+    assert {"CONTRIBUTING.md", "CHANGELOG.md"} <= linked
 
 
-def test_every_recipe_is_in_the_readme() -> None:
+def test_every_recipe_is_in_the_readme_and_has_a_page() -> None:
     recipes = {file.parent.name for file in ROOT.glob("jobs/*/recipe.yaml")}
     assert recipes == set(re.findall(r"^\| \[`(\w+)`\]", text_of(ROOT / "README.md"), re.MULTILINE))
+    assert all((ROOT / f"docs/{recipe}.md").is_file() for recipe in recipes)
