@@ -20,7 +20,7 @@ from transformers import (
     get_scheduler,
 )
 
-from trnslurm.train.data import open_text
+from trnslurm.train.data.text import open_text
 
 NO_DECAY = ("bias", "ln_1.weight", "ln_2.weight", "ln_f.weight")
 

@@ -1,4 +1,4 @@
-"""Reading BERT's HDF5 shards: trnslurm.train.shards beside a Dataset that converts each sample.
+"""Reading BERT's HDF5 shards: train.data.shards and a Dataset that converts each sample.
 
     .venv/bin/python benchmarks/bert_reader.py
 
@@ -37,7 +37,7 @@ def main() -> None:
         directory = Path(name)
         write_shards(directory, options)
         readers: dict[str, Callable[[], int]] = {
-            "trnslurm.train.shards": lambda: read_ours(directory),
+            "trnslurm.train.data.shards": lambda: read_ours(directory),
             PEER: lambda: read_per_sample(directory),
             "rows of the file": lambda: read_rows_of_file(directory),
         }
@@ -102,8 +102,8 @@ def write_shards(directory: Path, options: argparse.Namespace) -> None:
 
 def read_ours(directory: Path) -> int:
     """Read an epoch in micro-batches; the first round looks at the shards for its index too."""
-    from trnslurm.train.shards.index import index_shards
-    from trnslurm.train.shards.reader import ShardedSamples
+    from trnslurm.train.data.shards.index import index_shards
+    from trnslurm.train.data.shards.reader import ShardedSamples
 
     index_shards(directory, "train", beside=directory)
     shards = ShardedSamples(
@@ -132,7 +132,7 @@ class PerSample:
     def __init__(self, path: Path) -> None:
         import h5py
 
-        from trnslurm.train.shards.files import KEYS
+        from trnslurm.train.data.shards.files import KEYS
 
         with h5py.File(path) as file:
             self._columns = [file[key][:] for key in KEYS]
@@ -157,7 +157,7 @@ def read_rows_of_file(directory: Path) -> int:
     import h5py
     import numpy as np
 
-    from trnslurm.train.shards.files import KEYS
+    from trnslurm.train.data.shards.files import KEYS
 
     with h5py.File(next(directory.glob("*.hdf5"))) as file:
         rows = np.random.default_rng(1).permutation(len(file["input_ids"]))[:ROWS]

@@ -33,8 +33,9 @@ try:
     from torch import nn
 
     from trnslurm.train.checkpoint import Checkpoints, directory
-    from trnslurm.train.clock import Clock
-    from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
+    from trnslurm.train.devices.timer import Timer
+    from trnslurm.train.optim.make import make_optimizer
+    from trnslurm.train.optim.optimizer import GlobalOptimizer
 except ModuleNotFoundError as error:
     reporting.exit_without(error.name)
 
@@ -63,7 +64,7 @@ class Saves:
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.root = root
         device: Any = SimpleNamespace(
-            rank=0, world=1, name="cpu", clock=Clock(), torch_device=torch.device("cpu")
+            rank=0, world=1, name="cpu", timer=Timer(), torch_device=torch.device("cpu")
         )
         self.optimizer: GlobalOptimizer = make_optimizer(
             "adamw", device, self.model.named_parameters(), weight_decay=0.0, max_norm=1.0

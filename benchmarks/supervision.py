@@ -31,9 +31,10 @@ try:
     import torch
     import torch.distributed as dist
 
-    from trnslurm.train.device import Device, open_device
+    from trnslurm.train.devices.device import Device
+    from trnslurm.train.devices.open import open_device
     from trnslurm.train.environment import Environment, read_environment
-    from trnslurm.train.supervision import Supervision
+    from trnslurm.train.loop.supervision import Supervision
 except ModuleNotFoundError as error:
     reporting.exit_without(error.name)
 

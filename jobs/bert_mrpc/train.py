@@ -14,22 +14,25 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
-from trnslurm.train.agreement import conclude
-from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.data.labelled import Labelled, open_labelled
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.labelled import Labelled, open_labelled
-from trnslurm.train.metrics import Progress, flops_per_sample
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.predictions import gather_rows, score, sum_losses
-from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, due, steps_to_run, total_steps
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.predictions import gather_rows, score, sum_losses
+from trnslurm.train.loop.progress import Progress, flops_per_sample
+from trnslurm.train.loop.schedule import SaveTimes, due, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
-from trnslurm.train.supervision import Supervision
 from trnslurm.train.trainer import UnitTrainer
 
 
@@ -119,7 +122,7 @@ def run_training(run: Training, environment: Environment) -> Supervision:
 def unit_loss(run: Training, unit: Unit) -> Tensor:
     """Give a unit's share of the mean loss over the global batch."""
     device = run.device
-    with device.clock("data"):
+    with device.timer("data"):
         samples = run.text.samples(unit.first, unit.size)
         labels = device.put(samples.labels)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
@@ -161,7 +164,7 @@ def predict(run: Training, text: Labelled) -> Tensor:
     units = eval_units(plan, worker=device.rank, samples=count)
     rows = torch.zeros(count, run.model.config.num_labels)
     run.model.eval()
-    with device.clock("eval"):
+    with device.timer("eval"):
         logits = []
         for unit in units:
             logits.append(logits_of(run, text.fixed(unit.first, unit.size)))

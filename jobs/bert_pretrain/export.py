@@ -10,12 +10,13 @@ from pathlib import Path
 
 from transformers import BertConfig, BertForPreTraining
 
-from trnslurm.train.bert_export import make_tokenizer
 from trnslurm.train.checkpoint import Manifest
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.export import Tokens, export_job, warn
+from trnslurm.train.data.shards.index import read_index
+from trnslurm.train.errors import TrainError
+from trnslurm.train.export.bert import make_tokenizer
+from trnslurm.train.export.folder import Tokens, export_job, warn
+from trnslurm.train.loop.job import run_job
 from trnslurm.train.plan import Plan
-from trnslurm.train.shards.index import read_index
 
 
 def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:

@@ -14,21 +14,24 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForPreTraining
 
-from trnslurm.train.agreement import conclude
-from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.data.shards import Samples, ShardedSamples, open_shards
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import Progress, flops_per_sample
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.progress import Progress, flops_per_sample
+from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
-from trnslurm.train.shards import Samples, ShardedSamples, open_shards
-from trnslurm.train.supervision import Supervision
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
 """The loss, and what it consists of: of masked tokens (MLM) and next sentences (NSP)."""
@@ -155,7 +158,7 @@ def evaluate(run: Training) -> dict[str, float]:
     counts = (run.held_out.masked_tokens(0, samples), samples)
     sums = device.put(torch.zeros(len(PARTS)))
     run.model.eval()
-    with device.clock("eval"):
+    with device.timer("eval"):
         for unit in units:
             sums += unit_loss(run, run.held_out, unit, counts)
             device.sync()
@@ -168,7 +171,7 @@ def evaluate(run: Training) -> dict[str, float]:
 def unit_loss(run: Training, text: ShardedSamples, unit: Unit, counts: tuple[int, int]) -> Tensor:
     """Give a unit's share of each of PARTS, which are means over so many tokens and samples."""
     device = run.device
-    with device.clock("data"):
+    with device.timer("data"):
         samples = Samples(*map(device.put, text.samples(unit.first, unit.size)))
     weights = device.put(torch.tensor([unit.weight / count for count in counts * 2]))
     device.seed(unit.seed)

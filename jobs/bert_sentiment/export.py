@@ -5,9 +5,9 @@
 `trnslurm export RUN` does this with the Python of the run's cluster.
 """
 
-from trnslurm.train.bert_export import labelled_tokens, make_classifier
-from trnslurm.train.errors import run_job
-from trnslurm.train.export import export_job
+from trnslurm.train.export.bert import labelled_tokens, make_classifier
+from trnslurm.train.export.folder import export_job
+from trnslurm.train.loop.job import run_job
 
 if __name__ == "__main__":
     run_job(lambda: export_job(make_classifier, labelled_tokens))

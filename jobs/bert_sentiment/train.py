@@ -13,22 +13,25 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification
 
-from trnslurm.train.agreement import conclude
-from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.data.labelled import Labelled, LabelledSamples, open_labelled
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.labelled import Labelled, LabelledSamples, open_labelled
-from trnslurm.train.metrics import Progress, flops_per_sample
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
-from trnslurm.train.scores import classification_scores, count_pairs
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.progress import Progress, flops_per_sample
+from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.scores import classification_scores, count_pairs
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
-from trnslurm.train.supervision import Supervision
 
 PARTS = ("loss", "accuracy")
 """What is reported of a step: the loss, and the share of its samples that was told right."""
@@ -166,7 +169,7 @@ def evaluate(run: Training) -> dict[str, float]:
     wanted = min(run.settings.eval_samples or held_out.num_samples, held_out.num_samples)
     sums = device.put(torch.zeros(1 + held_out.num_outputs**2))
     run.model.eval()
-    with device.clock("eval"):
+    with device.timer("eval"):
         for unit in eval_units(plan, worker=device.rank, samples=wanted):
             samples = on_device(device, held_out.fixed(unit.first, unit.size))
             # Of the last unit some may lie beyond the last sample: those do not count.
@@ -185,7 +188,7 @@ def evaluate(run: Training) -> dict[str, float]:
 
 def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
     """Copy samples to the device."""
-    with device.clock("data"):
+    with device.timer("data"):
         return LabelledSamples(**{name: device.put(part) for name, part in vars(samples).items()})
 
 

@@ -7,8 +7,8 @@
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from trnslurm.train.errors import run_job
-from trnslurm.train.export import export_job, text_tokens
+from trnslurm.train.export.folder import export_job, text_tokens
+from trnslurm.train.loop.job import run_job
 from trnslurm.train.plan import Plan
 
 

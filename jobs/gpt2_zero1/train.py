@@ -14,21 +14,24 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
-from trnslurm.train.agreement import conclude
-from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.data import Text, open_text
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.data.text import Text, open_text
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import Progress, flops_per_sample
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.pretrained import load_parameters
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.progress import Progress, flops_per_sample
+from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
-from trnslurm.train.supervision import Supervision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ def evaluate(run: Training) -> dict[str, float]:
     valid_tokens = run.settings.eval_samples * predicted_tokens(plan)
     loss_sum = device.put(torch.zeros(1))
     run.model.eval()
-    with device.clock("eval"):
+    with device.timer("eval"):
         for unit in units:
             loss_sum += unit_loss(run, run.held_out, unit, valid_tokens)
             device.sync()
@@ -159,7 +162,7 @@ def predicted_tokens(plan: Plan) -> int:
 def unit_loss(run: Training, text: Text, unit: Unit, valid_tokens: int) -> Tensor:
     """Give a unit's share of the mean loss over so many tokens."""
     device = run.device
-    with device.clock("data"):
+    with device.timer("data"):
         tokens = device.put(text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weight = device.put(torch.tensor([unit.weight / valid_tokens]))

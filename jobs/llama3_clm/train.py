@@ -18,19 +18,21 @@ from transformers.modeling_utils import no_init_weights
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import is_flash_attn_2_available
 
-from trnslurm.train.agreement import conclude_sharded
-from trnslurm.train.batch import Unit, eval_units, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.data import Text, open_text
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.data.text import Text, open_text
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import TrainError, run_job
-from trnslurm.train.metrics import Progress, transformer_flops
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import conclude_sharded
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.progress import Progress, transformer_flops
+from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.sharded import Sharded, ShardedSettings, shard_model
-from trnslurm.train.supervision import Supervision
 
 ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
 RATES = {"tokens/s": "tokens_per_s", "per device": "tokens_per_s_per_device"}
@@ -143,7 +145,7 @@ def evaluate(run: Training) -> dict[str, float]:
     """Give the mean loss on the first samples of the held-out text, whatever the worker count."""
     samples = run.settings.eval_samples
     units = eval_units(run.plan, worker=run.device.rank, samples=samples)
-    with run.device.clock("eval"):
+    with run.device.timer("eval"):
         mine = loss_of(run, run.held_out, units, samples)
         [loss] = run.device.total(mine.tolist())
     return {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
@@ -175,7 +177,7 @@ def predicted_tokens(plan: Plan) -> int:
 def unit_loss(run: Training, text: Text, unit: Unit, valid_tokens: int) -> Tensor:
     """Give a unit's share of the mean loss over so many tokens."""
     device = run.device
-    with device.clock("data"):
+    with device.timer("data"):
         tokens = device.put(text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weight = device.put(torch.tensor([unit.weight / valid_tokens]))

@@ -85,6 +85,9 @@ BESIDE = {
     "prepare": set(),  # data preparation
     "sandbox": {"errors", "config", "slurm"},  # a Slurm on this machine
 }
+# The floors of the training runtime: what lies at the top of train/, and its rooms above that.
+TRAIN_GROUND = {"__init__", "background", "environment", "errors", "plan", "say", "settings"}
+TRAIN_FLOORS = ["devices", "checkpoint", "data", "optim", "sharded", "loop", "trainer", "export"]
 # What launcher rooms may import of these: two libraries of the nodes, and cli the sandbox.
 SHARED = {"node.graphs", "node.triage"}
 
@@ -111,6 +114,31 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
 def test_part_imports_only_what_it_may(part: str) -> None:
     for file in files(part):
         assert ours(file) <= allowed(part), file
+
+
+def test_the_rooms_of_train_import_only_lower_ones() -> None:
+    train = PACKAGE / "train"
+    rooms: dict[str, set[str]] = {}
+    for file in files("train"):
+        room = file.relative_to(train).parts[0].removesuffix(".py")
+        words = [name.split(".") for name in imports(file) if name.startswith("trnslurm.train.")]
+        rooms[room] = rooms.get(room, set()) | {word[2] for word in words}
+    assert rooms.keys() == {*TRAIN_GROUND, *TRAIN_FLOORS}
+    for room, found in rooms.items():
+        floor = TRAIN_FLOORS.index(room) + 1 if room in TRAIN_FLOORS else 0
+        assert found <= {*TRAIN_GROUND, *TRAIN_FLOORS[:floor]}, room
+
+
+def test_no_module_of_train_is_imported_in_a_circle() -> None:
+    left = {
+        module_name(file): {name for name in imports(file) if name.startswith("trnslurm.train")}
+        for file in files("train")
+        if file.name != "__init__.py"
+    }
+    left = {name: found & left.keys() for name, found in left.items()}
+    while leaves := {name for name, found in left.items() if not found & left.keys()}:
+        left = {name: found for name, found in left.items() if name not in leaves}
+    assert not left
 
 
 @pytest.mark.parametrize("part", [*FLOORS, "sandbox"])

@@ -17,7 +17,7 @@ from trnslurm.render.render import render
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import job_of
 from trnslurm.submit.resizing import resized
-from trnslurm.train.device import DEVICES as DEVICES_OF_JOBS
+from trnslurm.train.devices.open import DEVICES as DEVICES_OF_JOBS
 from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")

@@ -10,8 +10,8 @@ import torch
 from transformers import BertTokenizerFast
 
 from trnslurm.prepare.labelled.splits import hold_out
+from trnslurm.train.data.labelled import open_labelled
 from trnslurm.train.errors import TrainError
-from trnslurm.train.labelled import open_labelled
 
 TWEETS = (
     'text,labels,id\n"a good day, my friend",2,1\n"he said \\"so so\\"",1,2\n'

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from trnslurm.train.tokens import TokenText, verify
+from trnslurm.train.data.tokens import TokenText, verify
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import yaml
 
 from trnslurm.config import Strategy
 from trnslurm.plan.sharding import strategy_file
-from trnslurm.train.plan import BatchPlan, Plan
+from trnslurm.train.plan import Batch, Plan
 
 from ..free_port import free_port
 
@@ -190,7 +190,7 @@ def make_plan() -> Callable[..., Plan]:
             nodes=1,
             workers_per_node=workers,
             workers=workers,
-            batch=BatchPlan(
+            batch=Batch(
                 mode="fixed",
                 global_batch=units * micro_batch,
                 micro_batch=micro_batch,

@@ -12,10 +12,10 @@ import sys
 import torch
 from torch import nn
 
-from trnslurm.train.device import open_device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.errors import run_job
-from trnslurm.train.optimizer import PRECISIONS, make_optimizer
+from trnslurm.train.loop.job import run_job
+from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
 
 STEPS = 12
 # Half of the least change of 1 that bf16 does not round away.
@@ -51,7 +51,7 @@ def train(name, precision, device, dtype=torch.bfloat16):
 
 def main():
     device = open_device(sys.argv[1], read_environment())
-    for name, precision in itertools.product(("adamw", "lamb"), PRECISIONS):
+    for name, precision in itertools.product(("adamw", "lamb"), OPTIMIZER_PRECISIONS):
         print(json.dumps(train(name, precision, device)), flush=True)
     device.close()
 

@@ -22,10 +22,10 @@ from unittest import mock
 import torch
 from measures import cache_misses, import_job, state_bytes, use_cache
 
-from trnslurm.train.device import open_device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.errors import run_job
-from trnslurm.train.plan import check_world, load_plan, read_settings
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.plan import load_plan, read_settings
 
 
 def main():
@@ -149,7 +149,7 @@ def padding_counts(job):
 @contextmanager
 def stock_adamw(job):
     """Rates and bias corrections as Python numbers: exactly 0 or 1 they are part of the graph."""
-    from trnslurm.train.zero1 import Zero1
+    from trnslurm.train.optim.zero1 import Zero1
 
     rate, step = Zero1._rate, Zero1.step
 

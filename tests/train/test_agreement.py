@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from trnslurm.train.agreement import all_equal
+from trnslurm.train.loop.agreement import all_equal
 
 
 class TwoWorkers:

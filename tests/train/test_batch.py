@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trnslurm.train.batch import derive_seed, worker_units
+from trnslurm.train.data.units import derive_seed, worker_units
 
 
 def step_units(plan, step):

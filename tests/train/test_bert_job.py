@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForPreTraining
 
-from trnslurm.train.batch import Unit
 from trnslurm.train.checkpoint import prove
-from trnslurm.train.clock import Clock
-from trnslurm.train.device import TorchDevice
-from trnslurm.train.shards import open_shards
-from trnslurm.train.shards.reader import IGNORED
+from trnslurm.train.data.shards import open_shards
+from trnslurm.train.data.shards.reader import IGNORED
+from trnslurm.train.data.units import Unit
+from trnslurm.train.devices.plain import TorchDevice
+from trnslurm.train.devices.timer import Timer
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario
@@ -226,7 +226,7 @@ def job():
 def run(job, tmp_path):
     """What unit_loss works with, on a CPU by itself."""
     device = object.__new__(TorchDevice)
-    device.name, device.rank, device.world, device.clock = "cpu", 0, 1, Clock()
+    device.name, device.rank, device.world, device.timer = "cpu", 0, 1, Timer()
     device.torch_device = torch.device("cpu")
     device.barrier = lambda name: None
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB))

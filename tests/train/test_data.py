@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from trnslurm.train.data import END_OF_TEXT, ByteText, open_text
+from trnslurm.train.data.order import indices
+from trnslurm.train.data.text import END_OF_TEXT, ByteText, open_text
 from trnslurm.train.errors import TrainError
-from trnslurm.train.order import indices
 
 # 190 to train on and 10 held out.
 TEXT = bytes(range(200))

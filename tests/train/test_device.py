@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.train.device import open_device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
@@ -28,7 +28,9 @@ def test_torch_xla_is_told_its_device_and_a_cache_of_the_workers_own(
         seen.append(tuple(map(os.environ.get, ("PJRT_DEVICE", "XLA_PERSISTENT_CACHE_PATH"))))
         return name
 
-    monkeypatch.setitem(sys.modules, "trnslurm.train.xla", SimpleNamespace(XlaDevice=opened))
+    monkeypatch.setitem(
+        sys.modules, "trnslurm.train.devices.xla", SimpleNamespace(XlaDevice=opened)
+    )
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     for name in ("xla-cuda", "neuron"):
         monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", "/run/compiled")
@@ -50,9 +52,9 @@ def test_refused(name: str, words: str) -> None:
 
 
 STARTED = """\
-from trnslurm.train.device import open_device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.errors import run_job
+from trnslurm.train.loop.job import run_job
 run_job(lambda: open_device("xla-cuda", read_environment()))
 """
 

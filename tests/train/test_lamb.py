@@ -5,8 +5,8 @@ import timm.optim.lamb as timm_lamb
 import torch
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.lamb import Lamb
-from trnslurm.train.optimizer import make_optimizer
+from trnslurm.train.optim.lamb import Lamb
+from trnslurm.train.optim.make import make_optimizer
 
 from .conftest import JOBS
 from .launches import Launches, Scenario

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trnslurm.train import trainer
-from trnslurm.train.batch import Unit
+from trnslurm.train.data.labelled import open_labelled
+from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
-from trnslurm.train.labelled import open_labelled
-from trnslurm.train.predictions import score
+from trnslurm.train.loop.predictions import score
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario
@@ -254,7 +254,7 @@ def test_the_loss_is_that_of_transformers(job, labels):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, model__num_labels=outputs))
     plan.batch = SimpleNamespace(global_batch=6)
     device = SimpleNamespace(
-        torch_device=torch.device("cpu"), put=lambda t: t, clock=lambda name: nullcontext(),
+        torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
         autocast=lambda precision: nullcontext(),
     )  # fmt: skip
     model = job.make_model(plan, SimpleNamespace(init_from=""), device).eval()

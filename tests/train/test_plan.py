@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import check_world, load_plan
+from trnslurm.train.loop.job import check_world
+from trnslurm.train.plan import load_plan
 
 
 @pytest.fixture

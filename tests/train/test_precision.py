@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.train.clock import Clock
-from trnslurm.train.data_parallel import DataParallel
+from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optimizer import PRECISIONS, make_optimizer
+from trnslurm.train.optim.data_parallel import DataParallel
+from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
 
 from ..free_port import free_port
 from .conftest import make_environment
@@ -26,7 +26,7 @@ BF16, FP32 = "torch.bfloat16", "torch.float32"
 def cpu():
     """A device without other workers."""
     device = SimpleNamespace(
-        name="cpu", rank=0, world=1, clock=Clock(), torch_device=torch.device("cpu"),
+        name="cpu", rank=0, world=1, timer=Timer(), torch_device=torch.device("cpu"),
         sync=lambda: None, graphs=lambda: 0,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +66,7 @@ def check(case):
     assert case["late_graphs"] == 0
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", OPTIMIZER_PRECISIONS)
 def test_small_updates_of_bf16_live_in_a_copy_only(cpu, on_xla, precision):
     check(train("adamw", precision, cpu))
     check(on_xla["adamw", precision])
@@ -89,7 +89,7 @@ def test_gradients_of_many_units_add_up_beside_a_copy(cpu, precision, norm):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", OPTIMIZER_PRECISIONS)
 def test_lamb_takes_each_as_well(on_xla, precision):
     case = on_xla["lamb", precision]
     assert case["types"]["exp_avg"] == (BF16 if precision == "as_model" else FP32)
@@ -98,7 +98,7 @@ def test_lamb_takes_each_as_well(on_xla, precision):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_in_fp32_all_are_the_same(cpu, name):
-    cases = [train(name, precision, cpu, torch.float32) for precision in PRECISIONS]
+    cases = [train(name, precision, cpu, torch.float32) for precision in OPTIMIZER_PRECISIONS]
     assert {case["parameter"] for case in cases} == {cases[0]["parameter"]} != {1.0}
     assert all(case["saved"] == cases[0]["saved"] for case in cases)
 

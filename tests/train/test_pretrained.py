@@ -17,9 +17,9 @@ from transformers import (
 from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.manifest import FORMAT, file_name, write_manifest
+from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.tensors import Rows, write_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.pretrained import load_parameters
 
 SMALL = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from trnslurm.train.clock import Clock
+from trnslurm.train.devices.timer import Timer
 from trnslurm.train.environment import Environment
-from trnslurm.train.metrics import Progress
+from trnslurm.train.loop.progress import Progress
 
 
 class Counting:
@@ -16,7 +16,7 @@ class Counting:
     rank = 0
 
     def __init__(self, asked_of_cache: bool) -> None:
-        self.clock = Clock()
+        self.timer = Timer()
         self.compiled = 0
         self.missed = 0 if asked_of_cache else None
 

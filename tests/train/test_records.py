@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from trnslurm.train import errors, records
-from trnslurm.train.errors import TrainError, run_job
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop import job, records
+from trnslurm.train.loop.job import run_job
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
     for name, value in {"RANK": 3, "LOCAL_RANK": 1, "GROUP_RANK": 1, "TRNSLURM_ATTEMPT": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(errors, "APART_S", 0)
+    monkeypatch.setattr(job, "APART_S", 0)
     (tmp_path / "state").mkdir()
     return tmp_path / "state"
 

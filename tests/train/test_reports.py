@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.train.clock import Clock
+from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.metrics import Progress
+from trnslurm.train.loop.progress import Progress
+from trnslurm.train.loop.reports import JsonLines
 from trnslurm.train.plan import read_settings
-from trnslurm.train.reports import JsonLines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
         return [*values[:-1], 1.0]  # worker 0, whichever this is, says yes
 
     device = SimpleNamespace(
-        rank=rank, clock=Clock(), total=total, memory=dict, graphs=lambda: 0,
+        rank=rank, timer=Timer(), total=total, memory=dict, graphs=lambda: 0,
         graphs_missed=lambda: None,
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.train import schedule
 from trnslurm.train.errors import TrainError
-from trnslurm.train.schedule import SaveTimes, learning_rate
+from trnslurm.train.loop import schedule
+from trnslurm.train.loop.schedule import SaveTimes, learning_rate
 
 
 def rates(name, warmup_steps=2, steps=6):

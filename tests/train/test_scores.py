@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.scores import classification_scores, correlation_scores, count_pairs
+from trnslurm.train.loop.scores import classification_scores, correlation_scores, count_pairs
 
 
 def test_counts_have_labels_in_rows_and_leave_padding_out():

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from trnslurm.train import store
 from trnslurm.train.checkpoint import find_best, prove
-from trnslurm.train.clock import Clock
-from trnslurm.train.device import TorchDevice
+from trnslurm.train.data.labelled import open_labelled
+from trnslurm.train.devices import store
+from trnslurm.train.devices.plain import TorchDevice
+from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.labelled import open_labelled
 from trnslurm.train.plan import load_plan, read_settings
 
 from .conftest import JOBS, REPO, tiny_plan
@@ -187,7 +187,7 @@ def alone(job, data, tmp_path, monkeypatch):
     """Make a training of one worker, without others to talk to."""
     monkeypatch.setattr(store, "_connect", dist.HashStore)
     device = object.__new__(TorchDevice)
-    device.name, device.rank, device.world, device.clock = "cpu", 0, 1, Clock()
+    device.name, device.rank, device.world, device.timer = "cpu", 0, 1, Timer()
     device.torch_device = torch.device("cpu")
     device.total = list
     environment = SimpleNamespace(run_dir=tmp_path, attempt=1, phase="precompile")

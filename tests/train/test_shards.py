@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trnslurm.train.data.shards import ShardedSamples
+from trnslurm.train.data.shards import index as index_module
+from trnslurm.train.data.shards.reader import IGNORED
+from trnslurm.train.data.shards.windows import PIECE, PIECES_PER_WINDOW, Windows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.shards import ShardedSamples
-from trnslurm.train.shards import index as index_module
-from trnslurm.train.shards.reader import IGNORED
-from trnslurm.train.shards.windows import PIECE, PIECES_PER_WINDOW, Windows
 
 from .make_shards import TYPES, make_shards, write_shard
 
@@ -30,8 +30,8 @@ def directory(tmp_path):
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Windows of a few samples, so that little shards have many."""
-    monkeypatch.setattr("trnslurm.train.shards.windows.PIECE", 5)
-    monkeypatch.setattr("trnslurm.train.shards.windows.PIECES_PER_WINDOW", 3)
+    monkeypatch.setattr("trnslurm.train.data.shards.windows.PIECE", 5)
+    monkeypatch.setattr("trnslurm.train.data.shards.windows.PIECES_PER_WINDOW", 3)
 
 
 def open_shards(directory, *, split="train", seed=1, vocab_size=512, beside=None):
@@ -120,7 +120,7 @@ def test_any_position_is_the_same_in_whatever_order_it_is_asked_for(directory):
 def test_masked_tokens_are_counted_without_reading(directory, monkeypatch):
     shards = open_shards(directory)
     labels = shards.samples(0, 2 * TOTAL).labels
-    monkeypatch.setattr("trnslurm.train.shards.reader.read_rows", None)
+    monkeypatch.setattr("trnslurm.train.data.shards.reader.read_rows", None)
     for first, count in ((0, 2 * TOTAL), (TOTAL - 3, 9), (5, 1)):
         expected = int((labels[first : first + count] != IGNORED).sum())
         assert open_shards(directory).masked_tokens(first, count) == expected

@@ -15,10 +15,10 @@ import pytest
 import torch.distributed as dist
 
 from trnslurm.runs.steps import lineage
-from trnslurm.train import stopping
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.stopping import Stopping, note_stop
+from trnslurm.train.loop import stopping
+from trnslurm.train.loop.stopping import Stopping, note_stop
 
 from .attempts import Run
 from .conftest import JOB, REPO
@@ -219,7 +219,7 @@ BLOCKED = """
 import sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from trnslurm.train.stopping import heed_term
+from trnslurm.train.loop.stopping import heed_term
 
 rank = int(sys.argv[1])
 store = dist.FileStore(sys.argv[2], 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trnslurm.train.data import open_text
+from trnslurm.train.data.text import open_text
 from trnslurm.train.sharded import STRATEGIES
 from trnslurm.train.sharded.values import new_values
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from trnslurm.train.data import open_text
+from trnslurm.train.data.order import indices
+from trnslurm.train.data.text import open_text
+from trnslurm.train.data.tokens import TokenText, read_index, verify
 from trnslurm.train.errors import TrainError
-from trnslurm.train.order import indices
-from trnslurm.train.tokens import TokenText, read_index, verify
 
 SEQ_LEN = 8
 TOKENS = {"train": 83, "eval": 16}

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trnslurm.train.background import Asker
-from trnslurm.train.watchdog import EXIT_CODE, Sign, Verdict, describe, judge
+from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Verdict, describe, judge
 
 from .attempts import Run
 

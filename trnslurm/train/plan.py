@@ -7,7 +7,6 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from trnslurm.train.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
@@ -18,7 +17,7 @@ Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchPlan:
+class Batch:
     """How one optimizer step is cut into units (canonical micro-batches)."""
 
     mode: str
@@ -46,7 +45,7 @@ class Plan:
     nodes: int
     workers_per_node: int
     workers: int
-    batch: BatchPlan
+    batch: Batch
     seq_len: int
     steps: int
     precision: str
@@ -112,31 +111,6 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     if type(value) is not kind:
         raise TrainError(f"{where}: {key} is {value!r}, expected {kind.__name__}")
     return value
-
-
-def check_world(plan: Plan, device: Device) -> None:
-    """Refuse to train when the workers that really run, or the batch, are not what was planned."""
-    layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
-    if plan.nodes * plan.workers_per_node != plan.workers:
-        raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
-    if (device.world, device.local_world) != (plan.workers, plan.workers_per_node):
-        raise TrainError(
-            f"plan.json is for {plan.workers} workers ({layout}), but {device.world} run here, "
-            f"{device.local_world} on this node: start torchrun with --nnodes {plan.nodes} "
-            f"--nproc_per_node {plan.workers_per_node}, or render a plan for this size"
-        )
-    batch = plan.batch
-    if batch.units * batch.micro_batch != batch.global_batch:
-        raise TrainError(
-            f"plan.json: {batch.units} units of {batch.micro_batch} samples are not the global "
-            f"batch of {batch.global_batch}"
-        )
-    slots = batch.accumulation * plan.workers
-    if not 0 <= batch.padding_units < slots or slots - batch.padding_units != batch.units:
-        raise TrainError(
-            f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
-            f"{batch.padding_units} of padding are not {batch.units} units"
-        )
 
 
 def describe_plan(plan: Plan, environment: Environment) -> str:

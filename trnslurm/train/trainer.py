@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils.import_utils import is_accelerate_available, is_torch_xla_available
 
-from trnslurm.train.batch import Unit
-from trnslurm.train.device import Device
+from trnslurm.train.data.units import Unit
+from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optimizer import GlobalOptimizer
+from trnslurm.train.loop.schedule import learning_rate
+from trnslurm.train.optim.optimizer import GlobalOptimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.schedule import learning_rate
 from trnslurm.train.settings import CommonSettings
 
 

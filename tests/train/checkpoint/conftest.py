@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trnslurm.train.checkpoint import Checkpoints, Failed, Saved, directory
-from trnslurm.train.clock import Clock
-from trnslurm.train.optimizer import make_optimizer
+from trnslurm.train.devices.timer import Timer
+from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 
 
@@ -61,7 +61,7 @@ class Team:
                 rank=rank,
                 world=plan.workers,
                 name="cpu",
-                clock=Clock(),
+                timer=Timer(),
                 torch_device=torch.device("cpu"),
             )
             model = Model(width).to(dtype)

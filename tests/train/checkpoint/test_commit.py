@@ -66,7 +66,7 @@ def test_a_save_waits_for_a_slower_one_before_it(team, gate):
     assert gate.reached.wait(60)
     with ThreadPoolExecutor() as pool:
         second = pool.submit(writers.begin_save, 2)
-        while writers.checkpoints[0]._device.clock.doing != "checkpoint" and not second.done():
+        while writers.checkpoints[0]._device.timer.doing != "checkpoint" and not second.done():
             time.sleep(0.001)
         time.sleep(0.05)  # were it not to wait, it would copy now, and be done
         gate.opened.set()

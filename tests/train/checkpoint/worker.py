@@ -19,12 +19,12 @@ from measures import cache_misses, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.batch import worker_units
 from trnslurm.train.checkpoint import Checkpoints, directory, saving
-from trnslurm.train.device import open_device
+from trnslurm.train.data.units import worker_units
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.errors import run_job
-from trnslurm.train.optimizer import make_optimizer
+from trnslurm.train.loop.job import run_job
+from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import load_plan
 
 

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
+from trnslurm.train.data.shards.index import index_shards, read_index
 from trnslurm.train.errors import TrainError
-from trnslurm.train.shards.index import index_shards, read_index
 
 from ..conftest import JOBS, tiny_plan
 from ..make_shards import make_shards

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from trnslurm.train.checkpoint import prove
 from trnslurm.train.checkpoint.manifest import write_manifest
-from trnslurm.train.data import END_OF_TEXT, open_text
+from trnslurm.train.data.text import END_OF_TEXT, open_text
 from trnslurm.train.errors import TrainError
 
 from .folders import FOLDER, TOKENIZER, VOCAB_SIZE, change_plan, load, logits, model_of, names

@@ -26,14 +26,14 @@ from trnslurm.train.checkpoint.saving import (
     Saved,
     Saving,
 )
+from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.checkpoint.tensors import HostMemory, Reader
-from trnslurm.train.device import Device
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.store import Store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
-from trnslurm.train.reports import say
-from trnslurm.train.state import TrainingState
-from trnslurm.train.store import Store
+from trnslurm.train.say import say
 
 # What a checkpoint without the optimizer's state has of each parameter.
 MINIMAL = ["parameter"]
@@ -159,7 +159,7 @@ class Checkpoints:
             return
         self._saves += 1
         start = time.monotonic()
-        with self._device.clock("checkpoint"):
+        with self._device.timer("checkpoint"):
             self._settle()
             rows = self._memory.copy(
                 [shard for shard in optimizer.shards() if shard.kind in self._kinds(optimizer)]
@@ -193,7 +193,7 @@ class Checkpoints:
 
     def close(self) -> list[Saved | Failed]:
         """Wait for the last save; give the outcomes that poll has not given."""
-        with self._device.clock("checkpoint"):
+        with self._device.timer("checkpoint"):
             self._settle()
         ended = list(self._ended)
         self._ended.clear()

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trnslurm.train.device import Device
-from trnslurm.train.store import Store, open_store
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.store import Store, open_store
 
 Message = dict[str, Any]
 

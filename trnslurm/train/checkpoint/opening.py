@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.device import Device
+from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan

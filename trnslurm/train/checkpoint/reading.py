@@ -7,9 +7,9 @@ from torch import Tensor
 
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import DamagedError, Manifest, verify
+from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import Reader
 from trnslurm.train.errors import TrainError
-from trnslurm.train.state import num_rows
 
 
 def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.checkpoint.manifest import Manifest, file_name
-from trnslurm.train.state import Shard, own_rows
+from trnslurm.train.checkpoint.state import Shard, own_rows
 
 _DTYPES = {
     torch.float64: "F64",

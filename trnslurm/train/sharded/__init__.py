@@ -6,7 +6,8 @@ torch_xla's FSDP (accelerate#3180), and its accumulation knows no units of weigh
 the global batch stays exact at any number of workers. All write and read the same checkpoints.
 """
 
+from trnslurm.train.sharded.make import shard_model
 from trnslurm.train.sharded.settings import STRATEGIES, ShardedSettings
-from trnslurm.train.sharded.strategy import Sharded, shard_model
+from trnslurm.train.sharded.strategy import Sharded
 
 __all__ = ["STRATEGIES", "Sharded", "ShardedSettings", "shard_model"]

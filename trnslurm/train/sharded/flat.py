@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from trnslurm.train.state import own_rows
+from trnslurm.train.checkpoint.state import own_rows
 
 
 def own_part(whole: Iterable[Tensor], length: int, worker: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trnslurm.train.checkpoint.state import Read, Shard, own_rows
 from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
-from trnslurm.train.state import Read, Shard, own_rows
 
 
 class Fsdp(Sharded):

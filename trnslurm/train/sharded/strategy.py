@@ -4,24 +4,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.device import Device
+from trnslurm.train.checkpoint.state import Read, Shard
+from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optimizer import OPTIMIZERS
+from trnslurm.train.optim.optimizer import OPTIMIZERS
 from trnslurm.train.plan import Plan
 from trnslurm.train.sharded.settings import (
     STRATEGY_FILE,
     ShardedSettings,
-    check_settings,
-    read_strategy,
 )
-from trnslurm.train.sharded.values import new_values, saved_values
-from trnslurm.train.state import Read, Shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,55 +93,6 @@ class Sharded(ABC):
                 f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
                 "each would train a copy of its own"
             )
-
-
-def shard_model(
-    plan: Plan,
-    settings: ShardedSettings,
-    device: Device,
-    run_dir: Path,
-    make_model: Callable[[], nn.Module],
-    *,
-    std: float,
-) -> Sharded:
-    """Make a model, divide it as the run's strategy says, and give it its first values.
-
-    make_model makes the model wherever PyTorch is told to make tensors; its parameters' values do
-    not matter: new ones are made for each tensor, with this deviation, or read from init_from.
-    """
-    check_settings(plan, settings, device)
-    with torch.device("meta"):
-        blueprint = make_model()
-    asked = Asked(
-        plan=plan,
-        settings=settings,
-        device=device,
-        file=read_strategy(run_dir / STRATEGY_FILE, plan, settings),
-        blueprint=blueprint,
-        make_model=make_model,
-    )
-    sharded = _strategy(settings.strategy)(asked)
-    if settings.init_from:
-        first = saved_values(settings.init_from, blueprint)
-    else:
-        first = new_values(shapes_of(blueprint), seed=plan.seed, std=std)
-    sharded.load(first, updates=0)
-    return sharded
-
-
-def _strategy(name: str) -> Callable[[Asked], Sharded]:
-    # Each imported where it is used: not every node has torch_xla, or DeepSpeed.
-    if name == "fsdp":
-        from trnslurm.train.sharded.fsdp import Fsdp
-
-        return Fsdp
-    if name == "deepspeed":
-        from trnslurm.train.sharded.zero3 import Zero3
-
-        return Zero3
-    from trnslurm.train.sharded.xla_fsdp import XlaFsdp
-
-    return XlaFsdp
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -9,13 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from trnslurm.train.batch import derive_seed
 from trnslurm.train.checkpoint import Manifest, is_checkpoint, newest_whole, prove
 from trnslurm.train.checkpoint.directory import step_directory
+from trnslurm.train.checkpoint.pretrained import mismatches
+from trnslurm.train.checkpoint.state import Read
 from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.data.units import derive_seed
 from trnslurm.train.errors import TrainError
-from trnslurm.train.pretrained import mismatches
-from trnslurm.train.state import Read
 
 
 def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) -> Read:

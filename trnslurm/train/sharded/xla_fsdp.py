@@ -15,13 +15,13 @@ from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.distributed.fsdp.utils import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
+from trnslurm.train.checkpoint.state import Read, Shard, num_rows
+from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
-from trnslurm.train.rates import rate_tensor, scalar_tensor
-from trnslurm.train.reports import say
+from trnslurm.train.say import say
 from trnslurm.train.sharded.flat import own_part, rows_of, split
 from trnslurm.train.sharded.settings import STRATEGY_FILE
 from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
-from trnslurm.train.state import Read, Shard, num_rows
 
 # What only TorchAcc's build of torch_xla takes, and what decides no value.
 TORCHACC_SETTINGS = {"opt_flatten_overlap"}

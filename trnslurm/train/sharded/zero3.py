@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trnslurm.train.checkpoint.state import Read, Shard, num_rows
 from trnslurm.train.errors import TrainError
 from trnslurm.train.sharded.flat import own_part, rows_of
 from trnslurm.train.sharded.strategy import Asked, Sharded, make_base
-from trnslurm.train.state import Read, Shard, num_rows
 
 
 class Zero3(Sharded):

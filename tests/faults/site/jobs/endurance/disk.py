@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.train.environment import Environment
-from trnslurm.train.reports import JsonLines
+from trnslurm.train.loop.reports import JsonLines
 
 
 def note_disk(environment: Environment) -> None:

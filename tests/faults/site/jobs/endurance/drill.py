@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trnslurm.train.batch import Unit
 from trnslurm.train.checkpoint import directory, saving
+from trnslurm.train.data.units import Unit
 from trnslurm.train.environment import Environment
-from trnslurm.train.reports import JsonLines
+from trnslurm.train.loop.reports import JsonLines
 
 _LOOK_S = 0.02
 

@@ -12,20 +12,22 @@ from drill import Drill
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.agreement import conclude
-from trnslurm.train.batch import Unit, worker_units
 from trnslurm.train.checkpoint import Checkpoints, open_checkpoints
-from trnslurm.train.data import Text, open_text
-from trnslurm.train.device import Device, open_device
+from trnslurm.train.data.text import Text, open_text
+from trnslurm.train.data.units import Unit, worker_units
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
-from trnslurm.train.errors import run_job
-from trnslurm.train.metrics import Progress
-from trnslurm.train.optimizer import GlobalOptimizer, make_optimizer
-from trnslurm.train.plan import Plan, check_world, describe_plan, parse_plan, read_settings
-from trnslurm.train.reports import say
-from trnslurm.train.schedule import SaveTimes, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import check_world, run_job
+from trnslurm.train.loop.progress import Progress
+from trnslurm.train.loop.schedule import SaveTimes, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.plan import Plan, describe_plan, parse_plan, read_settings
+from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
-from trnslurm.train.supervision import Supervision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,178 @@
+"""A model's parameters from elsewhere: a folder of Hugging Face, a checkpoint of ours, a .pt file.
+
+The file is one of AWS's sample for BERT (torch.save of {"model": state dict, ...}), or a state dict
+by itself. Whatever the source, names are held strictly against the model's: nothing may be missing,
+and nothing left over, but for the heads of fine-tuning.
+"""
+
+import logging
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trnslurm.train.checkpoint import is_checkpoint, newest_whole, read_parameters
+from trnslurm.train.checkpoint.directory import step_directory
+from trnslurm.train.errors import TrainError
+from trnslurm.train.say import say
+
+# Of each kind of mistake an error names so many.
+NAMED = 4
+
+PRETRAINING_HEADS = ("cls.",)
+"""How the names begin of what only BERT's pretraining needs."""
+
+
+def load_parameters(
+    model: nn.Module,
+    source: str,
+    *,
+    asked_by: str = "train.init_from",
+    own: Sequence[str] = (),
+) -> None:
+    """Set every parameter of a transformers model; what is missing or left over is an error.
+
+    The source is a directory, also one of checkpoints, of which the newest whole one is taken; a
+    .pt file; or the name of a model in the local cache of Hugging Face: jobs have no network.
+    `own` says how the names of a head begin that the job trains itself: where the source has none,
+    it stays as it is, and what the source has for its pretraining is left out.
+    """
+    path = Path(source).expanduser()
+    if is_checkpoint(path):
+        found: Mapping[str, Tensor] = read_parameters(path)
+    elif path.name == "checkpoints" and path.is_dir():
+        found = _read_newest(path, asked_by)
+    elif path.suffix == ".pt":
+        found = read_state_dict(path)
+    else:
+        found = _read_folder(model, str(path) if path.is_dir() else source, asked_by)
+    if own:
+        found = _exchange_heads(model, found, tuple(own), f"{asked_by}: {source}")
+    wrong = mismatches(model, found)
+    if wrong:
+        raise TrainError(f"{asked_by}: {source} is of another model: {'; '.join(wrong)}")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(found[name])
+
+
+def _exchange_heads(
+    model: nn.Module, found: Mapping[str, Tensor], own: tuple[str, ...], where: str
+) -> Mapping[str, Tensor]:
+    """Complete what was found with the model's own head, and leave out that of pretraining."""
+    known = dict(model.named_parameters())
+    new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
+    left = [n for n in found if n not in known and n.startswith(PRETRAINING_HEADS)]
+    said = [*_list("begins anew", list(new)), *_list("left out", left)]
+    if said and os.environ.get("RANK", "0") == "0":
+        say(f"{where}: {'; '.join(said)}")
+    return {name: tensor for name, tensor in found.items() if name not in left} | new
+
+
+def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
+    """Say how named tensors differ from a model's; what is tied in it may be there or not."""
+    wanted = dict(model.named_parameters())
+    first = {id(parameter): name for name, parameter in wanted.items()}
+    aliases = {
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in wanted
+    }
+    buffers = dict(model.named_buffers())
+    known = wanted.keys() | aliases.keys() | buffers.keys()
+    shapes = [
+        f"{name} has shape {list(found[name].shape)} instead of {list(parameter.shape)}"
+        for name, parameter in wanted.items()
+        if name in found and found[name].shape != parameter.shape
+    ]
+    others = {name: found[tied] for name, tied in aliases.items() if tied in found} | buffers
+    values = [
+        f"{name} is not {aliases.get(name, 'as in the model')}"
+        for name, other in others.items()
+        if name in found and not torch.equal(found[name].cpu(), other.cpu())
+    ]
+    return [
+        *_list("missing", [name for name in wanted if name not in found]),
+        *_list("not in the model", [name for name in found if name not in known]),
+        *_shorten(shapes),
+        *_shorten(values),
+    ]
+
+
+def _read_newest(root: Path, asked_by: str) -> dict[str, Tensor]:
+    manifest, damaged = newest_whole(root)
+    if manifest is None:
+        why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
+        raise TrainError(f"{asked_by}: {root} has no whole checkpoint{why}")
+    checkpoint = step_directory(root, manifest.step)
+    if os.environ.get("RANK", "0") == "0":
+        say(f"first parameters: {checkpoint}")
+    return read_parameters(checkpoint, manifest)
+
+
+def _list(what: str, names: list[str]) -> list[str]:
+    return [f"{what}: {', '.join(_shorten(names))}"] if names else []
+
+
+def _shorten(words: list[str]) -> list[str]:
+    more = len(words) - NAMED
+    return [*words[:NAMED], f"and {more} more"] if more > 0 else words
+
+
+def read_state_dict(file: Path) -> dict[str, Tensor]:
+    """Read a model's tensors from a .pt file, by the names that Hugging Face gives them."""
+    try:
+        # Workers share the pages of a mapped file; the optimizer's part is never read.
+        mapped = zipfile.is_zipfile(file)
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except (OSError, RuntimeError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
+        raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
+    except Exception:  # of a file that is something else, anything: KeyError, IndexError, ...
+        raise TrainError(
+            f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
+        ) from None
+    state = content.get("model", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
+        raise TrainError(f'{file}: holds no model: expected names and tensors, as under "model"')
+    renamed = {_todays_name(name): tensor for name, tensor in state.items()}
+    if len(renamed) < len(state):
+        raise TrainError(f"{file}: two of its names are the same without module. and dense_act")
+    return renamed
+
+
+def _todays_name(name: str) -> str:
+    # DistributedDataParallel puts module. before all; NVIDIA's BERT has dense_act where Hugging
+    # Face has dense; TensorFlow's BERT had gamma and beta, and so have old files of Hugging Face.
+    name = name.removeprefix("module.").replace("dense_act", "dense")
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
+    # What it would warn of, once in every worker, is said here or an error.
+    for part in ("modeling_utils", "integrations.tensor_parallel"):
+        logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
+    try:
+        loaded, report = type(model).from_pretrained(
+            source,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise TrainError(
+            f"{asked_by}: {source} is neither a directory with a model nor one in the local "
+            f"cache of Hugging Face ({first_line})"
+        ) from None
+    missing = set(report["missing_keys"])
+    found = {name: value for name, value in loaded.named_parameters() if name not in missing}
+    # Of what is left over there is only the name; buffers, which older versions saved, are none.
+    left_over = set(report["unexpected_keys"]) - dict(model.named_buffers()).keys()
+    return found | {name: torch.empty(0) for name in sorted(left_over)}

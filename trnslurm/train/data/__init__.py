@@ -1,0 +1,1 @@
+"""What is trained on: which samples, in which order, cut into units."""

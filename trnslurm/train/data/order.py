@@ -1,0 +1,81 @@
+"""The order of samples: a permutation of each epoch, any place of it known at once, whatever W."""
+
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.train.data.units import derive_seed
+
+# Each changes one half of the index; eight leave no pattern even in orders of a few samples.
+ROUNDS = 8
+
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def sample_at(position: int, *, count: int, seed: int) -> int:
+    """Give which of count samples stands at a position (from 0) of the endless stream."""
+    return int(indices(position, 1, count=count, seed=seed)[0])
+
+
+def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
+    """Give which of count samples stand at positions first … first + n - 1 of the endless stream.
+
+    Position p lies in epoch p // count; every epoch holds each sample once, in an order that
+    depends on (seed, epoch) alone. Nothing is kept and no order is ever made as a whole.
+    """
+    assert first >= 0 and count > 0, (first, count)
+    parts = []
+    while n > 0:
+        epoch, place = divmod(first, count)
+        taken = min(n, count - place)
+        places = np.arange(place, place + taken, dtype=np.uint64)
+        parts.append(_permute(places, count, _keys(seed, epoch)))
+        first, n = first + taken, n - taken
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _permute(places: NDArray[np.uint64], count: int, keys: tuple[int, ...]) -> NDArray[np.int64]:
+    """Permute range(count): a Feistel network over the least rectangle of at least count cells.
+
+    A place that comes out beyond count goes through again until it does not (cycle walking). Sides
+    of nearly √count leave fewer than one in √count such cells; a power of two could leave three
+    in four.
+    """
+    rows = math.isqrt(count - 1) + 1
+    columns = -(-count // rows)
+    result = _rounds(places, rows, columns, keys)
+    while (beyond := result >= count).any():
+        result[beyond] = _rounds(result[beyond], rows, columns, keys)
+    return result.astype(np.int64)
+
+
+def _rounds(
+    places: NDArray[np.uint64], rows: int, columns: int, keys: tuple[int, ...]
+) -> NDArray[np.uint64]:
+    left, right = places // np.uint64(columns), places % np.uint64(columns)
+    for number, key in enumerate(keys):
+        # Adding to one half what depends on the other alone can be undone, so no two places meet.
+        if number % 2 == 0:
+            left = (left + _mix(right, key) % np.uint64(rows)) % np.uint64(rows)
+        else:
+            right = (right + _mix(left, key) % np.uint64(columns)) % np.uint64(columns)
+    return left * np.uint64(columns) + right
+
+
+def _mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Spread every bit over all 64: the last part of SplitMix64."""
+    mixed = values ^ np.uint64(key)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@functools.lru_cache(maxsize=16)
+def _keys(seed: int, epoch: int) -> tuple[int, ...]:
+    # Four numbers each, so that none is the seed of a unit, which is made of three.
+    halves = (
+        (derive_seed(seed, epoch, r, 0), derive_seed(seed, epoch, r, 1)) for r in range(ROUNDS)
+    )
+    return tuple(high << 31 | low for high, low in halves)

@@ -1,0 +1,186 @@
+"""What all workers must know of every shard, read once: its samples, and masked tokens of each.
+
+With it each worker works out the denominator of any step's loss by itself. The index is kept beside
+the shards, or in a directory of the run where it cannot be written there; it is made anew when a
+shard's size or time of change is no longer what it was.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
+from trnslurm.train.data.shards.files import check_shard, find_shards, masked, read_rows
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import read_section
+
+FORMAT = 1
+SAY_EVERY_S = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFile:
+    """A shard, and how to tell that it is still the same file."""
+
+    file: str
+    bytes: int
+    changed_ns: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The index but for the counts of masked tokens."""
+
+    format: int
+    seq_len: int
+    max_pred: int
+    shards: list[Any]
+    """Values of ShardFile, in the order of their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The shards of a split."""
+
+    seq_len: int
+    max_pred: int
+    shards: list[ShardFile]
+    masked: NDArray[np.uint16]
+    """Masked tokens of every sample, shard after shard."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tell these shards from others, wherever they lie: all but when they were changed."""
+        known = [(shard.file, shard.bytes, shard.samples) for shard in self.shards]
+        digest = hashlib.sha256(repr((self.seq_len, self.max_pred, known)).encode())
+        digest.update(self.masked.tobytes())
+        return digest.hexdigest()
+
+
+def index_shards(
+    directory: Path, split: str, *, beside: Path, say: Callable[[str], None] = print
+) -> None:
+    """Make the index of a split unless there is one; one worker does it for all.
+
+    It is written beside the shards, or else to the other directory.
+    """
+    if _find(directory, split, beside):
+        return
+    index = _scan(directory, split, say)
+    try:
+        _write(index, directory / _name(split))
+    except OSError:
+        beside.mkdir(parents=True, exist_ok=True)
+        _write(index, beside / _name(split))
+
+
+def read_index(directory: Path, split: str, *, beside: Path) -> Index:
+    """Read the index that index_shards made."""
+    index = _find(directory, split, beside)
+    if index is None:
+        raise TrainError(f"data: the shards in {directory} changed just now: start again")
+    return index
+
+
+def _name(split: str) -> str:
+    return f"{split}-index.safetensors"
+
+
+def _scan(directory: Path, split: str, say: Callable[[str], None]) -> Index:
+    paths = find_shards(directory, split)
+    first = check_shard(paths[0])
+    shards, counts = [], []
+    said = time.monotonic()
+    for path in paths:
+        shape = check_shard(path)
+        if (shape.seq_len, shape.max_pred) != (first.seq_len, first.max_pred):
+            raise TrainError(
+                f"{path}: samples of {shape.seq_len} tokens, {shape.max_pred} of them masked at "
+                f"most, but {paths[0].name} has {first.seq_len} and {first.max_pred}"
+            )
+        rows = read_rows(path, slice(None), ["masked_lm_positions"])
+        counts.append(masked(rows["masked_lm_positions"]).sum(axis=1, dtype=np.uint16))
+        if shape.samples and not counts[-1].any():
+            raise TrainError(f"{path}: none of its tokens is masked: fetch or make it again")
+        shards.append(_describe(path, shape.samples))
+        if time.monotonic() - said > SAY_EVERY_S:
+            said = time.monotonic()
+            say(f"reading {directory} for the first time: {len(shards)} of {len(paths)} shards")
+    index = Index(
+        seq_len=first.seq_len,
+        max_pred=first.max_pred,
+        shards=shards,
+        masked=np.concatenate(counts),
+    )
+    if not len(index.masked):
+        raise TrainError(f"data: the shards of split {split} in {directory} have no samples")
+    return index
+
+
+def _describe(path: Path, samples: int) -> ShardFile:
+    status = path.stat()
+    return ShardFile(
+        file=path.name, bytes=status.st_size, changed_ns=status.st_mtime_ns, samples=samples
+    )
+
+
+def _find(directory: Path, split: str, beside: Path) -> Index | None:
+    """Give the first index that is of the very files in the directory."""
+    paths = find_shards(directory, split)
+    for place in (directory, beside):
+        index = _read(place / _name(split))
+        if index and [shard.file for shard in index.shards] == [path.name for path in paths]:
+            now = [
+                _describe(path, shard.samples)
+                for path, shard in zip(paths, index.shards, strict=True)
+            ]
+            if now == index.shards:
+                return index
+    return None
+
+
+def _read(path: Path) -> Index | None:
+    """Read an index; one of another format or a damaged one is as good as none."""
+    try:
+        with safe_open(path, framework="np") as file:
+            values = json.loads(file.metadata()["index"])
+            counts = file.get_tensor("masked")
+        if values.get("format") != FORMAT:
+            return None
+        header = read_section(Header, values, where=str(path))
+        shards = [read_section(ShardFile, shard, where=str(path)) for shard in header.shards]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, TrainError):
+        return None
+    if len(counts) != sum(shard.samples for shard in shards):
+        return None
+    return Index(seq_len=header.seq_len, max_pred=header.max_pred, shards=shards, masked=counts)
+
+
+def _write(index: Index, path: Path) -> None:
+    """Write the index, whole or not at all, even if several runs do so at once."""
+    header = Header(
+        format=FORMAT,
+        seq_len=index.seq_len,
+        max_pred=index.max_pred,
+        shards=[asdict(shard) for shard in index.shards],
+    )
+    partial = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.write(save({"masked": index.masked}, {"index": json.dumps(asdict(header))}))
+            fsync_file(file)
+        partial.rename(path)
+        fsync_directory(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)

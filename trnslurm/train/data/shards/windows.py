@@ -1,0 +1,113 @@
+"""The order of samples in shards: shuffled every epoch, but neighbours are read together.
+
+A random row of a gzipped shard costs the decompression of a thousand (benchmarks/bert_reader.py).
+So shards are cut into pieces, pieces are shuffled, and samples are shuffled within windows of some
+pieces that follow one another. As in order.py all depends on (seed, epoch) alone, and any position
+is known at once.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.train.data.order import indices
+from trnslurm.train.data.units import derive_seed
+
+Integers = NDArray[np.int64]
+
+PIECE = 8192
+"""Samples of a piece at most. Many of gzip's chunks: those at its ends are decompressed in vain."""
+PIECES_PER_WINDOW = 8
+"""A window of 128 tokens a sample takes up to 60 MB of a worker's memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Consecutive samples of one shard."""
+
+    shard: int
+    rows: slice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Consecutive positions of the stream that lie in one window."""
+
+    window: int
+    """Counted through all epochs."""
+    rows: Integers
+    """Of the samples of the window's pieces, one piece after another."""
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    pieces: Integers
+    """Their order."""
+    starts: Integers
+    """Where each window begins, and where the last one ends."""
+
+
+class Windows:
+    """An endless stream: epoch after epoch of all samples, of which any place is known at once."""
+
+    def __init__(self, shard_samples: Sequence[int], *, seed: int) -> None:
+        self.num_samples = sum(shard_samples)
+        self._seed = seed
+        self._pieces = [
+            Piece(shard=shard, rows=rows)
+            for shard, samples in enumerate(shard_samples)
+            for rows in _cut(samples)
+        ]
+        self._sizes = np.array([piece.rows.stop - piece.rows.start for piece in self._pieces])
+        self._firsts = np.cumsum(self._sizes) - self._sizes
+        self._per_epoch = -(-len(self._pieces) // PIECES_PER_WINDOW)
+        self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
+
+    def parts(self, first: int, count: int) -> Iterator[Part]:
+        """Give where the samples at positions first … first + count - 1 of the stream are."""
+        while count > 0:
+            number, place = divmod(first, self.num_samples)
+            starts = self._epoch(number).starts
+            window = int(np.searchsorted(starts, place, side="right")) - 1
+            start, stop = int(starts[window]), int(starts[window + 1])
+            taken = min(count, stop - place)
+            seed = derive_seed(self._seed, number, window, 0)
+            rows = indices(place - start, taken, count=stop - start, seed=seed)
+            yield Part(window=number * self._per_epoch + window, rows=rows)
+            first, count = first + taken, count - taken
+
+    def pieces(self, window: int) -> list[Piece]:
+        """Give the pieces of a window, in order."""
+        return [self._pieces[number] for number in self._numbers(window)]
+
+    def samples(self, part: Part) -> Integers:
+        """Give which samples a part has, counted through all shards."""
+        numbers = self._numbers(part.window)
+        stops = np.cumsum(self._sizes[numbers])
+        piece = np.searchsorted(stops, part.rows, side="right")
+        begins = stops - self._sizes[numbers]
+        found: Integers = self._firsts[numbers][piece] + part.rows - begins[piece]
+        return found
+
+    def _numbers(self, window: int) -> Integers:
+        epoch, place = divmod(window, self._per_epoch)
+        first = place * PIECES_PER_WINDOW
+        return self._epoch(epoch).pieces[first : first + PIECES_PER_WINDOW]
+
+    def _make_epoch(self, epoch: int) -> _Epoch:
+        count = len(self._pieces)
+        order = indices(epoch * count, count, count=count, seed=self._seed)
+        stops = np.cumsum(self._sizes[order])
+        ends = stops[PIECES_PER_WINDOW - 1 :: PIECES_PER_WINDOW]
+        starts = np.unique(np.concatenate([[0], ends, stops[-1:]]))
+        return _Epoch(order, starts)
+
+
+def _cut(samples: int) -> Iterator[slice]:
+    """Cut a shard into pieces of about the same size."""
+    count = -(-samples // PIECE)
+    for number in range(count):
+        yield slice(number * samples // count, (number + 1) * samples // count)

@@ -1,0 +1,1 @@
+"""What a worker computes on, and its tie to the other workers."""

@@ -1,0 +1,88 @@
+"""What a job asks of the hardware and its transport."""
+
+import contextlib
+import resource
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trnslurm.train.devices.timer import Timer
+
+
+class Device(ABC):
+    """One worker's device and its tie to the other workers."""
+
+    name: str
+    rank: int
+    world: int
+    local_world: int
+    torch_device: torch.device
+    timer: Timer
+    beats: int = 0
+    """Calls of sync so far: what the watchdog takes for progress."""
+    checkpoint: Callable[..., Any]
+    """Run a function now and again in the backward pass, instead of keeping its activations."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device."""
+        return tensor.to(self.torch_device)
+
+    def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
+        """Give the context of the forward pass: bf16 arithmetic for "mixed", nothing for others."""
+        if precision != "mixed":
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seed what is random on the device."""
+
+    def sync(self) -> None:
+        """End a graph: what was asked for since the last call is compiled and run as one."""
+        self._end_graph()
+        self.beats += 1
+
+    @abstractmethod
+    def _end_graph(self) -> None:
+        """Do what sync does, in the device's own way."""
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give the steps that this worker's host may have ended and not waited for.
+
+        When it ends a step, all workers have given their parts of the steps before these.
+        """
+        return 0
+
+    @abstractmethod
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum a few numbers over all workers."""
+
+    @abstractmethod
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest of each of a few numbers over all workers."""
+
+    @abstractmethod
+    def graphs(self) -> int:
+        """Count the graphs compiled so far in this process."""
+
+    def graphs_missed(self) -> int | None:
+        """Count those that the cache of a precompile did not have; None: it cannot be asked."""
+        return None
+
+    def memory(self) -> dict[str, float]:
+        """Give the most memory used so far, in MB: of this worker's host process, at least."""
+        # Linux counts in KiB.
+        return {"host_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
+
+    @abstractmethod
+    def barrier(self, name: str) -> None:
+        """Wait until every worker is here."""
+
+    def close(self) -> None:
+        """Wait for every worker, so that none leaves while another still needs it, and let go."""
+        self.barrier("close")
+        dist.destroy_process_group()

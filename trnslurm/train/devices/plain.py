@@ -1,0 +1,76 @@
+"""cpu with gloo and cuda with NCCL: eager PyTorch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.timer import Timer
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+
+
+class TorchDevice(Device):
+    """cpu with gloo or cuda with NCCL: eager PyTorch."""
+
+    def __init__(self, name: str, environment: Environment) -> None:
+        if name == "cuda" and not torch.cuda.is_available():
+            raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
+        dist.init_process_group("nccl" if name == "cuda" else "gloo")
+        self.name = name
+        self.timer = Timer()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self.local_world = environment.local_world
+        self.torch_device = torch.device(name)
+        if name == "cuda":
+            self.torch_device = torch.device("cuda", environment.local_rank)
+            torch.cuda.set_device(self.torch_device)
+
+    @staticmethod
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        """Recompute in the backward pass, with the random state of the forward pass."""
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+    def seed(self, seed: int) -> None:
+        """Seed the CPU and every CUDA device."""
+        torch.manual_seed(seed)
+
+    def _end_graph(self) -> None:
+        """Do nothing: eager PyTorch has no graphs to end."""
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
+        return 1 if self.name == "cuda" else 0
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum over all workers in double precision."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest over all workers."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
+        tensor = self.put(torch.tensor(values, dtype=torch.float64))
+        dist.all_reduce(tensor, op=op)
+        result: list[float] = tensor.tolist()
+        return result
+
+    def graphs(self) -> int:
+        """Give 0: nothing is compiled."""
+        return 0
+
+    def memory(self) -> dict[str, float]:
+        """Give the host's, and on CUDA what PyTorch has allocated on the device."""
+        host = super().memory()
+        if self.name != "cuda":
+            return host
+        return host | {"device_memory_mb": torch.cuda.max_memory_allocated() / 1e6}
+
+    def barrier(self, name: str) -> None:
+        """Wait in the process group."""
+        dist.barrier()

@@ -1,0 +1,120 @@
+"""torch_xla devices: Trainium and GPUs natively, and their stand-in on CPUs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics
+import torch_xla.distributed.xla_backend  # registers the backend "xla"
+import torch_xla.runtime as xr
+import torch_xla.utils.checkpoint
+
+from trnslurm.train.devices import xla_cpu
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.timer import Timer
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+
+# What a host has given away at most and a device not done. Neuron's runtime takes up to 7
+# (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), XLA's client for GPUs 32 (its
+# max_inflight_computations), and torch_xla holds one more. gloo's collectives block.
+_GRAPHS_IN_FLIGHT = {"neuron": 8, "xla-cuda": 33, "xla-cpu": 0}
+
+
+class XlaDevice(Device):
+    """neuron, xla-cuda or xla-cpu: the same code but for the transport under the collectives."""
+
+    def __init__(self, name: str, environment: Environment) -> None:
+        self.timer = Timer()
+        self._precompiled = name == "xla-cpu" and _open_cache(environment)
+        if name == "xla-cpu":
+            dist.init_process_group("gloo")
+            xla_cpu.install(self.timer)
+        else:
+            dist.init_process_group("xla")
+        self.name = name
+        # Asked of torch_xla and not of the environment: should its runtime not have found the
+        # other workers, each would train a copy of its own, and check_world sees it here.
+        self.rank = _own_rank()
+        self.world = xr.world_size()
+        self.local_world = environment.local_world
+        self.torch_device = torch_xla.device()
+
+    @staticmethod
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        """Recompute in the backward pass; PyTorch's own version fails on XLA tensors."""
+        return torch_xla.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+    def seed(self, seed: int) -> None:
+        """Seed the device; the seed is an input of the graph, so a new one compiles nothing."""
+        xm.set_rng_state(seed)
+
+    def _end_graph(self) -> None:
+        """End the graph traced so far and start it."""
+        torch_xla.sync()
+
+    def steps_ahead(self, graphs_per_step: int) -> int:
+        """Give the steps of the graphs in flight."""
+        return -(-_GRAPHS_IN_FLIGHT[self.name] // graphs_per_step)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Sum over all workers in single precision, on the device."""
+        return self._reduce(values, xm.REDUCE_SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Give the largest over all workers in single precision, exact up to 2 ** 24."""
+        return self._reduce(values, xm.REDUCE_MAX)
+
+    def _reduce(self, values: Sequence[float], reduce_type: str) -> list[float]:
+        tensor = self.put(torch.tensor(values, dtype=torch.float32))
+        xm.all_reduce(reduce_type, [tensor], pin_layout=False)
+        torch_xla.sync()
+        result: list[float] = tensor.cpu().tolist()
+        return result
+
+    def graphs(self) -> int:
+        """Count the graphs that this process had not seen before."""
+        return _counter("UncachedCompile")
+
+    def graphs_missed(self) -> int | None:
+        """Count those that the trial run did not meet; only xla-cpu's cache tells."""
+        return _counter("PersistentCacheMiss") if self._precompiled else None
+
+    def barrier(self, name: str) -> None:
+        """Wait at torch_xla's rendezvous."""
+        xm.rendezvous(name)
+
+
+def _own_rank() -> int:
+    """Ask torch_xla for this worker's rank, which starts its runtime."""
+    try:
+        rank: int = xr.global_ordinal()
+    except RuntimeError as error:
+        if "No PjRtPlugin registered for: CUDA" not in str(error):
+            raise
+        raise TrainError(
+            "this Python's torch_xla does not know GPUs, as none of PyTorch/XLA since 2.8: take a "
+            "build that does, such as TorchAcc's, or a strategy for cuda"
+        ) from None
+    return rank
+
+
+def _counter(name: str) -> int:
+    metrics: Any = torch_xla.debug.metrics  # not annotated
+    return metrics.counter_value(name) or 0
+
+
+def _open_cache(environment: Environment) -> bool:
+    """Open the worker's own cache before anything is computed; tell whether it is to be whole.
+
+    Two workers that write to one directory spoil each other's entries.
+    """
+    if environment.compile_cache is None:
+        return False
+    training = environment.phase == "train"
+    path = environment.compile_cache / str(environment.rank)
+    xr.initialize_cache(str(path), readonly=training)
+    return training

@@ -1,0 +1,131 @@
+"""A stand-in for the transport only: torch_xla's collectives over gloo, through host memory.
+
+torch_xla's CPU client has no collectives between processes: every process sees a world of one. With
+these functions in the place of its own, torch_xla's ZeroRedundancyOptimizer and whatever else calls
+them runs unchanged in many processes of one CPU device each. Every call ends the graph, so there
+are more and smaller graphs than on Trainium.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+from torch import Tensor
+
+from trnslurm.train.devices.timer import Timer
+
+_OPS = {xm.REDUCE_SUM: dist.ReduceOp.SUM, xm.REDUCE_MAX: dist.ReduceOp.MAX}
+
+
+_timer = Timer()
+
+
+def install(timer: Timer) -> None:
+    """Put the functions of this module in the place of torch_xla's; gloo must be initialized.
+
+    The timer counts what is spent in collectives, waiting for slower workers included.
+    """
+    global _timer
+    _timer = timer
+    for function in (all_reduce, reduce_scatter, all_gather, rendezvous):
+        setattr(xm, function.__name__, function)
+    for name in ("world_size", "global_device_count"):
+        setattr(xr, name, dist.get_world_size)
+    xr.global_ordinal = dist.get_rank
+
+
+def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, **options: Any) -> Any:
+    """Reduce over all workers; a list of tensors in place, a single one as a new tensor."""
+    _check(options)
+    tensors = _as_list(inputs)
+    results = _reduce(reduce_type, tensors, scale)
+    if isinstance(inputs, Tensor):
+        return _to_device(results[0], inputs.device)
+    for tensor, result in zip(tensors, results, strict=True):
+        tensor.copy_(_to_device(result, tensor.device))
+    return inputs
+
+
+def reduce_scatter(
+    reduce_type: str,
+    input: Any,  # noqa: A002  (torch_xla passes it by this name)
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    **options: Any,
+) -> Any:
+    """Reduce over all workers and keep this worker's shard; of a tensor or of each in a list."""
+    _check(options)
+    assert shard_count == dist.get_world_size()
+    tensors = _as_list(input)
+    shards = [
+        _to_device(result.chunk(shard_count, scatter_dim)[dist.get_rank()], tensor.device)
+        for tensor, result in zip(tensors, _reduce(reduce_type, tensors, scale), strict=True)
+    ]
+    return shards[0] if isinstance(input, Tensor) else shards
+
+
+def all_gather(value: Any, dim: int = 0, **options: Any) -> Any:
+    """Join the workers' tensors along a dimension; of a tensor or of each in a list."""
+    _check(options)
+    tensors = _as_list(value)
+    hosts = _to_host(tensors)
+    # As bytes, because gloo does not know every type, and in one piece, because it is faster.
+    mine = torch.cat([host.reshape(-1).view(torch.uint8) for host in hosts])
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    with _timer("collectives"):
+        dist.all_gather(rows, mine)
+    sizes = [host.numel() * host.element_size() for host in hosts]
+    pieces = zip(*(torch.split(row, sizes) for row in rows), strict=True)
+    gathered = [
+        _to_device(
+            torch.cat([piece.clone().view(host.dtype).view(host.shape) for piece in parts], dim),
+            tensor.device,
+        )
+        for tensor, host, parts in zip(tensors, hosts, pieces, strict=True)
+    ]
+    return gathered[0] if isinstance(value, Tensor) else gathered
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
+    """Wait for all workers and give the payload of each."""
+    torch_xla.sync()
+    payloads: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(payloads, payload)
+    return payloads
+
+
+def _reduce(reduce_type: str, tensors: list[Tensor], scale: float) -> list[Tensor]:
+    hosts = _to_host(tensors)
+    flat = torch.cat([host.reshape(-1).float() for host in hosts])
+    with _timer("collectives"):
+        dist.all_reduce(flat, op=_OPS[reduce_type])
+    pieces = torch.split(flat * scale, [host.numel() for host in hosts])
+    return [
+        piece.view(host.shape).to(host.dtype) for piece, host in zip(pieces, hosts, strict=True)
+    ]
+
+
+def _to_host(tensors: list[Tensor]) -> list[Tensor]:
+    # One sync for all of them; .cpu() on pending tensors would make a graph of each.
+    torch_xla.sync()
+    return [tensor.detach().cpu() for tensor in tensors]
+
+
+def _to_device(host: Tensor, device: torch.device) -> Tensor:
+    # As a vector: torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
+    return host.reshape(-1).to(device).reshape(host.shape)
+
+
+def _as_list(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _check(options: dict[str, Any]) -> None:
+    everyone = [list(range(dist.get_world_size()))]
+    assert options.get("groups") in (None, [], everyone), "only one group of all workers"
+    assert options.get("output") is None, "only results as new tensors"

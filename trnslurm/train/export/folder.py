@@ -1,0 +1,261 @@
+"""From a checkpoint to a Hugging Face folder: all that is not particular to one job's model."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError
+
+from trnslurm.train.checkpoint import (
+    Manifest,
+    directory,
+    find_best,
+    newest_whole,
+    prove,
+    read_parameters,
+)
+from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.data.text import END_OF_TEXT
+from trnslurm.train.data.tokens import read_index
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import Plan, load_plan
+
+BEST = "best"
+"""In the place of a step: the checkpoint with the best score."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+MakeModel = Callable[[Plan, int | None], Any]
+"""Makes the transformers model of a plan, given the token that ends a text, if it is known."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+"""What a folder of Hugging Face may have of a tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """What the model's tokens mean."""
+
+    end_of_text: int | None = None
+    tokenizer: Any = None
+    """One of transformers', if there is one."""
+
+
+FindTokens = Callable[[Plan, Manifest, Path], Tokens]
+"""Finds the tokens of the data that a checkpoint of a run, in this directory, was trained on."""
+
+
+def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
+    """Export as the command line says. No device is needed, and no other worker."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    options = _parse()
+    plan = load_plan(options.plan)
+    run_dir = options.plan.resolve().parent
+    manifest = None if options.source else _choose(run_dir / "checkpoints", options.step)
+    name = f"step-{manifest.step}" if manifest else Path(options.source).stem
+    output = (options.output or run_dir / "exported" / name).resolve()
+    _check_place(output, force=options.force)
+
+    tokens = Tokens()
+    if manifest and not options.tokenizer:
+        tokens = find_tokens(plan, manifest, run_dir)
+    if manifest:
+        with torch.device("meta"):  # neither memory nor time for parameters that are replaced
+            model = make_model(plan, tokens.end_of_text)
+        checkpoint = directory.step_directory(run_dir / "checkpoints", manifest.step)
+        _load(model, checkpoint, manifest, DTYPES[options.dtype])
+    else:
+        model = make_model(plan, None)
+        load_parameters(model, options.source, asked_by="export")
+        model.to(DTYPES[options.dtype])
+    _write(model, tokens, options.tokenizer, output)
+    _report(options, model, manifest, output, tokenizer=bool(tokens.tokenizer or options.tokenizer))
+
+
+def _report(
+    options: argparse.Namespace,
+    model: Any,
+    manifest: Manifest | None,
+    output: Path,
+    *,
+    tokenizer: bool,
+) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if options.json:
+        origin = {"step": manifest.step} if manifest else {"from": options.source}
+        values = {"directory": str(output), **origin, "parameters": parameters}
+        print(json.dumps(values | {"dtype": options.dtype, "tokenizer": tokenizer}))
+    else:
+        origin_name = f"step {manifest.step}" if manifest else f"from {Path(options.source).name}"
+        print(f"Wrote {output} ({origin_name}, {parameters / 1e6:,.1f} M parameters)")
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Write a checkpoint as a Hugging Face folder.")
+    add = parser.add_argument
+    add("plan", type=Path, help="plan.json of the run")
+    which = parser.add_mutually_exclusive_group()
+    step = "this checkpoint, or the best by its score; default: the newest whole one"
+    which.add_argument("--step", type=_step, metavar="N|best", help=step)
+    source = (
+        "not of the run: a .pt file of AWS's BERT sample, a folder, a checkpoint of another run"
+    )
+    which.add_argument("--from", dest="source", metavar="FILE", help=source)
+    add("--output", type=Path, metavar="DIR", help="default: exported/step-N in the run directory")
+    add("--tokenizer", type=Path, metavar="DIR", help="put the tokenizer of this folder beside it")
+    add("--format", choices=["hf"], default="hf", help="hf: a folder for from_pretrained")
+    add("--dtype", choices=DTYPES, default="float32", help="of the weights")
+    add("--force", action="store_true", help="replace an export that is there already")
+    add("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def _step(text: str) -> int | str:
+    return text if text == BEST else int(text)
+
+
+def _choose(root: Path, step: int | str | None) -> Manifest:
+    """Find the checkpoint of a step, the best, or else the newest whole one, and prove it."""
+    there = directory.checkpoints_in(root) if root.is_dir() else []
+    if not there:
+        raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
+    if step == BEST:
+        best = find_best(root)
+        if best is None:
+            raise TrainError(f"{root}: no checkpoint has a score, as train.keep_best would give it")
+        return prove(best)
+    if step is not None:
+        steps = [directory.step_of(path) for path in reversed(there)]
+        if step not in steps:
+            raise TrainError(f"{root}: none of step {step}, but of {', '.join(map(str, steps))}")
+        return prove(directory.step_directory(root, step))
+    manifest, damaged = newest_whole(root)
+    for path, reason in damaged:
+        if path.exists():  # else it was deleted meanwhile, by a run that has newer ones
+            warn(f"{path} is damaged ({reason})")
+    if manifest is None:
+        raise TrainError(f"{root}: no checkpoint is whole")
+    return manifest
+
+
+def _check_place(output: Path, *, force: bool) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / "config.json").is_file():
+        raise TrainError(f"{output} is there already and is no export: choose another --output")
+    if not force:
+        raise TrainError(f"{output} is there already: pass --force to replace it")
+
+
+def text_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
+    """Find the tokens of a text: bytes, or those of prepared data, if it is the same still."""
+    path = Path(plan.data).expanduser()
+    if not plan.data or path.is_file():
+        return Tokens(end_of_text=END_OF_TEXT)
+    try:
+        index = read_index(path)
+        split = index.split("train")
+        if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
+            raise TrainError(f"{path} is not what this run was trained on any more")
+    except TrainError as error:
+        warn(f"exported without a tokenizer: {error}")
+        return Tokens()
+    from transformers import PreTrainedTokenizerFast
+
+    fast: Any = PreTrainedTokenizerFast  # it has no annotations
+    file = path / index.tokenizer.file
+    tokenizer = fast(tokenizer_file=str(file), model_max_length=plan.seq_len)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(index.end_of_text)
+    tokenizer.bos_token = tokenizer.eos_token
+    return Tokens(end_of_text=index.end_of_text, tokenizer=tokenizer)
+
+
+def _load(model: Any, checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> None:
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    if shapes != manifest.shapes:
+        raise TrainError(f"{checkpoint} is not of the model in plan.json")
+    parameters = read_parameters(checkpoint, manifest)
+    converted = {name: parameter.to(dtype) for name, parameter in parameters.items()}
+    # Not strict, as of two that are tied only one was saved.
+    model.load_state_dict(converted, strict=False, assign=True)
+    model.tie_weights()
+
+
+def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> None:
+    """Write the folder, whole or not at all."""
+    partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    # Where DeepSpeed is installed transformers (4.57.6) imports it to save, and it would look for a
+    # GPU and say on stdout that there is none.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial)
+        if tokenizer:
+            _copy_tokenizer(tokenizer, partial, model.config.vocab_size)
+        elif tokens.tokenizer:
+            tokens.tokenizer.save_pretrained(partial)
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                directory.fsync_file(file)
+        directory.fsync_directory(partial)
+        _put_in_place(partial, output)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TrainError(f"{output}: cannot be written ({reason})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
+    """Copy a tokenizer's files beside the model, and see that it loads there and suits it."""
+    from transformers import AutoTokenizer
+
+    files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
+        raise TrainError(f"--tokenizer: {source} has none of {', '.join(TOKENIZER_FILES)}")
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    auto: Any = AutoTokenizer  # it has no annotations
+    try:
+        tokenizer = auto.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a damaged file makes transformers raise whatever comes
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise TrainError(f"--tokenizer: {source} has no tokenizer that loads ({reason})") from None
+    if len(tokenizer) > vocab_size:
+        raise TrainError(
+            f"--tokenizer: {source} has {len(tokenizer)} tokens, but the model only {vocab_size}"
+        )
+
+
+def _put_in_place(partial: Path, output: Path) -> None:
+    replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
+    if output.exists():
+        output.rename(replaced)
+    directory.rename_durably(partial, output)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def warn(line: str) -> None:
+    """Print a warning."""
+    print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""The training loop: steps, progress, saves, stops and what watches over them."""

@@ -1,0 +1,57 @@
+"""How a job begins, and how it ends when something goes wrong."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from trnslurm.train.devices.device import Device
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.records import note_failure
+from trnslurm.train.plan import Plan
+
+# Of the same error, by which the workers of a node may meet it later than the first of them.
+APART_S = 5
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Run a job's main function and turn a TrainError into one line and exit code 1."""
+    try:
+        main()
+    except TrainError as error:
+        note_failure(error, str(error))
+        # Nearly always every worker meets the same error. Local rank 0 says it once for its node
+        # and torchrun then ends the others in their sleep; one that fails alone speaks late.
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(APART_S)
+        # One write: a library of another worker may print into the same pipe at any moment.
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except Exception as error:
+        note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        raise
+
+
+def check_world(plan: Plan, device: Device) -> None:
+    """Refuse to train when the workers that really run, or the batch, are not what was planned."""
+    layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
+    if plan.nodes * plan.workers_per_node != plan.workers:
+        raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
+    if (device.world, device.local_world) != (plan.workers, plan.workers_per_node):
+        raise TrainError(
+            f"plan.json is for {plan.workers} workers ({layout}), but {device.world} run here, "
+            f"{device.local_world} on this node: start torchrun with --nnodes {plan.nodes} "
+            f"--nproc_per_node {plan.workers_per_node}, or render a plan for this size"
+        )
+    batch = plan.batch
+    if batch.units * batch.micro_batch != batch.global_batch:
+        raise TrainError(
+            f"plan.json: {batch.units} units of {batch.micro_batch} samples are not the global "
+            f"batch of {batch.global_batch}"
+        )
+    slots = batch.accumulation * plan.workers
+    if not 0 <= batch.padding_units < slots or slots - batch.padding_units != batch.units:
+        raise TrainError(
+            f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
+            f"{batch.padding_units} of padding are not {batch.units} units"
+        )

@@ -1,0 +1,265 @@
+"""What a run says of its progress, from rank 0: the log, metrics.jsonl, and TensorBoard's events.
+
+A step's loss and norm stay on the device until a report is due; reading them earlier would make the
+host wait in the middle of the work.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from trnslurm.train.devices.device import Device
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.reports import Events, JsonLines
+from trnslurm.train.plan import Plan
+from trnslurm.train.say import say
+
+# Of what is expected, a training may be this much slower without a word.
+EXPECTED_SHARE = 0.95
+# The first optimizer step makes state and differs from the second; after that nothing is new.
+STEADY_AFTER = 2
+TOKENS = {"tokens/s": "tokens_per_s"}
+"""Printed rates, and which numbers of a step they are."""
+_NO_CURVES = ("attempt", "step", "steps", "time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """A step of which the numbers are not read yet."""
+
+    step: int
+    loss: Tensor
+    """This worker's share of the global loss, and of what it consists of."""
+    grad_norm: Tensor
+    lr: float
+    spent: dict[str, float]
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Progress:
+    """Reports steps; later attempts of a run go on in the same file. A precompile writes none."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        environment: Environment,
+        device: Device,
+        *,
+        steps: range,
+        log_every: int,
+        flops_per_sample: float = 0.0,
+        parts: Sequence[str] = ("loss",),
+        rates: Mapping[str, str] = TOKENS,
+        ask: Callable[[], bool] = bool,
+        expected_samples_per_s: float = 0.0,
+    ) -> None:
+        """Report on these steps (counted from 0); parts name what a step's loss consists of.
+
+        Rates are the printed ones. At every report worker 0 is asked a question, and its answer
+        told to all: it travels with the numbers, so that no other communication is needed. A mean
+        rate well below what is expected (0: nothing) is said at the end.
+        """
+        self._plan = plan
+        self._attempt = environment.attempt
+        # In a precompile on Neuron every number is invalid.
+        self._training = environment.phase == "train"
+        self._device = device
+        self.steps = steps
+        self._log_every = log_every
+        self._flops_per_sample = flops_per_sample
+        self._parts = parts
+        self._rates = rates
+        self._ask = ask
+        self._expected = expected_samples_per_s
+        self._steady_graphs: int | None = None
+        self._steady_since = 0.0
+        self._warned = False
+        self._pending: list[StepDone] = []
+        self._last_time = time.monotonic()
+        writes = device.rank == 0 and self._training
+        self._lines = JsonLines(environment.run_dir / "metrics.jsonl") if writes else None
+        self._events = Events(environment.run_dir / "tensorboard") if writes else None
+
+    def due(self, step: int) -> bool:
+        """Tell whether a report is due after a step (counted from 1).
+
+        The first steps are reported at once, because the reduction of the numbers is a graph too
+        and should not come as a surprise later.
+        """
+        early = step - self.steps.start <= STEADY_AFTER
+        return early or step % self._log_every == 0 or step == self.steps.stop
+
+    def note(
+        self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
+    ) -> bool:
+        """Take a step down, and report all that are pending if a report is due.
+
+        The loss is a vector of the parts, the whole first; each adds up over the workers. Give
+        worker 0's answer at a report, and False between them.
+        """
+        spent = self._device.timer.take()
+        self._pending.append(
+            StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
+        )
+        return self.report() if self.due(step) else False
+
+    def report(self) -> bool:
+        """Report what is pending; before a save, because its steps are not done again.
+
+        All workers must call it alike, as it adds their numbers up.
+        """
+        steps, self._pending = self._pending, []
+        if not steps:
+            return False
+        # Always as many numbers: their count is part of the graph that sums them.
+        mine = [number for done in steps for number in done.loss.tolist()]
+        width = len(self._parts)
+        rest = [0.0] * (self._log_every * width - len(mine))
+        answer = float(self._device.rank == 0 and self._ask())
+        *totals, answer = self._device.total([*mine, *rest, answer])
+        losses = [totals[first : first + width] for first in range(0, len(mine), width)]
+        now = time.monotonic()
+        seconds = (now - self._last_time) / len(steps)
+        self._last_time = now
+        # What a device does while its host goes on (on neuron and cuda all of it) is in the rest.
+        spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
+        times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
+        memory = {key: round(value) for key, value in self._device.memory().items()}
+        lines = [
+            self._line(done, loss, seconds) | times | memory
+            for done, loss in zip(steps, losses, strict=True)
+        ]
+        for line in lines:
+            self._write(line)
+        if self._device.rank == 0:
+            say(_format(lines[-1], self._parts, self._rates))
+        for line in lines:
+            self._refuse_nonsense(line)
+        if steps[-1].step - self.steps.start == STEADY_AFTER:
+            self._steady_graphs = self._device.graphs()
+            self._steady_since = now
+        if lines[-1]["late_graphs"] and not self._warned:
+            self._warned = True
+            self._warn_of_graphs(lines[-1])
+        return answer > 0
+
+    def close(self) -> None:
+        """Close the files and say how many graphs came late: there should be none."""
+        if self._lines:
+            self._lines.close()
+        if self._events:
+            self._events.close()
+        if self._device.rank == 0 and self._steady_graphs is not None:
+            say(f"graphs compiled after step {STEADY_AFTER}: {self._graphs_since_steady()}")
+            self._compare_rate()
+
+    def _compare_rate(self) -> None:
+        """Say so if the mean rate of the steady steps is well below what is expected."""
+        steps = len(self.steps) - STEADY_AFTER
+        if not (self._expected and self._training and steps > 0):
+            return
+        rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
+        if rate < EXPECTED_SHARE * self._expected:
+            say(
+                f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
+                f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
+            )
+
+    def _late_graphs(self) -> int:
+        """Count the graphs that a precompile should have made, and did not.
+
+        Where the cache cannot be asked, those are meant that came after the first steps.
+        """
+        missed = self._device.graphs_missed()
+        return self._graphs_since_steady() if missed is None else missed
+
+    def _graphs_since_steady(self) -> int:
+        return 0 if self._steady_graphs is None else self._device.graphs() - self._steady_graphs
+
+    def _warn_of_graphs(self, line: dict[str, int | float]) -> None:
+        if self._device.rank == 0 and self._training:
+            say(
+                f"warning: {line['late_graphs']} graphs by step {line['step']} are in no cache and "
+                "had to be compiled: the trial run of the precompile did not meet them"
+            )
+
+    def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
+        """Give a step's line; `seconds` is the mean since the last report."""
+        batch = self._plan.batch
+        samples_per_s = batch.global_batch / seconds
+        tokens_per_s = samples_per_s * self._plan.seq_len
+        line: dict[str, int | float] = {
+            "attempt": self._attempt,
+            "step": done.step,
+            "steps": self.steps.stop,
+            "samples": done.step * batch.global_batch,
+            **dict(zip(self._parts, loss, strict=True)),
+            "grad_norm": done.grad_norm.item(),
+            "lr": done.lr,
+            **done.extra,
+            "samples_per_s": round(samples_per_s, 3),
+            "tokens_per_s": round(tokens_per_s, 1),
+            "tokens_per_s_per_device": round(tokens_per_s / self._plan.workers, 1),
+            **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
+            "padding": batch.padding_units / (batch.units + batch.padding_units),
+            "graphs": self._device.graphs(),
+            "late_graphs": self._late_graphs(),
+            "time": round(time.time(), 3),
+        }
+        if self._plan.peak_tflops and self._flops_per_sample:
+            achieved = samples_per_s * self._flops_per_sample
+            line["mfu"] = round(achieved / (self._plan.peak_tflops * 1e12), 6)
+        return line
+
+    def _write(self, line: dict[str, int | float]) -> None:
+        if self._lines:
+            self._lines.write(line)
+        if self._events:
+            numbers = {k: v for k, v in line.items() if k not in _NO_CURVES}
+            self._events.write(numbers, step=int(line["step"]), time=line["time"])
+
+    def _refuse_nonsense(self, line: dict[str, int | float]) -> None:
+        loss, norm = line["loss"], line["grad_norm"]
+        if self._training and not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainError(
+                f"loss {loss} and gradient norm {norm} at step {line['step']}: this training is "
+                "lost; a lower train.lr or a longer warm-up may help"
+            )
+
+
+def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
+    """Count what training a transformer on a sample takes."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return transformer_flops(parameters, config, seq_len)
+
+
+def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
+    """Count the same given the number of parameters, of which a worker may have a part only.
+
+    6 per parameter and token, and the attention's products; what is recomputed does not count.
+    """
+    attention: float = 12.0 * config.num_hidden_layers * config.hidden_size * seq_len
+    return seq_len * (6.0 * parameters + attention)
+
+
+def _format(line: dict[str, int | float], names: Sequence[str], rates: Mapping[str, str]) -> str:
+    parts = [
+        f"step {line['step']}/{line['steps']}",
+        *(f"{name} {line[name]:.4f}" for name in names),
+        f"grad_norm {line['grad_norm']:.4f}",
+        f"lr {line['lr']:.3g}",
+        *(f"{name} {line[key]:.{0 if line[key] >= 10 else 1}f}" for name, key in rates.items()),
+    ]
+    if "mfu" in line:
+        parts.append(f"mfu {100 * line['mfu']:.1f}%")
+    if "perplexity" in line:
+        parts.append(f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:.2f}")
+    else:  # eval_s is a time
+        scores = [name for name in line if name.startswith("eval_") and name != "eval_s"]
+        parts += [f"{name} {line[name]:.4f}" for name in scores]
+    return "  ".join(parts)

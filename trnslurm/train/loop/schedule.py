@@ -1,0 +1,74 @@
+"""How many optimizer steps a training has, and what is due at each: also its learning rate."""
+
+import math
+import time
+
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.progress import STEADY_AFTER
+from trnslurm.train.plan import Plan
+from trnslurm.train.settings import CommonSettings
+
+# One step more than it takes to see every graph, so that a late one shows here and not in training.
+PRECOMPILE_STEPS = STEADY_AFTER + 1
+
+SCHEDULES = ("cosine", "linear", "constant")
+
+
+def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
+    """Give the steps of the whole training: the plan's, or fewer if so many epochs are over."""
+    if not epochs:
+        return plan.steps
+    return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
+
+
+def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: int) -> range:
+    """Give the steps that this start of a job runs, counted from 0; stop_at 0: to the end."""
+    last = PRECOMPILE_STEPS if environment.phase == "precompile" else stop_at or steps
+    return range(done, min(last, steps))
+
+
+def due(every: int, step: int, also: tuple[int, ...]) -> bool:
+    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
+    return every > 0 and (step % every == 0 or step in also)
+
+
+class SaveTimes:
+    """When a checkpoint is due: every so many steps, every so many minutes, and at the end.
+
+    The minutes are those of worker 0's clock since the last one; 0: never because of this.
+    """
+
+    def __init__(self, settings: CommonSettings, *, last: int) -> None:
+        self._every = settings.save_every
+        self._seconds = 60 * settings.save_minutes
+        self._last = last
+        self._since = time.monotonic()
+
+    def overdue(self) -> bool:
+        """Tell whether the minutes are over by this worker's clock."""
+        return self._seconds > 0 and time.monotonic() - self._since >= self._seconds
+
+    def due(self, step: int, *, overdue: bool) -> bool:
+        """Tell whether one is due now; overdue is what worker 0 has told all workers."""
+        at_end = self._seconds > 0 and step == self._last
+        if not (overdue or at_end or due(self._every, step, also=(self._last,))):
+            return False
+        self._since = time.monotonic()
+        return True
+
+
+def learning_rate(settings: CommonSettings, *, step: int, steps: int) -> float:
+    """Give the rate of a step (counted from 0): linear warm-up, then the schedule's decay to 0.
+
+    The first step has lr / warmup_steps and not 0, which would compute a batch for nothing.
+    """
+    name, peak, warmup_steps = settings.schedule, settings.lr, settings.warmup_steps
+    if name not in SCHEDULES:
+        raise TrainError(f"train.schedule: {name!r} is not one of {', '.join(SCHEDULES)}")
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    if name == "cosine":
+        return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (1.0 - progress) if name == "linear" else peak

@@ -1,0 +1,152 @@
+"""A graceful stop: all workers end after the same step, of which there is a checkpoint.
+
+Whoever wants it writes state/stop-<phase>-<attempt>.json. Worker 0, which runs on the node of the
+batch script, looks for it when it has ended a step s and not yet given step s + 1 to its device,
+and announces a last step S in the workers' store. Every worker looks for the announcement at the
+end of every step, and ends after step S.
+
+No worker can miss it. Let a host wait for the results of all but the last `lead` steps when it ends
+one (Device.steps_ahead), and S = s + 1 + lead. A worker that ends S has waited for step s + 1, of
+which worker 0 gave its part after the announcement: so it sees it, then if not before. If a step
+R > s is reported, S = R will do: a report is a collective of the hosts, and worker 0 comes to it
+after the announcement.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from trnslurm.train.background import Asker
+from trnslurm.train.devices.store import Store, open_store
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.records import write_record
+
+# Worker 0 looks for the file so often, if steps are short.
+LOOK_S = 0.5
+# Whoever is told to end at once waits so long for a stop to be asked for: Slurm sends TERM to batch
+# script and workers at the same moment.
+TERM_PATIENCE_S = 3.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Stopping:
+    """One worker's part in the agreement."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        lead: int,
+        last: int,
+        reported: Callable[[int], bool],
+        store: Store | None = None,
+    ) -> None:
+        """Know how far hosts run ahead, where training ends anyway, and which steps are reported.
+
+        All steps here are counted from 1.
+        """
+        self.stops_at: int | None = None
+        """The agreed last step."""
+        self._environment = environment
+        self._file = environment.state_file("stop")
+        self._lead = lead
+        self._last = last
+        self._reported = reported
+        self._store = open_store("stop", store)
+        self._next_look = 0.0
+
+    def step_done(self, step: int) -> bool:
+        """Tell whether this step is the last one because of a stop; call it after every step."""
+        if step == self._last:
+            return False  # training has reached its end anyway
+        if self.stops_at is None:
+            self.stops_at = self._announce(step) if self._environment.rank == 0 else self._hear()
+        if self.stops_at is None:
+            return False
+        if self.stops_at < step:
+            raise TrainError(
+                f"worker {self._environment.rank} has ended step {step}, but all were to stop "
+                f"after {self.stops_at}: this attempt ends without a last checkpoint"
+            )
+        return self.stops_at == step
+
+    def asked(self) -> bool:
+        """Tell whether a stop is asked for; worker 0 knows first, and tells the others."""
+        if self._environment.rank == 0:
+            if not self._file.exists():
+                return False
+            self._store.set("asked", "yes")
+            return True
+        return bool(self._store.check(["asked"]))
+
+    def _announce(self, step: int) -> int | None:
+        if time.monotonic() < self._next_look:
+            return None
+        self._next_look = time.monotonic() + LOOK_S
+        if not self.asked():
+            return None
+        latest = min(step + 1 + self._lead, self._last)
+        stops_at = next(filter(self._reported, range(step + 1, latest)), latest)
+        self._store.set("last", str(stops_at))
+        return stops_at
+
+    def _hear(self) -> int | None:
+        return int(self._store.get("last")) if self._store.check(["last"]) else None
+
+
+def note_stop(environment: Environment, step: int) -> None:
+    """Say that nothing is lost, as worker 0: the very last deed, when nobody needs anybody more."""
+    path = environment.state_file("stopped")
+    try:
+        write_record(path, {"step": step, "saved": True, "time": time.time()})
+    except OSError as error:
+        raise TrainError(f"{path}: {error.strerror}") from None
+
+
+def heed_term(asked: Callable[[], bool]) -> None:
+    """On SIGTERM end at once, unless a stop is asked for: then training goes on to its last step.
+
+    A thread does so, because Python runs no handler while the main thread waits in a collective.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    # The interpreter writes each signal's number there at once, whatever the main thread does, but
+    # only for signals that have a handler.
+    signal.signal(signal.SIGTERM, _nothing)
+    signal.siginterrupt(signal.SIGTERM, False)  # foreign libraries may not expect it
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before >= 0:
+        os.close(before)  # its thread ends
+    threading.Thread(target=_heed, args=(reading, asked), name="term", daemon=True).start()
+
+
+def _heed(reading: int, asked: Callable[[], bool]) -> None:
+    ask = Asker("term")
+    while numbers := os.read(reading, 64):
+        if signal.SIGTERM not in numbers:
+            continue
+        end = time.monotonic() + TERM_PATIENCE_S
+        while not ask(asked, patience_s=max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                leave(TERMINATED)
+            time.sleep(0.1)
+        return  # decided: later signals, and a store that is gone, change nothing
+    os.close(reading)
+
+
+def leave(code: int) -> None:
+    """End this process at once, whatever its threads wait for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _nothing(*_: Any) -> None:
+    pass

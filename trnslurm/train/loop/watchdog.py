@@ -1,0 +1,254 @@
+"""Whether training makes progress, and who holds it up: a thread in every worker.
+
+Each call of Device.sync is a beat. Every few seconds the thread looks whether there was one since,
+and tells the others through the workers' store, with a number that counts its own turns. Without a
+beat for too long all write their stacks down, and whoever noticed names the worker: one that does
+not count its turns any more is frozen, else the one that is furthest behind holds up the others.
+
+What takes long and is no fault: the end of a save, for which training waits. Nobody is blamed while
+a worker is in one; it has a limit of its own.
+"""
+
+import faulthandler
+import json
+import math
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.train.background import Asker
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.store import Store, open_store
+from trnslurm.train.environment import Environment
+from trnslurm.train.loop.records import write_first
+from trnslurm.train.loop.stopping import leave
+
+# Graphs are compiled in the first steps; a few more tell how long one takes.
+STEPS_THAT_COMPILE = 2
+STEPS_TO_LEARN = 3
+# Turns from the first suspicion to the verdict: a worker that does not take one in this time is
+# frozen, and all have written down their stacks.
+TURNS_TO_JUDGE = 3
+LEAST_PATIENCE_S = 2.0
+EXIT_CODE = 70
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """What a worker tells of itself in each turn of its thread."""
+
+    turn: int
+    step: int
+    """That it is in, counted from 1."""
+    beats: int
+    idle_s: float
+    """Since its last beat."""
+    doing: str
+    node: int
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Who makes no progress."""
+
+    reason: str
+    workers: tuple[int, ...] = ()
+    """Empty: nobody in particular."""
+    frozen: bool = False
+    """They do not even say where they are any more."""
+
+
+def judge(before: list[Sign], now: list[Sign]) -> Verdict | None:
+    """Compare what all workers said some turns ago with now; None: a worker is saving, so wait."""
+    frozen = [rank for rank, sign in enumerate(now) if sign.turn == before[rank].turn]
+    if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
+        return None
+    if frozen:
+        reason = "it does not answer, its process is frozen"
+        return Verdict(workers=tuple(frozen), reason=reason, frozen=True)
+    places = [(sign.step, sign.beats) for sign in now]
+    behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
+    if len(behind) == len(now) > 1:
+        return Verdict(reason="all wait at the same place: the network or the devices?")
+    return Verdict(workers=behind, reason="its stacks are in its log")
+
+
+class Watchdog:
+    """One worker's thread. A factor of 0 makes it do nothing."""
+
+    def __init__(
+        self,
+        device: Device,
+        environment: Environment,
+        *,
+        first: int,
+        factor: float,
+        least_s: float,
+        store: Store | None = None,
+    ) -> None:
+        """Watch from a first step on for pauses of factor times a step's time, and of least_s."""
+        self._device = device
+        self._environment = environment
+        self._step = first
+        self._factor = factor
+        self._least_s = least_s
+        self._period_s = min(5.0, max(0.1, least_s / 20))
+        self._host = socket.gethostname()
+        self._store = open_store("watchdog", store) if factor else None
+        self._ask = Asker("watchdog's question")
+        self._durations: deque[float] = deque(maxlen=100)
+        self._steps = 0
+        self._step_since = time.monotonic()
+        self._closed = threading.Event()
+        # The rest is the thread's own.
+        self._turn = 0
+        self._beats = -1
+        self._since = self._answered = time.monotonic()
+        self._dumps = 0
+        self._dumped = -math.inf
+        self._suspected: tuple[float, list[Sign]] | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if self._store:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def step_done(self, step: int) -> None:
+        """Learn how long a step takes."""
+        now = time.monotonic()
+        self._steps += 1
+        if self._steps > STEPS_THAT_COMPILE:
+            self._durations.append(now - self._step_since)
+        self._step_since = now
+        self._step = step + 1
+
+    def close(self) -> None:
+        """End watching."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._period_s):
+            self._take_turn(time.monotonic())
+
+    def _take_turn(self, now: float) -> None:
+        device = self._device
+        self._turn += 1
+        if device.beats != self._beats or device.timer.doing == "checkpoint":
+            self._beats, self._since, self._suspected = device.beats, now, None
+        dumps = self._ask(lambda: self._exchange(now), patience_s=self._patience_s)
+        if dumps is not None:
+            self._answered = now
+            if dumps > self._dumps:
+                self._dumps = dumps
+                self._dump(now)
+        limit_s = self._limit_s()
+        if limit_s is None or now - self._since <= limit_s or self._closed.is_set():
+            return
+        if now - self._answered > self._patience_s:
+            address = os.environ["MASTER_ADDR"]
+            self._dump(now)
+            self._give_up(now, [], Verdict(reason=f"node 0 ({address}) does not answer"))
+        self._suspect(now)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the store may take, and workers to be called frozen."""
+        return max(LEAST_PATIENCE_S, TURNS_TO_JUDGE * self._period_s)
+
+    def _limit_s(self) -> float | None:
+        durations = list(self._durations)
+        if len(durations) < STEPS_TO_LEARN:
+            return None
+        # The mean too: of a host that runs ahead of its device most steps may seem to take nothing.
+        usual_s = max(statistics.median(durations), statistics.fmean(durations))
+        return max(self._least_s, self._factor * usual_s)
+
+    def _exchange(self, now: float) -> int:
+        """Give a sign of life, and how often anybody wanted to see stacks."""
+        sign = Sign(
+            turn=self._turn,
+            step=self._step,
+            beats=self._device.beats,
+            idle_s=round(now - self._since, 1),
+            doing=self._device.timer.doing,
+            node=self._environment.node,
+            host=self._host,
+        )
+        assert self._store is not None
+        self._store.set(str(self._environment.rank), json.dumps(asdict(sign)))
+        return int(self._store.add("dumps", 0))
+
+    def _signs(self) -> list[Sign]:
+        assert self._store is not None
+        values: Any = self._store.multi_get([str(rank) for rank in range(self._environment.world)])
+        return [Sign(**json.loads(value)) for value in values]
+
+    def _suspect(self, now: float) -> None:
+        if self._suspected and now - self._suspected[0] <= self._patience_s:
+            return
+        signs = self._ask(self._signs, patience_s=self._patience_s)
+        if signs is None:
+            return
+        if self._suspected is None:
+            self._suspected = now, signs
+            store = self._store
+            assert store is not None
+            self._ask(lambda: store.add("dumps", 1), patience_s=self._patience_s)
+            return
+        verdict = judge(self._suspected[1], signs)
+        if verdict is None:
+            self._since, self._suspected = now, None
+        elif not self._closed.is_set():
+            self._give_up(now, signs, verdict)
+
+    def _dump(self, now: float) -> None:
+        """Write this worker's stacks to its log, in one piece, but not again and again."""
+        if now - self._dumped < 10 * self._patience_s:
+            return
+        self._dumped = now
+        with os.fdopen(os.memfd_create("stacks"), "w+b") as file:
+            file.write(
+                f"no progress: stacks of worker {self._environment.rank} (node "
+                f"{self._environment.node}, {self._host}) in step {self._step}\n".encode()
+            )
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            text = file.read()
+        os.write(sys.stderr.fileno(), text)
+
+    def _give_up(self, now: float, signs: list[Sign], verdict: Verdict) -> None:
+        """Name who is stuck, if nobody has done so, and end this worker."""
+        values = describe(verdict, signs, seconds=round(now - self._since), step=self._step)
+        path: Path = self._environment.state_file("stuck")
+        record = {"time": time.time(), **values, "reported_by": self._environment.rank}
+        if write_first(path, record):
+            os.write(sys.stderr.fileno(), f"error: {values['line']}\n".encode())
+        leave(EXIT_CODE)
+
+
+def describe(verdict: Verdict, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
+    """Put a verdict in a line, and what is in it beside that; the step is the reporter's own."""
+    worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
+    who = "no worker"
+    more = ""
+    if verdict.workers:
+        rank, *others = verdict.workers
+        sign = signs[rank]
+        place = step if verdict.frozen else sign.step
+        worker = {"rank": rank, "node": sign.node, "host": sign.host, "step": place}
+        who = f"worker {rank} (node {sign.node}, {sign.host})"
+        more = f" (and {len(others)} more like it)" if others else ""
+    line = (
+        f"{who} has made {'any' if who == 'no worker' else 'no'} progress for {seconds} s in step "
+        f"{worker['step']}: {verdict.reason}{more}"
+    )
+    return {**worker, "seconds": seconds, "line": line}

@@ -1,0 +1,1 @@
+"""Optimizers that all workers step together."""

@@ -1,0 +1,161 @@
+"""Plain data parallelism: on cpu and cuda, and what of it is the same on XLA devices."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trnslurm.train.checkpoint.state import Read, num_rows
+from trnslurm.train.devices.device import Device
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+
+
+class DataParallel(GlobalOptimizer):
+    """Gradients summed with all-reduce, the whole optimizer on every worker.
+
+    The optimizer inside updates masters: the model's parameters themselves, or where these have
+    fewer bits, copies in single precision that it keeps (fp32_copy) or has for a step (fp32_state).
+    With copies the gradients of the units add up in single precision too: in fewer bits a sum of
+    hundreds would depend on how many of them a worker has.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        groups: list[dict[str, Any]],
+        names: list[str],
+        kinds: Sequence[str],
+        cls: Callable[..., torch.optim.Optimizer],
+        options: dict[str, Any],
+        max_norm: float,
+        precision: str,
+    ) -> None:
+        self._precision = precision
+        self._sums: dict[nn.Parameter, Tensor] = {}
+        super().__init__(device, groups, names, kinds)
+        self._max_norm = max_norm
+        self._keeps_copies = precision == "fp32_copy"
+        masters = {
+            parameter: parameter
+            if precision == "as_model" or parameter.dtype == torch.float32
+            else nn.Parameter(self._copy(parameter))
+            for parameter in self._parameters
+        }
+        self._masters = list(masters.values())
+        self._copies = [
+            (parameter, master) for parameter, master in masters.items() if parameter is not master
+        ]
+        groups = [
+            {**group, "params": [masters[parameter] for parameter in group["params"]]}
+            for group in groups
+        ]
+        self._base = self._make_base(cls, groups, options)
+
+    def _copy(self, parameter: Tensor) -> Tensor:
+        """Give what a master is between steps; a copy that is not kept takes no memory then."""
+        return parameter.detach().float() if self._keeps_copies else parameter.detach()
+
+    def _make_base(
+        self,
+        cls: Callable[..., torch.optim.Optimizer],
+        groups: list[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> torch.optim.Optimizer:
+        if cls is torch.optim.AdamW:
+            # Goes through memory once, where the plain one does so for each of its operations.
+            options = {**options, "fused": True}
+        return cls(groups, lr=0.0, **options)
+
+    def _make_gradients(self) -> list[Tensor]:
+        dtype = self._parameters[0].dtype
+        if self._precision == "as_model" or dtype == torch.float32:
+            whole, pieces = self._allocate(dtype)
+            for parameter, piece in zip(self._parameters, pieces, strict=True):
+                parameter.grad = piece
+            return whole
+        super()._make_gradients()  # of one unit
+        whole, pieces = self._allocate(torch.float32)
+        self._sums = dict(zip(self._parameters, pieces, strict=True))
+        for parameter in self._parameters:
+            register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
+            register(self._add_up)
+        return whole
+
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        """Give zeros for the gradients: as they are summed over the workers, and one by one."""
+        # In one piece, which is summed over the workers at once: a message each takes far longer.
+        sizes = [parameter.numel() for parameter in self._parameters]
+        whole = torch.zeros(sum(sizes), dtype=dtype, device=self._parameters[0].device)
+        pieces = torch.split(whole, sizes)
+        views = zip(self._parameters, pieces, strict=True)
+        return [whole], [piece.view_as(parameter) for parameter, piece in views]
+
+    @torch.no_grad()
+    def _add_up(self, parameter: Tensor) -> None:
+        """Add a unit's gradient to the sum, as soon as the backward pass has made it."""
+        assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
+        self._sums[parameter].add_(parameter.grad)
+        parameter.grad.zero_()
+
+    def step(self, lr: float) -> Tensor:
+        """Take one step."""
+        self._reduce()
+        for parameter, master in self._copies:
+            if not self._keeps_copies:
+                master.data = parameter.detach().float()
+            master.grad = self._sums[parameter]
+        norm = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+        rate = self._rate(lr)
+        for group in self._base.param_groups:
+            group["lr"] = rate
+        self._base.step()
+        with torch.no_grad():
+            for parameter, master in self._copies:
+                parameter.copy_(master)
+                master.grad = None
+                if not self._keeps_copies:
+                    master.data = self._copy(parameter)
+        return norm
+
+    def _reduce(self) -> None:
+        """Sum the gradients over all workers."""
+        with self._device.timer("collectives"):
+            dist.all_reduce(self._gradients[0])
+
+    def _rate(self, lr: float) -> Tensor | float:
+        """Give a learning rate as the optimizer inside takes it."""
+        return lr
+
+    def _count(self, updates: int, parameter: Tensor) -> Tensor:
+        """Give a number of steps as the optimizer inside keeps it."""
+        # The fused AdamW expects it beside the parameter.
+        return torch.tensor(float(updates), device=parameter.device)
+
+    def load(self, read: Read, *, updates: int) -> None:
+        """Fill parameters in place and make the state that the first step would make."""
+        for name, parameter, master in self._triples():
+            rows = range(num_rows(parameter.shape))
+            whole = read(name, "parameter", rows).view(parameter.shape)
+            # From the host, copy_ is a transfer if the types are the same, and no graph.
+            parameter.data.copy_(whole.to(parameter.dtype))
+            if master is not parameter and self._keeps_copies:
+                master.data.copy_(whole)
+            state = self._base.state[master]
+            for kind in self._kinds:
+                saved = read(name, kind, rows).view(parameter.shape)
+                dtype = parameter.dtype if master is parameter else torch.float32
+                state[kind] = saved.to(dtype).to(master.device)
+            if self._kinds:
+                state["step"] = self._count(updates, parameter)
+
+    def _holders(self) -> list[Tensor]:
+        return list(self._masters)
+
+    def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
+        return (holder if self._keeps_copies else parameter).detach()
+
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+        # All workers have the whole state; each saves an equal part of it.
+        return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0

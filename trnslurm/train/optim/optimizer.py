@@ -1,0 +1,102 @@
+"""One optimizer step over all workers: plain data parallelism, or on XLA devices ZeRO-1 too.
+
+All expect gradients that add up, over workers and units, to the gradient of the global batch; all
+clip by the global norm and return that norm as it was before. All give their state, for saving, as
+rows of named tensors, and take it back whatever number of workers wrote it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trnslurm.train.checkpoint.state import Read, Shard, own_rows
+from trnslurm.train.devices.device import Device
+
+OPTIMIZERS = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "sgd": (),
+}
+"""What each keeps of every parameter, by the names that PyTorch gives it."""
+
+
+class GlobalOptimizer(ABC):
+    """A step that all workers take together."""
+
+    _base: torch.optim.Optimizer
+    """PyTorch's optimizer inside."""
+
+    def __init__(
+        self, device: Device, groups: list[dict[str, Any]], names: list[str], kinds: Sequence[str]
+    ) -> None:
+        self._device = device
+        self._names = names
+        self._kinds = kinds
+        self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
+        # Made once and zeroed in place: a gradient that appears in the first backward pass would
+        # make its graph, and that of the optimizer, differ from the next.
+        self._gradients = self._make_gradients()
+
+    def _make_gradients(self) -> list[Tensor]:
+        """Give every parameter a gradient of zero, and return all of them."""
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def zero_grad(self) -> None:
+        """Set the gradients to zero in place."""
+        for gradient in self._gradients:
+            gradient.zero_()
+
+    @abstractmethod
+    def step(self, lr: float) -> Tensor:
+        """Reduce and clip the gradients, update the parameters, give the norm before clipping."""
+
+    def shards(self) -> list[Shard]:
+        """Give this worker's part of the state, parameters included; not before the first step.
+
+        The tensors are the live ones: they are to be copied before the next step. Of what a model
+        holds besides parameters (buffers) nothing is state here: it never changes.
+        """
+        shards = []
+        for name, parameter, holder in self._triples():
+            rows = own_rows(parameter.shape, self._device.rank, self._device.world)
+            state = self._base.state[holder]
+            tensors = {"parameter": self._saved(parameter, holder)}
+            tensors |= {kind: state[kind] for kind in self._kinds}
+            for kind, tensor in tensors.items() if rows else ():
+                own, start = self._own_part(tensor, rows)
+                shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own, start=start))
+        return shards
+
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of every parameter, by name."""
+        names = zip(self._names, self._parameters, strict=True)
+        return {name: tuple(parameter.shape) for name, parameter in names}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of tensors that the state has for each parameter."""
+        return ("parameter", *self._kinds)
+
+    @abstractmethod
+    def load(self, read: Read, *, updates: int) -> None:
+        """Go on from a saved state, which has seen so many steps; parameters are set too."""
+
+    @abstractmethod
+    def _holders(self) -> list[Tensor]:
+        """Give the tensors that the optimizer inside updates, one for each parameter."""
+
+    def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
+        """Give the values of a parameter that are saved: of all that there are, the finest."""
+        return holder.detach()
+
+    @abstractmethod
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+        """Give what has this worker's rows of a holder or its state, and where they begin."""
+
+    def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
+        return zip(self._names, self._parameters, self._holders(), strict=True)

@@ -1,0 +1,49 @@
+"""Plain data parallelism on XLA devices: gradients are reduced once per optimizer step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_xla.core.xla_model as xm
+from torch import Tensor
+
+from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
+from trnslurm.train.optim.data_parallel import DataParallel
+
+
+class XlaDataParallel(DataParallel):
+    """DataParallel by torch_xla's means, and so that no later step has a graph of its own."""
+
+    _tensor_lr = False
+
+    def _make_base(
+        self,
+        cls: Callable[..., torch.optim.Optimizer],
+        groups: list[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> torch.optim.Optimizer:
+        self._tensor_lr = cls is not torch.optim.SGD
+        if cls is torch.optim.AdamW:
+            # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
+            # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
+            options = {**options, "capturable": True}
+        return cls(groups, lr=self._rate(0.0), foreach=False, **options)
+
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+        # Not in one piece: XLA has no views, and joins tensors of a collective by itself.
+        zeros = [torch.zeros_like(parameter, dtype=dtype) for parameter in self._parameters]
+        return zeros, zeros
+
+    def _reduce(self) -> None:
+        xm.all_reduce(xm.REDUCE_SUM, self._gradients, pin_layout=False)
+
+    def _rate(self, lr: float) -> Tensor | float:
+        # SGD reads a tensor back to the host, so it gets the number.
+        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+
+    def _count(self, updates: int, parameter: Tensor) -> Tensor:
+        return scalar_tensor(self._device, updates)
+
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+        # Cut on the host: here it would take a graph.
+        return tensor, rows.start

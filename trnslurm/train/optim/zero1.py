@@ -1,0 +1,107 @@
+"""ZeRO-1 on XLA devices, by torch_xla's own optimizer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trnslurm.train.checkpoint.state import Read, own_rows
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
+from trnslurm.train.optim.optimizer import GlobalOptimizer
+
+# neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
+REDUCE_SCATTER_BUCKET_MB = 130
+
+
+class Zero1(GlobalOptimizer):
+    """torch_xla's ZeroRedundancyOptimizer: every worker keeps the optimizer state of its shard."""
+
+    def __init__(
+        self,
+        device: Device,
+        groups: list[dict[str, Any]],
+        names: list[str],
+        kinds: Sequence[str],
+        cls: Callable[..., torch.optim.Optimizer],
+        options: dict[str, Any],
+        max_norm: float,
+        precision: str,
+    ) -> None:
+        assert precision == "fp32_copy"
+        from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+
+        super().__init__(device, groups, names, kinds)
+        self._tensor_lr = cls is torch.optim.AdamW
+        self._everyone = [list(range(device.world))]
+        if self._tensor_lr:
+            # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
+            # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
+            options = {**options, "capturable": True}
+        zero: Any = ZeroRedundancyOptimizer  # its own annotations are too narrow
+        self._zero = zero(
+            groups,
+            cls,
+            optimizer_dtype=torch.float32,
+            grad_clipping=True,
+            max_norm=max_norm,
+            sharding_groups=self._everyone,
+            pin_layout=False,
+            bucket_cap_mb_reduce_scatter=REDUCE_SCATTER_BUCKET_MB,
+            bucket_cap_mb_all_gather=max(1, REDUCE_SCATTER_BUCKET_MB // device.world),
+            save_master_weights=True,
+            higher_cc_precision=True,
+            lr=self._rate(0.0),
+            foreach=False,
+            **options,
+        )
+        self._base = self._zero.base_optimizer
+
+    def step(self, lr: float) -> Tensor:
+        """Take one step; gradients are summed, so ZeRO's division by the world is undone."""
+        rate = self._rate(lr)
+        for group in self._zero.param_groups:
+            group["lr"] = rate
+        scheme = {
+            "scale_factor": self._device.world,
+            "sharding_group": self._everyone,
+            "group_size": self._device.world,
+        }
+        self._zero.step(sharding_scheme=[scheme])
+        norm: Tensor = self._zero.grad_norm
+        return norm
+
+    def load(self, read: Read, *, updates: int) -> None:
+        """Transfer every tensor to the device without any graph.
+
+        The first step then has the graph of any later one: the state is there already, and what was
+        there before stays the same tensor, because torch_xla orders a graph's results by their age.
+        """
+        for name, parameter, holder in self._triples():
+            rows = own_rows(parameter.shape, self._device.rank, self._device.world)
+            whole = read(name, "parameter", range(parameter.shape[0]))
+            # From the host, copy_ is a transfer if the types are the same.
+            parameter.data.copy_(whole.to(parameter.dtype))
+            holder.data.copy_(_padded(whole[rows.start : rows.stop], holder))
+            for kind in self._kinds:
+                padded = _padded(read(name, kind, rows), holder)
+                self._base.state[holder][kind] = self._device.put(padded)
+            if self._kinds:
+                self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
+
+    def _holders(self) -> list[Tensor]:
+        return [shard for group in self._base.param_groups for shard in group["params"]]
+
+    def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
+        # Padding is cut off on the host: here it would take a graph.
+        return tensor, 0
+
+    def _rate(self, lr: float) -> Tensor | float:
+        # SGD reads a tensor back to the host, so it gets the number.
+        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+
+
+def _padded(rows: Tensor, holder: Tensor) -> Tensor:
+    padding = rows.new_zeros(len(holder) - len(rows), *rows.shape[1:])
+    return torch.cat([rows, padding]).to(holder.dtype)

@@ -1,0 +1,67 @@
+"""Makes a model divided over all workers, as the plan's strategy says."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trnslurm.train.devices.device import Device
+from trnslurm.train.plan import Plan
+from trnslurm.train.sharded.settings import (
+    STRATEGY_FILE,
+    ShardedSettings,
+    check_settings,
+    read_strategy,
+)
+from trnslurm.train.sharded.strategy import Asked, Sharded, shapes_of
+from trnslurm.train.sharded.values import new_values, saved_values
+
+
+def shard_model(
+    plan: Plan,
+    settings: ShardedSettings,
+    device: Device,
+    run_dir: Path,
+    make_model: Callable[[], nn.Module],
+    *,
+    std: float,
+) -> Sharded:
+    """Make a model, divide it as the run's strategy says, and give it its first values.
+
+    make_model makes the model wherever PyTorch is told to make tensors; its parameters' values do
+    not matter: new ones are made for each tensor, with this deviation, or read from init_from.
+    """
+    check_settings(plan, settings, device)
+    with torch.device("meta"):
+        blueprint = make_model()
+    asked = Asked(
+        plan=plan,
+        settings=settings,
+        device=device,
+        file=read_strategy(run_dir / STRATEGY_FILE, plan, settings),
+        blueprint=blueprint,
+        make_model=make_model,
+    )
+    sharded = _strategy(settings.strategy)(asked)
+    if settings.init_from:
+        first = saved_values(settings.init_from, blueprint)
+    else:
+        first = new_values(shapes_of(blueprint), seed=plan.seed, std=std)
+    sharded.load(first, updates=0)
+    return sharded
+
+
+def _strategy(name: str) -> Callable[[Asked], Sharded]:
+    # Each imported where it is used: not every node has torch_xla, or DeepSpeed.
+    if name == "fsdp":
+        from trnslurm.train.sharded.fsdp import Fsdp
+
+        return Fsdp
+    if name == "deepspeed":
+        from trnslurm.train.sharded.zero3 import Zero3
+
+        return Zero3
+    from trnslurm.train.sharded.xla_fsdp import XlaFsdp
+
+    return XlaFsdp
