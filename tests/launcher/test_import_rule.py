@@ -67,6 +67,7 @@ PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PAC
 # The launcher's floors, from the ground up: a room imports only rooms below it.
 FLOORS = [
     "__init__",
+    "rundir",
     "errors",
     "config",
     "plan",
@@ -80,8 +81,8 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "node": set(),  # programs on the nodes
-    "train": set(),  # the training runtime
+    "node": {"rundir"},  # programs on the nodes
+    "train": {"rundir"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"errors", "config", "slurm"},  # a Slurm on this machine
 }
@@ -165,8 +166,8 @@ def test_only_slurm_starts_slurms_commands() -> None:
             assert not word.search(file.read_text(encoding="utf-8")), file
 
 
-def test_nodes_programs_need_the_standard_library_only() -> None:
-    for file in files("node"):
+def test_what_every_node_runs_needs_the_standard_library_only() -> None:
+    for file in files("node", "rundir"):
         assert foreign(file) <= sys.stdlib_module_names, file
 
 

@@ -86,7 +86,8 @@ def _write(job: Checkup, devices: int, efa: int) -> None:
     package = Path(trnslurm.__file__).parent
     code = job.directory / "code/trnslurm"
     shutil.copytree(package / "node", code / "node", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(package / "__init__.py", code)
+    for name in ("__init__.py", "rundir.py"):
+        shutil.copy(package / name, code)
     (job.directory / "state").mkdir()
     (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")
 

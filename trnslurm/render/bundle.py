@@ -12,6 +12,7 @@ from trnslurm.errors import RenderError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
+_SHARED = ("__init__.py", "rundir.py")  # and those that every job needs
 _MAX_CODE_MIB = 64
 _PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",
              "strategy.json", "graphs.json")  # fmt: skip
@@ -78,7 +79,7 @@ def snapshot(
     recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = _ON_NODES
 ) -> dict[str, bytes]:
     """Return the code that the nodes run: the job, and our parts that it needs."""
-    files = {"code/trnslurm/__init__.py": (_PACKAGE / "__init__.py").read_bytes()}
+    files = {f"code/trnslurm/{name}": (_PACKAGE / name).read_bytes() for name in _SHARED}
     for part in parts:
         files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
     _refuse_links(job_dir)

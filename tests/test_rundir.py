@@ -1,0 +1,130 @@
+"""The files of a run directory, as the launcher, the nodes and the training know them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trnslurm import rundir
+from trnslurm.rundir import RunFiles
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-00000017", 17),
+        ("step-00000000", 0),
+        ("step-123456789", 123456789),
+        ("step-0000017", None),
+        ("step-00000017.tmp-3", None),
+        ("step-00000017\n", None),
+        ("step-٠٠٠٠٠٠١٧", None),
+    ],
+)
+def test_a_checkpoint_has_its_step_in_eight_digits_or_more(name: str, step: int | None) -> None:
+    assert rundir.step_of(name) == step
+    if step is not None:
+        assert rundir.checkpoint_name(step) == name
+
+
+def test_the_newest_checkpoint_is_of_the_highest_step(tmp_path: Path) -> None:
+    assert rundir.checkpoints_in(tmp_path / "none") == []
+    assert rundir.newest_step(tmp_path) == 0
+    names = ["step-99999999", "step-100000000", "step-00000005", "step-200000000.tmp-1"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert [path.name for path in rundir.checkpoints_in(tmp_path)] == [names[1], names[0], names[2]]
+    assert rundir.newest_step(tmp_path) == 100000000
+
+
+def test_names_of_unfinished_and_removed_checkpoints() -> None:
+    writing = rundir.temporary_name(17, 3)
+    assert (writing, rundir.writer_of(writing)) == ("step-00000017.tmp-3", 3)
+    for name in (writing, rundir.checkpoint_name(17)):
+        removed = rundir.removed_name(name, 4)
+        assert rundir.is_removed(removed) and rundir.writer_of(removed) is None
+        assert not rundir.is_removed(name)
+    damaged = rundir.damaged_name(rundir.checkpoint_name(17), 4)
+    assert (rundir.step_of(damaged), rundir.is_removed(damaged)) == (None, False)
+
+
+def test_attempts_are_told_from_other_state_files(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    assert files.attempt_numbers("train") == []
+    files.state.mkdir()
+    for attempt in (10, 9):
+        rundir.write_json(files.state_file("train", attempt), {})
+    others = [
+        files.state_file("precompile", 11), files.stop_file("train", 12), files.cancelled_file,
+        files.stopped_file("train", 12), files.stuck_file("train", 12), files.excluded_file,
+        files.failed_file("train", 12, 0), files.preflight_file("train", 12),
+        files.preflight_file("train", 12, 1), files.graphs_file(12, 0),
+    ]  # fmt: skip
+    for file in others:
+        rundir.write_json(file, {})
+    assert files.attempt_numbers("train") == [9, 10]
+    assert files.preflight_files("train", 12) == others[7:9]
+    assert files.failed_files("train", 12) == [others[6]]
+    assert files.graphs_files(12) == [others[9]]
+    assert files.graphs_files(1) == []
+
+
+def test_logs_of_nodes_are_told_from_the_batch_scripts(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.logs.mkdir()
+    nodes = [files.node_log("train", 1, node) for node in (10, 9)]
+    batch = [files.batch_log("train", "7"), files.batch_log("x", "8")]
+    for number, file in enumerate([*nodes, *batch]):
+        file.touch()
+        os.utime(file, (number, number))
+    assert files.node_logs("train", 1) == {9: nodes[1], 10: nodes[0]}
+    assert files.batch_logs("train") == batch[:1]
+
+
+def test_json_is_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    rundir.write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        rundir.write_json(file, {"a": object()})
+    assert rundir.read_json(file) == {"a": 1}
+    assert not rundir.write_json_once(file, {"a": 2})
+    assert rundir.write_json_once(tmp_path / "b.json", {"b": 1})
+    assert (rundir.read_json(file), rundir.read_json(tmp_path / "b.json")) == ({"a": 1}, {"b": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"],
+    ids=["empty", "cut", "list", "null", "bytes", "deep", "long-number"],
+)
+def test_damaged_json_is_empty(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(text)
+    assert rundir.read_json(file) == {}
+    with pytest.raises(ValueError):
+        rundir.load_json(file)
+
+
+def test_what_is_no_file_or_huge_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opened plainly, it would wait for a writer
+    (tmp_path / "loop").symlink_to("loop")
+    with (tmp_path / "huge").open("wb") as stream:
+        stream.truncate(1 << 40)
+    for path in (tmp_path, *(tmp_path / name for name in ("pipe", "loop", "huge", "none"))):
+        assert rundir.read_json(path) == {}
+    assert rundir.read_json(Path("/dev/zero")) == {}
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    assert (rundir.first_line(file), rundir.last_line(file)) == ({}, {})
+    lines = [json.dumps({"step": step, "pad": "x" * 1000}) for step in range(200)]
+    file.write_text("\n".join(lines) + '\n"no object"\n{"step": 200', encoding="utf-8")
+    assert rundir.first_line(file)["step"] == 0
+    assert rundir.last_line(file)["step"] == 199
+    with file.open("rb") as stream:
+        assert [line["step"] for line in rundir.json_lines(stream)] == list(range(200))

@@ -1,0 +1,351 @@
+"""The files of a run directory: every name in it, and how its JSON is read and written.
+
+The launcher, the programs on the nodes and the training runtime share it, so it needs the standard
+library only. Whoever reads here believes nothing: a file may be missing, half written, huge or no
+file at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+RECORD = "run.json"
+PLAN = "plan.json"
+STRATEGY = "strategy.json"
+CONFIG = "config.yaml"
+INGREDIENTS = "graphs.json"
+NODE_SCRIPT = "node.sh"
+
+_MAX_JSON_BYTES = 4 << 20
+_TAIL_BYTES = 64 << 10
+_STATE_FILE = re.compile(r"([a-z]+)-([0-9]+)\.json")
+_NODE_LOG = re.compile(r"[a-z]+-[0-9]+-node([0-9]+)\.log")
+_STEP = r"step-([0-9]{8,})"
+_REMOVED = re.compile(rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The paths of one run directory."""
+
+    path: Path
+
+    @property
+    def record_file(self) -> Path:
+        """What was submitted, by whom, from what."""
+        return self.path / RECORD
+
+    @property
+    def plan_file(self) -> Path:
+        """The numbers that the job reads and checks."""
+        return self.path / PLAN
+
+    @property
+    def strategy_file(self) -> Path:
+        """Settings of a sharding strategy of the recipe's own."""
+        return self.path / STRATEGY
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / CONFIG
+
+    @property
+    def ingredients_file(self) -> Path:
+        """What shapes the compiled graphs."""
+        return self.path / INGREDIENTS
+
+    @property
+    def patch_file(self) -> Path:
+        """Uncommitted changes of the source tree, as they were at submission."""
+        return self.path / "git.patch"
+
+    @property
+    def code(self) -> Path:
+        """The code that the nodes run."""
+        return self.path / "code"
+
+    def script(self, phase: str) -> Path:
+        """Return the phase's batch script, whichever scheduler it was rendered for."""
+        sbatch = self.path / f"{phase}.sbatch"
+        return sbatch if sbatch.exists() else self.path / f"{phase}.sh"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def compiled(self) -> Path:
+        """Graphs of xla-cuda, kept for the run's next attempts."""
+        return self.path / "compiled"
+
+    def export(self, name: str) -> Path:
+        """Return where a checkpoint is exported to."""
+        return self.path / "exported" / name
+
+    @property
+    def files_aside(self) -> Path:
+        """The files of another node count, until they replace the run's own."""
+        return self.path / ".next"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def batch_log(self, phase: str, job: str) -> Path:
+        return self.logs / f"{phase}-{job}.log"
+
+    def batch_logs(self, phase: str) -> list[Path]:
+        """Return the batch script's own logs, oldest first."""
+        logs = [f for f in self.logs.glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
+        return sorted(logs, key=lambda f: f.stat().st_mtime)
+
+    def node_log(self, phase: str, attempt: int, node: int | str) -> Path:
+        return self.logs / f"{phase}-{attempt}-node{node}.log"
+
+    def node_logs(self, phase: str, attempt: int) -> dict[int, Path]:
+        """Return the logs of one attempt by node rank."""
+        files = self.logs.glob(f"{phase}-{attempt}-node*.log")
+        found = {int(m[1]): file for file in files if (m := _NODE_LOG.fullmatch(file.name))}
+        return dict(sorted(found.items()))
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        """Touched every 30 seconds while an attempt runs."""
+        return self.state / "heartbeat"
+
+    @property
+    def cancelled_file(self) -> Path:
+        """Exists once a person asked to cancel: Slurm forgets that of a job that never started."""
+        return self.state / "cancelled.json"
+
+    @property
+    def excluded_file(self) -> Path:
+        """The nodes that a requeued training avoids: until when, and why."""
+        return self.state / "excluded.json"
+
+    @property
+    def turns(self) -> Path:
+        """Who submits, or has submitted, the run: one at a time."""
+        return self.state / "turns"
+
+    @property
+    def local_folder(self) -> Path:
+        """The files of submitit's local controller."""
+        return self.state / "local"
+
+    def state_file(self, phase: str, attempt: int) -> Path:
+        """Where an attempt stands, or how it ended."""
+        return self.state / f"{phase}-{attempt}.json"
+
+    def attempt_numbers(self, phase: str) -> list[int]:
+        """Return the attempts of a phase in order.
+
+        The directory is listed: NFS may answer from memory for a single file that it did not see
+        before, but asks the server again when a directory is opened.
+        """
+        try:
+            matches = [_STATE_FILE.fullmatch(file.name) for file in self.state.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(m[2]) for m in matches if m and m[1] == phase)
+
+    def stop_file(self, phase: str, attempt: int) -> Path:
+        """Asks the workers to save and end, and says why."""
+        return self.state / f"stop-{phase}-{attempt}.json"
+
+    def stopped_file(self, phase: str, attempt: int) -> Path:
+        """All workers have saved and ended because they were asked to."""
+        return self.state / f"stopped-{phase}-{attempt}.json"
+
+    def stuck_file(self, phase: str, attempt: int) -> Path:
+        """Who makes no progress, according to the first worker that noticed."""
+        return self.state / f"stuck-{phase}-{attempt}.json"
+
+    def failed_file(self, phase: str, attempt: int, rank: int | str) -> Path:
+        """What a worker died of."""
+        return self.state / f"failed-{phase}-{attempt}-rank{rank}.json"
+
+    def failed_files(self, phase: str, attempt: int) -> list[Path]:
+        return sorted(self.state.glob(f"failed-{phase}-{attempt}-rank*.json"))
+
+    def preflight_file(self, phase: str, attempt: int, node: int | None = None) -> Path:
+        """What the preflight found; `node`: of a node that could not reach node 0."""
+        alone = "" if node is None else f"-node{node}"
+        return self.state / f"preflight-{phase}-{attempt}{alone}.json"
+
+    def preflight_files(self, phase: str, attempt: int) -> list[Path]:
+        """Return the file of node 0, if it is there, then those of nodes that did not reach it."""
+        alone = sorted(self.state.glob(f"preflight-{phase}-{attempt}-node*.json"))
+        return [f for f in [self.preflight_file(phase, attempt)] if f.exists()] + alone
+
+    def graphs_file(self, attempt: int, node: int) -> Path:
+        """What a node compiled in an attempt of the precompile phase."""
+        return self.state / f"graphs-{attempt}-node{node}.json"
+
+    def graphs_files(self, attempt: int) -> list[Path]:
+        return sorted(self.state.glob(f"graphs-{attempt}-node*.json"))
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the checkpoint of a step: only a whole checkpoint ever has it."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint's name; None for any other name."""
+    match = re.fullmatch(_STEP, name)
+    return int(match[1]) if match else None
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Return what has a checkpoint's name, newest first; none if there is no directory."""
+    try:
+        found = [path for path in directory.iterdir() if step_of(path.name) is not None]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=lambda path: step_of(path.name) or 0, reverse=True)
+
+
+def newest_step(directory: Path) -> int:
+    """Return the step of the newest checkpoint by name; 0 if there is none."""
+    return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
+
+
+def temporary_name(step: int, attempt: int) -> str:
+    """Return the name of a checkpoint that an attempt is writing, or died writing."""
+    return f"{checkpoint_name(step)}.tmp-{attempt}"
+
+
+def writer_of(name: str) -> int | None:
+    """Return the attempt that writes what has a temporary name; None for any other name."""
+    match = re.fullmatch(rf"{_STEP}\.tmp-([0-9]+)", name)
+    return int(match[2]) if match else None
+
+
+def removed_name(name: str, attempt: int) -> str:
+    """Return the name of what an attempt is deleting."""
+    return f"{name}.removed-{attempt}"
+
+
+def is_removed(name: str) -> bool:
+    """Check whether a name is that of a checkpoint being deleted."""
+    return _REMOVED.fullmatch(name) is not None
+
+
+def damaged_name(name: str, attempt: int) -> str:
+    """Return the name of a checkpoint that an attempt found damaged, kept for a look at it."""
+    return f"{name}.damaged-{attempt}"
+
+
+def open_file(file: Path) -> BinaryIO:
+    """Open a regular file for reading; never wait, as opening a pipe would."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def load_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; raise an OSError or a ValueError if there is none."""
+    with open_file(file) as stream:
+        text = stream.read(_MAX_JSON_BYTES + 1)
+    if len(text) > _MAX_JSON_BYTES:
+        raise ValueError(f"more than {_MAX_JSON_BYTES >> 20} MiB")
+    return _parse(text)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty if there is none, or it is damaged."""
+    try:
+        return load_json(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def write_json(file: Path, data: Any) -> None:
+    """Replace a JSON file whole, so that no reader sees half of it."""
+    with _written(file, data) as temporary:
+        temporary.replace(file)
+
+
+def write_json_once(file: Path, data: Any) -> bool:
+    """Write a JSON file whole unless there is one; return whether it was written."""
+    with _written(file, data) as temporary:
+        try:
+            file.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+    return True
+
+
+def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the object of every whole line; one may be cut off, or still being written."""
+    for line in lines:
+        try:
+            yield _parse(line)
+        except ValueError:
+            continue
+
+
+def first_line(file: Path) -> dict[str, Any]:
+    """Return the object of a file's first line; empty if there is none yet."""
+    try:
+        with open_file(file) as stream:
+            return next(json_lines([stream.readline(_MAX_JSON_BYTES)]), {})
+    except OSError:
+        return {}
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    """Return the object of a file's newest whole line, without reading all of the file."""
+    try:
+        with open_file(file) as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return next(json_lines(reversed(stream.read().splitlines())), {})
+    except OSError:
+        return {}
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"nested too deeply, or too large ({error})") from None
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return data
+
+
+@contextlib.contextmanager
+def _written(file: Path, data: Any) -> Iterator[Path]:
+    """Make a hidden file beside `file` that has the data, for the block to put in its place."""
+    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        temporary.write_text(f"{json.dumps(data, indent=2)}\n", encoding="utf-8")
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
