@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted(ROOT.glob("docs/*.md"))]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-# `trnslurm/cli/plan.py`, `docs/`: a path in a page, without <placeholders> and patterns
+# A path in a page, such as `trnslurm/cli/plan.py` or `docs/`; with NAME in it one of no file.
 _PATH = re.compile(r"`((?:trnslurm|templates|jobs|cluster-config|tests|benchmarks|docs)/[\w./-]*)`")
 
 
@@ -38,7 +38,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_lead_somewhere(page: Path) -> None:
     for path in _PATH.findall(text_of(page)):
-        assert (ROOT / path).exists() or path == "templates/", path
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_in_pages_imports_what_there_is(page: Path) -> None:
+    for module, names in re.findall(r"^ +from (trnslurm[\w.]*) import (.*)$", text_of(page), re.M):
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        source = text_of(file if file.is_file() else file.with_suffix("") / "__init__.py")
+        for name in names.split(", "):
+            assert re.search(rf"^(def|class) {name}\b|\b{name}\b( =|,$)", source, re.M), name
 
 
 def test_every_page_is_named_in_the_readme() -> None:
