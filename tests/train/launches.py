@@ -1,15 +1,12 @@
 """Launches of workers that run several trainings one after another, and what those leave behind."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..free_port import free_port
+from ..warm import torchrun
 from .conftest import JOB, make_environment, strategy_of, tiny_plan
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
@@ -77,27 +74,16 @@ class Launches:
         self.outputs.append(self._run(workers, device))
 
     def _run(self, workers: int, device: str) -> str:
-        port = free_port()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
-        command += [f"--master_port={port}", str(SCENARIOS), "options.json"]
-        process = subprocess.Popen(
-            command,
+        done = torchrun(
+            ["--nnodes=1", f"--nproc_per_node={workers}", "--master_addr=127.0.0.1",
+             f"--master_port={free_port()}", str(SCENARIOS), "options.json"],
             cwd=self.directory,
             env=make_environment(device, "train", self.directory) | QUICK_COMPILER,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        assert process.returncode == 0, output
-        return output
+            timeout_s=TIMEOUT_S,
+            xla=device.startswith("xla"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     def results(self, name: str) -> list[dict[str, Any]]:
         """Give every worker's result of the last attempt."""
