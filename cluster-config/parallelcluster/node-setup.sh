@@ -1,14 +1,14 @@
 #!/bin/bash
-# Prepares one ParallelCluster node for trnslurm and refuses a node that cannot train.
+# Prepare one ParallelCluster node for trnslurm, and refuse a node that cannot train.
 #
 #   node-setup.sh head|cpu|trn1
 #
-# ParallelCluster runs it as root (CustomActions/OnNodeConfigured): once per node, after the node is
-# configured and before slurmd starts. What it prints lands in /var/log/cloud-init-output.log. When
-# it fails the node is replaced, so nothing that is broken ever joins the queue. It may be run again
-# at any time: a second run changes nothing. It installs nothing: drivers belong into the image.
+# ParallelCluster runs it as root (CustomActions/OnNodeConfigured), once per node, after the node is
+# configured and before slurmd starts. Its output is in /var/log/cloud-init-output.log. If it fails,
+# the node is replaced, so a broken node never joins the queue. It can be run again at any time; a
+# second run changes nothing. It installs nothing: drivers belong in the image.
 #
-# TRNSLURM_ROOT, for tests, stands before every path that is read or written.
+# TRNSLURM_ROOT, for tests, is put before every path that is read or written.
 
 set -Eeuo pipefail
 umask 022
@@ -20,7 +20,7 @@ problems=0
 
 log() { printf '%s node-setup: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
 
-# ParallelCluster quotes only stderr in the event of a failed node, so the reason must stand there.
+# ParallelCluster quotes only stderr when a node fails, so the reason must be there.
 problem() {
     log "error: $*" >&2
     problems=$((problems + 1))
@@ -28,7 +28,7 @@ problem() {
 
 trap 'log "error: line $LINENO: $BASH_COMMAND failed" >&2' ERR
 
-# Writes stdin to a file, in place (owner, mode and links stay), only when that changes it.
+# Write stdin to a file, in place (owner, mode and links stay), only if that changes it.
 update_file() {
     local path=$1 content
     content=$(cat)
@@ -67,9 +67,9 @@ primary_address() {
 }
 
 # trn1.32xlarge has 8 network cards, and /etc/hosts has been seen to map the node's own name to the
-# wrong one (https://github.com/aws-neuron/aws-neuron-parallelcluster-samples). Lines with the own
-# name at another address lose it, and one line with the right address stays. Names are compared as
-# whole words: compute-dy-trn1-1 is also the beginning of compute-dy-trn1-10.
+# wrong one (https://github.com/aws-neuron/aws-neuron-parallelcluster-samples). Remove the name from
+# lines with another address, and keep one line with the right one. Names are compared as whole
+# words: compute-dy-trn1-1 is also the beginning of compute-dy-trn1-10.
 fix_hosts() {
     local name address fixed fqdn
     name=$(hostname)
@@ -116,8 +116,8 @@ set_limits() {
 EOF
 }
 
-# Ports 20000-29999 are where trnslurm takes its rendezvous ports: the kernel must not hand them out
-# for outgoing connections. Ports that somebody else reserved stay reserved.
+# trnslurm takes its rendezvous ports from 20000-29999, so the kernel must not hand them out for
+# outgoing connections. Ports that others reserved stay reserved.
 set_kernel_parameters() {
     local file=$root/etc/sysctl.d/99-trnslurm.conf ports
     ports=$(sysctl --values net.ipv4.ip_local_reserved_ports)
