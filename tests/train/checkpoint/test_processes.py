@@ -21,6 +21,7 @@ from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.tensors import Reader
 
 from ...free_port import free_port
+from ...warm import torchrun
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
@@ -38,20 +39,21 @@ class Runs:
         self._attempt = 0
 
     def start(self, device, workers, *, prefix="", code=0, **options):
-        """Run an attempt to its end; give what the workers said."""
-        return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
+        """Run an attempt to its end; return what the workers said."""
+        if prefix or code:
+            return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
+        arguments = self._prepare(device, workers, options)
+        done = torchrun(
+            arguments, cwd=self.run_dir, env=self._environment(), timeout_s=TIMEOUT_S,
+            xla=device.startswith("xla"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return self._read(done.stdout)
 
     def launch(self, device, workers, *, prefix="", **options):
         """Start an attempt, as a batch script does."""
-        self._attempt += 1
-        (self.run_dir / "state").mkdir(exist_ok=True)
-        (self.run_dir / "state" / f"train-{self._attempt}.json").touch()
-        plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
-        (self.run_dir / "plan.json").write_text(json.dumps(plan))
-        port = free_port()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += [f"--nproc_per_node={workers}", "--master_addr=127.0.0.1"]
-        command += [f"--master_port={port}", str(WORKER), json.dumps(options)]
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        command += self._prepare(device, workers, options)
         if prefix:
             command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
         return subprocess.Popen(
@@ -64,14 +66,30 @@ class Runs:
             start_new_session=True,
         )
 
+    def _prepare(self, device, workers, options):
+        """Begin an attempt; return torchrun's arguments."""
+        self._attempt += 1
+        (self.run_dir / "state").mkdir(exist_ok=True)
+        (self.run_dir / "state" / f"train-{self._attempt}.json").touch()
+        plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
+        (self.run_dir / "plan.json").write_text(json.dumps(plan))
+        return [
+            "--nnodes=1", f"--nproc_per_node={workers}", "--master_addr=127.0.0.1",
+            f"--master_port={free_port()}", str(WORKER), json.dumps(options),
+        ]  # fmt: skip
+
     def finish(self, process, code=0):
-        """Wait for an attempt's end; give what the workers said."""
+        """Wait for an attempt's end; return what the workers said."""
         try:
-            self.output, _ = process.communicate(timeout=TIMEOUT_S)
+            output, _ = process.communicate(timeout=TIMEOUT_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == code, self.output
+        assert process.returncode == code, output
+        return self._read(output)
+
+    def _read(self, output):
+        self.output = output
         # Gloo writes its lines in pieces, so that a worker's may stand in the middle of one.
         lines = [json.loads(said) for said in re.findall(r'{"rank": .*?}', self.output)]
         self.outcomes = {
