@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pytest
 
 import trnslurm
+from trnslurm.render import template
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
@@ -24,6 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-goldens", action="store_true", help="rewrite tests/goldens, to be reviewed"
     )
+
+
+def pytest_configure() -> None:
+    """Undo what nohup or a background job did to signals; processes that tests start inherit it.
+
+    A signal that is inherited as ignored stays ignored in every process below, and bash cannot trap
+    it. A handler, unlike SIG_IGN, becomes the default in a program that is started: so the tests
+    themselves still outlive the terminal of `nohup make test`.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,6 +154,29 @@ class FakeSlurm:
             environ=dict(pair.split("=", 1) for pair in pairs),
             cwd=Path((folder / "cwd").read_text().removesuffix("\n")),
         )
+
+
+class _CompiledTemplates(jinja2.BytecodeCache):
+    """Templates compiled before in this process, by their source."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def load_bytecode(self, bucket: Any) -> None:
+        bucket.code = self._known.get(bucket.key + bucket.checksum)
+
+    def dump_bytecode(self, bucket: Any) -> None:
+        self._known[bucket.key + bucket.checksum] = bucket.code
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_templates() -> Iterator[None]:
+    """Compile each template once: it takes ten times as long as filling it."""
+    with pytest.MonkeyPatch.context() as patch:
+        environment = template.ImmutableSandboxedEnvironment
+        remembering = functools.partial(environment, bytecode_cache=_CompiledTemplates())
+        patch.setattr(template, "ImmutableSandboxedEnvironment", remembering)
+        yield
 
 
 @pytest.fixture(scope="session")

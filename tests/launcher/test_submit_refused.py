@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ def error_line(done) -> str:
     return error
 
 
-def test_first_phase_refused(site, fake_slurm, run_cli) -> None:
+def test_first_phase_refused(site, fake_slurm, run_cli, cli) -> None:
     fake_slurm.refuse("sbatch", SAID)
     done = run_cli(*GPT2)
     run = site.run()
@@ -32,19 +33,19 @@ def test_first_phase_refused(site, fake_slurm, run_cli) -> None:
     assert error_line(done) == f"error: {WORDS} (script kept: {script})"
     assert script.is_file()
     assert [c.command for c in fake_slurm.calls()] == ["sbatch"]
-    status = run_cli("status", run.name)
+    status = cli("status", run.name)
     assert status.out.startswith(f"{run.name}: FAILED (refused at submission: {WORDS})")
 
 
-def test_second_phase_refused_takes_the_first_back(site, fake_slurm, run_cli) -> None:
+def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch-2", SAID)
-    done = run_cli(*GPT2)
+    done = cli(*GPT2)
     run = site.run()
     assert done.code == 1
     assert error_line(done) == f"error: {WORDS} (script kept: {run.path / 'train.sbatch'})"
     assert [c.command for c in fake_slurm.calls()] == ["sbatch", "sbatch", "scancel"]
     assert fake_slurm.calls("scancel")[0].arguments == ["1001"]
-    assert run_cli("status", run.name).out.startswith(f"{run.name}: FAILED (refused at submission")
+    assert cli("status", run.name).out.startswith(f"{run.name}: FAILED (refused at submission")
 
 
 def test_job_that_cannot_be_taken_back_is_named(site, fake_slurm, cli) -> None:
@@ -67,27 +68,59 @@ def test_script_kept_can_be_submitted_as_it_is(site, fake_slurm, cli) -> None:
     assert cli("submit", "--rendered", refused.path).code == 0
 
 
-@pytest.mark.parametrize("call", ["sbatch", "sbatch-2"])
-def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch, call: str) -> None:
-    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 5)
+# Ends a command when it hangs, and not a moment earlier, however busy the machine is.
+TIMEOUT = """#!/bin/bash
+shift
+"$@" & pid=$!
+while kill -0 $pid 2> /dev/null; do
+  if compgen -G "$TRNSLURM_FAKE_SLURM/calls/*/hanging" > /dev/null; then
+    kill $pid
+    exit 124
+  fi
+  sleep 0.02
+done
+wait $pid
+"""
+
+
+@pytest.fixture
+def no_patience(fake_slurm, tmp_path: Path, monkeypatch) -> None:
+    """In the place of `timeout`, a stand-in that does not wait."""
+    file = tmp_path / "impatient" / "timeout"
+    file.parent.mkdir()
+    file.write_text(TIMEOUT)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{file.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
-    fake_slurm.hang(call)
+
+
+def test_silent_sbatch_times_out(site, fake_slurm, cli, monkeypatch) -> None:
+    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 3)
+    monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
+    fake_slurm.hang("sbatch")
     done = cli(*GPT2)
     assert fake_slurm.hangs()
     assert done.code == 1
-    error = error_line(done)
-    assert "sbatch: no answer in 5 s" in error
+    assert "sbatch: no answer in 3 s" in error_line(done)
     assert site.run().record().refused
-    taken_back = [c.arguments for c in fake_slurm.calls("scancel")]
-    assert taken_back == ([["1001"]] if call == "sbatch-2" else [])
+    assert fake_slurm.calls("scancel") == []
+
+
+def test_second_sbatch_that_is_silent_takes_the_first_back(
+    site, fake_slurm, cli, no_patience
+) -> None:
+    fake_slurm.hang("sbatch-2")
+    done = cli(*GPT2)
+    assert done.code == 1
+    assert "sbatch: no answer in 60 s" in error_line(done)
+    assert site.run().record().refused
+    assert [c.arguments for c in fake_slurm.calls("scancel")] == [["1001"]]
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_job_that_a_silent_controller_took_is_cancelled(
-    site, fake_slurm, cli, monkeypatch, number: int
+    site, fake_slurm, cli, no_patience, number: int
 ) -> None:
-    monkeypatch.setattr(on_slurm, "_TIMEOUT_S", 5)
-    monkeypatch.setattr(on_slurm, "_LOOKS_S", (0,))
     fake_slurm.answer_late(f"sbatch-{number}")
     assert cli(*GPT2).code == 1
     (call,) = fake_slurm.calls("scancel")

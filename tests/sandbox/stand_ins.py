@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -17,12 +16,6 @@ TRN1_32XL = {
     "device_gib": 32,
 }
 NOTICE = "{}: this is a stand-in of a trnslurm sandbox, not a Neuron tool\n"
-
-
-def hear_signals():
-    """Undo what nohup or a background job did to the signals that the tests send."""
-    for signum in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, signal.SIG_DFL)
 
 
 class Stage:
@@ -57,7 +50,6 @@ class Stage:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=hear_signals,
         )
         self.started.append(process)
         return process

@@ -80,6 +80,9 @@ def _awaited(run: RunDir, phase: str, previous: str) -> str:
 def _interrupts_deferred() -> Iterator[list[int]]:
     """Let no Ctrl-C come between a job and our knowing its id; raise it afterwards."""
     seen: list[int] = []
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield seen  # inherited, as in the background of a script: Ctrl-C is not meant for us
+        return
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
         yield seen
