@@ -26,7 +26,7 @@ CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 
-_MAX_JSON_BYTES = 4 << 20
+_MAX_JSON_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
 _STATE_FILE = re.compile(r"([a-z]+)-([0-9]+)\.json")
 _NODE_LOG = re.compile(r"[a-z]+-[0-9]+-node([0-9]+)\.log")
@@ -160,17 +160,21 @@ class RunFiles:
         """Where an attempt stands, or how it ended."""
         return self.state / f"{phase}-{attempt}.json"
 
-    def attempt_numbers(self, phase: str) -> list[int]:
-        """Return the attempts of a phase in order.
+    def all_attempts(self) -> list[tuple[str, int]]:
+        """Return phase and number of every attempt that has begun.
 
         The directory is listed: NFS may answer from memory for a single file that it did not see
         before, but asks the server again when a directory is opened.
         """
         try:
             matches = [_STATE_FILE.fullmatch(file.name) for file in self.state.iterdir()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(m[2]) for m in matches if m and m[1] == phase)
+        return [(match[1], int(match[2])) for match in matches if match]
+
+    def attempt_numbers(self, phase: str) -> list[int]:
+        """Return the attempts of a phase in order."""
+        return sorted(number for name, number in self.all_attempts() if name == phase)
 
     def stop_file(self, phase: str, attempt: int) -> Path:
         """Asks the workers to save and end, and says why."""
@@ -196,10 +200,14 @@ class RunFiles:
         alone = "" if node is None else f"-node{node}"
         return self.state / f"preflight-{phase}-{attempt}{alone}.json"
 
+    def preflight_node_files(self, phase: str, attempt: int) -> list[Path]:
+        """Return the files of nodes that could not reach node 0."""
+        return sorted(self.state.glob(f"preflight-{phase}-{attempt}-node*.json"))
+
     def preflight_files(self, phase: str, attempt: int) -> list[Path]:
-        """Return the file of node 0, if it is there, then those of nodes that did not reach it."""
-        alone = sorted(self.state.glob(f"preflight-{phase}-{attempt}-node*.json"))
-        return [f for f in [self.preflight_file(phase, attempt)] if f.exists()] + alone
+        """Return node 0's file, which has all nodes; without it, those of the nodes."""
+        file = self.preflight_file(phase, attempt)
+        return [file] if file.exists() else self.preflight_node_files(phase, attempt)
 
     def graphs_file(self, attempt: int, node: int) -> Path:
         """What a node compiled in an attempt of the precompile phase."""

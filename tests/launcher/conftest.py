@@ -16,7 +16,8 @@ import yaml
 
 from trnslurm.config import load
 from trnslurm.node.graphs.manifest import Manifest, NodeResult, describe, write_manifest
-from trnslurm.runs.run import Attempt, Record, RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import Attempt, Record, RunDir
 
 PROFILE: dict[str, Any] = {
     "description": "A cluster of stand-ins",

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from trnslurm.rundir import write_json
 from trnslurm.runs.process import local_job_alive
-from trnslurm.runs.run import write_json
 from trnslurm.runs.status import run_status
 
 RECIPE = """\

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.runs import follow
-from trnslurm.runs.run import write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs import watch
 
 SUBMIT = ("submit", "toy", "--cluster", "pc", "--nodes", "2", "--follow")
 
@@ -28,7 +28,7 @@ def play(site, fake_slurm, monkeypatch) -> Callable[..., None]:
                 data = {"phase": phase, "attempt": 1, "hosts": "node-1,node-2"} | fields
                 write_json(site.run().state / f"{phase}-1.json", data)
 
-        monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=next_scene))
+        monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=next_scene))
 
     return put
 
@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_the_jobs_alone(site, play, cli, fake_slurm, monkeypatch) 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=interrupt))
     done = cli(*SUBMIT)
     assert done.code == 130
     assert (

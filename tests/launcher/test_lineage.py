@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trnslurm.runs.steps import lineage
+from trnslurm.runs.run import RunDir
 
 
 def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple[int, int]]:
@@ -13,7 +13,7 @@ def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple
     file = tmp_path / "metrics.jsonl"
     content = [json.dumps({"attempt": attempt, "step": step}) for attempt, step in lines]
     file.write_text("\n".join([*content, torn]))
-    return [(line["attempt"], line["step"]) for line in lineage(file)]
+    return [(line["attempt"], line["step"]) for line in RunDir(tmp_path).steps()]
 
 
 def test_nothing_was_done_again(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_every_step_is_printed_once(make_run, cli) -> None:
 
 def test_a_torn_line_and_none_at_all(tmp_path: Path) -> None:
     assert steps(tmp_path, (1, 1), torn='{"attempt": 1, "st') == [(1, 1)]
-    assert lineage(tmp_path / "nothing") == []
+    assert RunDir(tmp_path / "nothing").steps() == []

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from trnslurm.rundir import write_json
 from trnslurm.runs import logs
 from trnslurm.runs.logs import follow_log, tail_offset
-from trnslurm.runs.run import write_json
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

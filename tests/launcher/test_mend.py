@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 from .conftest import write_attempt

@@ -15,8 +15,9 @@ from subprocess import PIPE
 
 import pytest
 
+from trnslurm.rundir import write_json
 from trnslurm.runs.process import own_process
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.runs.run import RunDir
 
 from .conftest import write_attempt
 

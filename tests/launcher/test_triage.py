@@ -10,7 +10,8 @@ import pytest
 from trnslurm.node.triage.causes import Cause, all_causes
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.words import time_in
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests/triage_logs"

@@ -12,7 +12,8 @@ from trnslurm.node.triage import reading
 from trnslurm.node.triage.finding import Finding, find_cause
 from trnslurm.node.triage.reading import clean, read_log
 from trnslurm.node.triage.words import read_words, time_in
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.finding import find_cause
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 
 ROOT = Path(__file__).parents[2]
 FAILED = {"state": "FAILED", "exit_code": 1}

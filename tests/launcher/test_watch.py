@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 
 from .conftest import write_attempt
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from trnslurm.runs.steps import lineage
+from trnslurm.runs.run import RunDir
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop import stopping
@@ -133,7 +133,7 @@ def test_a_stop_that_cannot_be_noted_is_an_error(team, tmp_path, monkeypatch):
 def counting(run):
     """The numbers of each step that counts; times differ from run to run."""
     keys = ("step", "samples", "loss", "grad_norm", "lr")
-    return [[line[key] for key in keys] for line in lineage(run.path / "metrics.jsonl")]
+    return [[line[key] for key in keys] for line in RunDir(run.path).steps()]
 
 
 def alive(pid):

@@ -21,7 +21,7 @@ from trnslurm.cli.output import count, echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config import resolve_cluster
 from trnslurm.runs.find import find_run
-from trnslurm.runs.fitness import NodeFitness
+from trnslurm.runs.run import NodeFitness
 from trnslurm.runs.waiting import Diagnosis, diagnose
 
 _FACTS = ("devices", "EFA", "run directory", "memory", "open files")

@@ -12,11 +12,10 @@ import click
 from trnslurm.cli.output import figure
 from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
-from trnslurm.runs.failures import why_it_failed
-from trnslurm.runs.follow import follow
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus
+from trnslurm.runs.status import RunStatus, why_it_failed
+from trnslurm.runs.watch import follow
 
 
 def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:

@@ -8,7 +8,6 @@ from trnslurm.cli.options import json_option, path_option, run_argument, run_roo
 from trnslurm.cli.output import echo_json, echo_table, figure
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_run
-from trnslurm.runs.steps import lineage
 
 _COLUMNS = {
     "step": "d", "attempt": "d", "loss": ".4f", "grad_norm": ".4f", "lr": ".3g",
@@ -36,7 +35,7 @@ def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) 
       trnslurm metrics last --json > steps.json
     """
     directory = find_run(run, run_roots(workspace_of({"path": path})))
-    steps = lineage(directory.metrics_file)
+    steps = directory.steps()
     if as_json:
         echo_json(steps)
         return

@@ -13,11 +13,10 @@ from trnslurm.cli.output import count, echo_json, echo_table, figure
 from trnslurm.cli.triage import echo_finding
 from trnslurm.cluster.execute import exec_in_run
 from trnslurm.errors import RunError
-from trnslurm.runs.failures import why_it_failed
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, statuses_of
+from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
 from trnslurm.submit import cancel
 
 _SHOWN_ATTEMPTS = 5

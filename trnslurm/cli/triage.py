@@ -10,8 +10,8 @@ import click
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import echo_json
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
-from trnslurm.runs.failures import choose_attempt
 from trnslurm.runs.find import find_run
+from trnslurm.runs.status import choose_attempt
 
 
 @click.command("triage")

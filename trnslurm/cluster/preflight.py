@@ -19,8 +19,8 @@ from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.node.graphs.manifest import cache_root
-from trnslurm.runs.fitness import NodeFitness, read_preflight
 from trnslurm.runs.root import check_run_root
+from trnslurm.runs.run import NodeFitness, RunDir
 from trnslurm.slurm.commands import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1
@@ -73,7 +73,7 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
         )
         _write(job, instance.accelerators, instance.efa)
         said = _run(job, timeout_s)
-        found = read_preflight(directory / "state", _PHASE, _ATTEMPT)
+        found = RunDir(directory).preflight(_PHASE, _ATTEMPT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if not found:

@@ -1,4 +1,4 @@
-"""Finds runs: by path, by name or part of it, over all run roots that this user has used."""
+"""Finding runs by path, name or part of it, in all run roots that this user has used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from trnslurm.errors import RunError
+from trnslurm.rundir import RECORD
 from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 
@@ -14,10 +15,10 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of one, or `last`."""
     if not word:
         raise RunError("name a run, or say `last`")
-    if "/" in word or (Path(word) / "run.json").is_file():
+    if "/" in word or (Path(word) / RECORD).is_file():
         path = Path(word).absolute()
-        if not (path / "run.json").is_file():
-            raise RunError(f"{word}: no run there (no run.json)")
+        if not (path / RECORD).is_file():
+            raise RunError(f"{word}: no run there (no {RECORD})")
         return RunDir(path)
     runs = list_runs(roots)
     if word == "last" and runs:
@@ -38,18 +39,15 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
 
 def list_runs(roots: list[Path]) -> list[RunDir]:
     """Return all runs below the given roots, oldest first."""
-    found = []
+    found: list[RunDir] = []
     for root in roots:
         try:
-            found += [RunDir(d) for d in root.iterdir() if _is_run(d)]
+            # Only names that can be printed: a root may be everybody's.
+            directories = [d for d in root.iterdir() if d.name.isprintable()]
+            found += [RunDir(d) for d in directories if (d / RECORD).is_file()]
         except OSError:
             continue
     return sorted(found, key=lambda r: (r.name, str(r.path)))
-
-
-def _is_run(directory: Path) -> bool:
-    """Whether it is a run, and by a name that can be printed: a root may be everybody's."""
-    return directory.name.isprintable() and (directory / "run.json").is_file()
 
 
 def state_home() -> Path:

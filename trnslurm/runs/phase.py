@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trnslurm.runs.fitness import read_preflight
+from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Attempt, Record, RunDir
@@ -100,14 +99,13 @@ def phase_status(
         state, reason = _local_state(run, record, last, wait)
     else:
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
-    cause = ""
     if state == "FAILED" and last:
         unfit = _unfit_node(run, last) if reason.startswith("exit code") else ""
-        cause = unfit or _compile_problem(run, last)
+        reason = unfit or _compile_problem(run, last) or reason
     return PhaseStatus(
         phase=phase,
         state=state,
-        reason=cause or reason,
+        reason=reason,
         job_id=job_id,
         attempt=last.attempt if last else 0,
         hosts=last.hosts if last else "",
@@ -118,7 +116,7 @@ def phase_status(
 
 def _unfit_node(run: RunDir, last: Attempt) -> str:
     """Return what is wrong with a node, as the preflight of the attempt found it."""
-    found = read_preflight(run.state, last.phase, last.attempt)
+    found = run.preflight(last.phase, last.attempt)
     problems = [f"{node.host}: {node.problems[0]}" for node in found if node.problems]
     if not problems:
         return ""
@@ -128,14 +126,10 @@ def _unfit_node(run: RunDir, last: Attempt) -> str:
 
 def _compile_problem(run: RunDir, last: Attempt) -> str:
     """Return what the first node that has a problem says it did not compile, and why."""
-    files = run.state.glob(f"graphs-{last.attempt}-node*.json")
-    for file in sorted(files if last.phase == "precompile" else ()):
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-            if result["problem"]:
-                return printable(f"{result['host']}: {result['problem']}")
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # half written, or not for us to read
+    for file in run.graphs_files(last.attempt) if last.phase == "precompile" else ():
+        result = read_json(file)
+        if problem := result.get("problem"):
+            return printable(f"{result.get('host', 'a node')}: {problem}")
     return ""
 
 
@@ -177,23 +171,16 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         # In Slurm's own words, with blanks or underscores: launch failed requeued held.
         failed = entry.reason.replace("_", " ").startswith("launch failed")
         return "HELD", LAUNCH_HELD if failed else entry.why
+    # It may wait for want of the nodes that it leaves out.
+    hosts = ", ".join(sorted(run.left_out()))
+    left_out = f"leaving out {hosts}" if hosts else ""
     if last is not None and entry.reason.startswith("BadConstraints"):
         # It has priority 0 now, also when there are nodes again (22.05).
-        return "HELD", "; ".join(filter(None, [NEVER_AGAIN, _left_out(run)]))
+        return "HELD", "; ".join(filter(None, [NEVER_AGAIN, left_out]))
     if last is not None:
         said = last.reason if last.state == "REQUEUED" else ""
-        return "REQUEUED", "; ".join(filter(None, [said, entry.why, _left_out(run)]))
+        return "REQUEUED", "; ".join(filter(None, [said, entry.why, left_out]))
     return "PENDING", entry.why
-
-
-def _left_out(run: RunDir) -> str:
-    """Return which nodes a requeued training leaves out: it may wait for want of them."""
-    try:
-        nodes = json.loads(run.excluded_file.read_text(encoding="utf-8"))["nodes"]
-        hosts = sorted(host for host, entry in nodes.items() if entry["until"] > time.time())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    return f"leaving out {', '.join(hosts)}" if hosts else ""
 
 
 def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:

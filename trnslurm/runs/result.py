@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trnslurm.config import Config, preset_before
 from trnslurm.errors import ConfigError, RunError
+from trnslurm.rundir import checkpoints_in, load_json, read_json, step_of
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
@@ -19,7 +19,6 @@ INIT_FROM = "train.init_from"
 """The key of a recipe that takes first parameters."""
 
 # What trnslurm.train.checkpoint writes, and proves byte by byte when it reads it.
-_NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "manifest.json"
 
 
@@ -39,7 +38,7 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
     path = Path(word).absolute()
     if path.is_file():
         raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
-    if _NAME.fullmatch(path.name):
+    if step_of(path.name) is not None:
         found, run = _read(path), RunDir(path.parents[1])
     else:
         run = find_run(word, roots)
@@ -93,18 +92,15 @@ def _shared(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, An
 
 
 def _newest_good(run: RunDir) -> Checkpoint:
-    try:
-        names = [d.name for d in run.checkpoints.iterdir() if _NAME.fullmatch(d.name)]
-    except OSError:
-        names = []
+    checkpoints: list[Path] = []
+    with contextlib.suppress(OSError):
+        checkpoints = checkpoints_in(run.checkpoints)
     passed_over: list[str] = []
-    for name in sorted(names, key=lambda name: int(name.removeprefix("step-")), reverse=True):
+    for path in checkpoints:
         try:
-            found = _read(run.checkpoints / name)
+            return replace(_read(path), passed_over=tuple(passed_over))
         except RunError as error:
             passed_over.append(str(error))
-            continue
-        return Checkpoint(path=found.path, facts=found.facts, passed_over=tuple(passed_over))
     if passed_over:
         raise RunError(f"{run.name} has no good checkpoint: {passed_over[0]}")
     raise RunError(f"{run.name} has no checkpoint: it has saved none, or they were deleted")
@@ -114,7 +110,7 @@ def _read(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise RunError(f"{path}: no such checkpoint")
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = load_json(path / _MANIFEST)
         sizes = {str(name): int(file["bytes"]) for name, file in manifest["files"].items()}
         facts = dict(manifest["facts"])
         if elsewhere := [name for name in sizes if Path(name).name != name]:
@@ -136,18 +132,12 @@ def _refuse_vanishing(path: Path, run: RunDir) -> None:
     if not run.record_file.is_file():  # a copy, or of a bundle that was run by hand
         return
     status = run_status(run)
-    if status.final or _is_kept(path, run):
+    train, step = read_json(run.plan_file).get("train"), step_of(path.name)
+    every = train.get("keep_every") if isinstance(train, dict) else None
+    kept = isinstance(every, int) and every > 0 and step is not None and step % every == 0
+    if status.final or kept:
         return
     raise RunError(
         f"{run.name} is {status.state}, and deletes {path.name} when it has newer ones: wait for "
         "its end, or name a checkpoint that it keeps by train.keep_every"
     )
-
-
-def _is_kept(path: Path, run: RunDir) -> bool:
-    step = int(path.name.removeprefix("step-"))
-    try:
-        every = json.loads(run.plan_file.read_text(encoding="utf-8"))["train"]["keep_every"]
-        return bool(every > 0 and step % every == 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

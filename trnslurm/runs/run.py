@@ -1,23 +1,27 @@
-"""The run directory: a bundle plus what happened to it. It alone knows every file name."""
+"""A run: what was submitted, and what its directory says happened since."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import RunError
-from trnslurm.runs.foreign import commands_of, read_fields, refuse_writable
-from trnslurm.runs.json_lines import first_object, last_object
+from trnslurm.rundir import (
+    RECORD,
+    RunFiles,
+    first_line,
+    json_lines,
+    last_line,
+    load_json,
+    open_file,
+    read_json,
+    write_json,
+)
+from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, refuse_writable
 
-_NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
-_STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
 # What a record names ends up in paths and in Slurm's arguments.
 _NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
 _JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
@@ -79,121 +83,41 @@ class Attempt:
     ended: str | None = None
 
 
-@dataclass(frozen=True)
-class RunDir:
-    """One run's directory; every path in it."""
+@dataclass(frozen=True, kw_only=True)
+class NodeFitness:
+    """One node in a preflight: what is wrong with it, and what was seen."""
 
-    path: Path
+    host: str
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+    clock_s: float = 0.0
+    facts: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
+    """What must be the same on all nodes: versions, code and plan."""
+
+
+@dataclass(frozen=True)
+class RunDir(RunFiles):
+    """A run directory: its files, and what they say of the run."""
 
     @property
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def plan_file(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def patch_file(self) -> Path:
-        """Uncommitted changes of the source tree, as they were at submission."""
-        return self.path / "git.patch"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state"
-
-    @property
-    def heartbeat_file(self) -> Path:
-        """Touched by the batch script every 30 seconds while it waits."""
-        return self.state / "heartbeat"
-
-    @property
-    def cancelled_file(self) -> Path:
-        """Exists once a person asked to cancel: Slurm forgets that of a job that never started."""
-        return self.state / "cancelled.json"
-
-    def was_stopped(self, phase: str, attempt: int) -> bool:
-        """Whether an attempt was asked to stop, so that its end is no crash."""
-        return (self.state / f"stop-{phase}-{attempt}.json").exists()
-
-    @property
-    def turns(self) -> Path:
-        """Who submits, or has submitted, the run: one at a time."""
-        return self.state / "turns"
-
-    @property
-    def files_aside(self) -> Path:
-        """The files of another node count, until its own are replaced by them."""
-        return self.path / ".next"
-
-    @property
-    def excluded_file(self) -> Path:
-        return self.state / "excluded.json"
-
-    @property
-    def local_folder(self) -> Path:
-        """What submitit's local controller writes of its own."""
-        return self.state / "local"
-
     def beside(self, name: str) -> RunDir:
         """Return the run of another name in the same run root."""
         return RunDir(self.path.with_name(name))
 
-    def script(self, phase: str) -> Path:
-        """Return the phase's batch script, whichever scheduler it was rendered for."""
-        sbatch = self.path / f"{phase}.sbatch"
-        return sbatch if sbatch.exists() else self.path / f"{phase}.sh"
-
-    def batch_logs(self, phase: str) -> list[Path]:
-        """Return the batch script's own logs, oldest first."""
-        logs = [f for f in self.logs.glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
-        return sorted(logs, key=lambda f: f.stat().st_mtime)
-
-    def node_log(self, phase: str, attempt: int, node: int) -> Path:
-        return self.logs / f"{phase}-{attempt}-node{node}.log"
-
-    def node_logs(self, phase: str, attempt: int) -> dict[int, Path]:
-        """Return the logs of one attempt by node rank."""
-        found = {}
-        for file in self.logs.glob(f"{phase}-{attempt}-node*.log"):
-            if match := _NODE_LOG.fullmatch(file.name):
-                found[int(match["node"])] = file
-        return dict(sorted(found.items()))
-
     def record(self) -> Record:
         """Read run.json."""
         try:
-            record = read_fields(Record, json.loads(self.record_file.read_text(encoding="utf-8")))
+            record = read_fields(Record, load_json(self.record_file))
             _check_record(record)
             refuse_writable(self.path)
             return replace(record, bin_dir=commands_of(record.bin_dir, self.path))
         except FileNotFoundError:
-            raise RunError(f"{self.path} is not a run directory: it has no run.json") from None
+            raise RunError(f"{self.path} is not a run directory: it has no {RECORD}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self.record_file}: damaged or unreadable ({error})") from None
 
@@ -208,31 +132,92 @@ class RunDir:
 
     def attempts(self, phase: str) -> list[Attempt]:
         """Return every attempt of a phase, oldest first; a half-created one is STARTING."""
-        found = [
-            _read_attempt(file, phase, int(match["attempt"]))
-            for file in self.state.glob(f"{phase}-*.json")
-            if (match := _STATE_FILE.fullmatch(file.name))
-        ]
-        return sorted(found, key=lambda a: a.attempt)
+        try:
+            numbers = self.attempt_numbers(phase)
+        except OSError:
+            return []  # not for us to read
+        found = []
+        for number in numbers:
+            named = {"phase": phase, "attempt": number}
+            try:
+                said = read_json(self.state_file(phase, number))
+                found.append(read_fields(Attempt, said | named))
+            except (ValueError, TypeError, AttributeError):
+                found.append(Attempt(phase=phase, attempt=number))
+        return found
 
     def attempts_since(self, record: Record, phase: str) -> list[Attempt]:
         """Return the attempts of a phase since the run was submitted, or resumed."""
         return [a for a in self.attempts(phase) if a.attempt > record.earlier.get(phase, 0)]
 
+    def was_stopped(self, phase: str, attempt: int) -> bool:
+        """Check whether an attempt was asked to stop, so that its end is no crash."""
+        return self.stop_file(phase, attempt).exists()
+
+    def preflight(self, phase: str, attempt: int) -> list[NodeFitness]:
+        """Return what the preflight of an attempt found, by rank; nothing if there was none."""
+        found: list[NodeFitness] = []
+        for file in self.preflight_files(phase, attempt):
+            try:
+                for node in read_json(file)["nodes"]:
+                    texts = {key: tuple(node.get(key, ())) for key in ("problems", "warnings")}
+                    known = {k: v for k, v in node.items() if k in NodeFitness.__dataclass_fields__}
+                    found.append(NodeFitness(**known | texts))
+            except (KeyError, TypeError, AttributeError):
+                continue  # not for us to read, or not ours
+        return found
+
     def heartbeat_age_s(self) -> float | None:
-        """Return how long ago the batch script last showed life, or None if it never did."""
+        """Return how long ago the job last showed life, or None if it never did."""
         try:
             return max(0.0, time.time() - self.heartbeat_file.stat().st_mtime)
         except OSError:
             return None
 
+    def left_out(self) -> dict[str, tuple[float, str]]:
+        """Return the nodes that a requeued training avoids now: until when, and why."""
+        try:
+            nodes = read_json(self.excluded_file).get("nodes", {})
+            entries = {
+                printable(host): (float(entry["until"]), printable(str(entry["why"])))
+                for host, entry in nodes.items()
+            }
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return {}
+        return {host: entry for host, entry in entries.items() if entry[0] > time.time()}
+
     def first_metrics(self) -> dict[str, Any]:
         """Return the first line of metrics.jsonl, empty if there is none yet."""
-        return first_object(self.metrics_file)
+        return dict(cleaned(first_line(self.metrics_file)))
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the newest whole line of metrics.jsonl, without reading all of it."""
-        return last_object(self.metrics_file)
+        return dict(cleaned(last_line(self.metrics_file)))
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the line of metrics.jsonl of every step as it counts, in the order of steps.
+
+        An attempt that resumes from a checkpoint takes back all that was done after it, also the
+        steps that it has not reached yet.
+        """
+        try:
+            with open_file(self.metrics_file) as stream:
+                lines = [
+                    line
+                    for line in json_lines(stream)
+                    if all(isinstance(line.get(key), int) for key in ("attempt", "step"))
+                ]
+        except FileNotFoundError:
+            return []
+        counting: list[dict[str, Any]] = []
+        attempt = None
+        # By attempt, because an old one that is still alive may write between a newer one's lines.
+        for line in sorted(lines, key=lambda line: line["attempt"]):
+            if line["attempt"] != attempt:
+                attempt, first = line["attempt"], line["step"]
+                counting = [done for done in counting if done["step"] < first]
+            counting.append(line)
+        return counting
 
 
 def _check_record(record: Record) -> None:
@@ -246,22 +231,3 @@ def _check_record(record: Record) -> None:
     ]
     if wrong or not record.phases:
         raise ValueError(f"{wrong[0]!r}" if wrong else "no phase")
-
-
-def write_json(file: Path, data: Any) -> None:
-    """Replace a JSON file whole, so that no reader sees half of it."""
-    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _read_attempt(file: Path, phase: str, attempt: int) -> Attempt:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return read_fields(Attempt, {**data, "phase": phase, "attempt": attempt})
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Attempt(phase=phase, attempt=attempt)

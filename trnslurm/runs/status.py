@@ -1,25 +1,31 @@
-"""Merges state files, squeue and sacct into one definite word per run, with the reason."""
+"""Where a run stands in one definite word, why, and the command with which it goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
-from trnslurm.runs.mending import mend_of
+from trnslurm.plan.data import PREPARE
 from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,
     PhaseStatus,
     Seen,
     Wait,
+    held_by_slurm,
     phase_status,
 )
 from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import Slurm, job_of
 
+if TYPE_CHECKING:
+    from trnslurm.node.triage.finding import Finding
+
 _LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
+_STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
+_QUEUED = {"PENDING", "HELD", "REQUEUED"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class RunStatus:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last line of metrics.jsonl."""
     mend: str = ""
-    """The command that mends what Slurm does not mend by itself."""
+    """The command with which the run goes on; empty: it does by itself, or shall not."""
     attempts: tuple[Attempt, ...] = ()
     """Every attempt of its last phase, before it was resumed too."""
     history: tuple[Mapping[str, Any], ...] = ()
@@ -76,18 +82,51 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
             records.append((run, run.record()))
         except RunError as error:
             broken.append(error)
-    seen = _ask_controllers(_with_those_ahead(records))
+    asked = list(records)
+    for run, record in asked:  # grows: what a run waits for decides where it stands
+        ahead = _run_ahead(run, record)
+        if ahead and ahead not in asked:
+            asked.append(ahead)
+    on_slurm = [(run, r) for run, r in asked if r.scheduler == "slurm" and r.jobs]
+    seen = {
+        bin_dir: _ask_controller(Slurm(bin_dir), [p for p in on_slurm if p[1].bin_dir == bin_dir])
+        for bin_dir in {record.bin_dir for _, record in on_slurm}
+    }
     return [_status(run, record, seen.get(record.bin_dir)) for run, record in records], broken
 
 
-def _with_those_ahead(records: Sequence[tuple[RunDir, Record]]) -> list[tuple[RunDir, Record]]:
-    """Return the runs, and those that they wait for."""
-    found = list(records)
-    for run, record in found:  # what is added is looked at too
-        ahead = _run_ahead(run, record)
-        if ahead and ahead not in found:
-            found.append(ahead)
-    return found
+def is_complete(run: RunDir, record: Record) -> bool:
+    """Check whether the state files have the last word, whatever Slurm makes of the job now."""
+    last = run.attempts_since(record, record.phases[-1])
+    return bool(last) and last[-1].state == "COMPLETED"
+
+
+def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
+    """Return the attempt asked for: by default the newest of the last phase that began."""
+    record = run.record()
+    if phase is not None and phase not in record.phases:
+        raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
+    for name in [phase] if phase else reversed(record.phases):
+        attempts = run.attempts(name)
+        found = [a for a in attempts if attempt in (None, a.attempt)]
+        if found:
+            return found[-1]
+        if attempts:
+            raise RunError(f"{run.name} has no attempt {attempt} of {name}, only {len(attempts)}")
+    raise RunError(f"{run.name} has not begun: there is no attempt of {phase or 'any phase'} yet")
+
+
+def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
+    """Return what triage finds in a run that failed, or that is requeued after a crash."""
+    from trnslurm.node.triage.finding import find_cause  # plan and submit do without its patterns
+
+    for phase in reversed(status.phases):
+        if not phase.attempt:
+            continue
+        crashed = phase.state == "REQUEUED" and not run.was_stopped(phase.phase, phase.attempt)
+        if phase.state in ("FAILED", "NODE_FAIL", "LOST") or crashed:
+            return find_cause(run.path, phase.phase, phase.attempt)
+    return None
 
 
 def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
@@ -99,15 +138,6 @@ def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
         return ahead, ahead.record()
     except RunError:
         return None
-
-
-def _ask_controllers(records: Sequence[tuple[RunDir, Record]]) -> dict[str | None, Seen]:
-    on_slurm = [(run, r) for run, r in records if r.scheduler == "slurm" and r.jobs]
-    seen = {}
-    for bin_dir in {record.bin_dir for _, record in on_slurm}:
-        ours = [(run, record) for run, record in on_slurm if record.bin_dir == bin_dir]
-        seen[bin_dir] = _ask_controller(Slurm(bin_dir), ours)
-    return seen
 
 
 def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> Seen:
@@ -128,7 +158,7 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
 
 
 def _left_in_queue(run: RunDir, record: Record) -> bool:
-    """Whether Slurm holds a job of a run that has completed, as after a restart of its own."""
+    """Check whether Slurm holds a job of a completed run, as after a restart of its own."""
     if record.scheduler != "slurm":
         return False
     try:
@@ -139,44 +169,48 @@ def _left_in_queue(run: RunDir, record: Record) -> bool:
     return any(entry.state in STARTABLE for entry in found if entry)
 
 
-def is_complete(run: RunDir, record: Record) -> bool:
-    """Whether the state files alone have the last word: whatever Slurm makes of the job now."""
-    last = run.attempts_since(record, record.phases[-1])
-    return bool(last) and last[-1].state == "COMPLETED"
-
-
 def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     seen = None if is_complete(run, record) else seen
     found = _run_ahead(run, record)
     ahead = _status(*found, seen) if found else None
+    in_vain = ahead is not None and ahead.final and ahead.state != "COMPLETED"
+    job = record.precompile.get("waits_for")
+    compiling = f"job {job}, which compiles its graphs" if job else ""
     phases: list[PhaseStatus] = []
     for phase in record.phases:
-        wait = Wait(
-            _waits_for(record, phases),
-            _never_started(record, phases, ahead),
-            "" if phases else _dropped(record),
-        )
+        never = ""
+        if record.refused:
+            never = "never submitted"
+        elif ahead and in_vain:
+            never = f"never started: {ahead.run} is {ahead.state}"
+        elif any(p.final and p.state != "COMPLETED" for p in phases):
+            never = "never started: the phase before it did not complete"
+        if phases:
+            what = f"the precompile {'phase' if record.scheduler == 'local' else 'job'}"
+            wait = Wait(what, never)
+        else:
+            dropped = f"never started: {compiling}, did not succeed" if compiling else ""
+            wait = Wait(record.after or compiling, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     if state == "RUNNING" and run.cancelled_file.exists():
         reason = reason or "cancelled: it saves a checkpoint and ends"
-    in_vain = ahead is not None and ahead.final and ahead.state != "COMPLETED"
-    mend = mend_of(run, record, state, phases, ahead.mend if ahead and in_vain else "")
     return RunStatus(
         run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
         precompile=record.precompile, metrics=run.last_metrics(),
-        mend=mend, attempts=tuple(run.attempts(record.phases[-1])), history=record.history,
+        mend=_next_command(run, record, state, phases, ahead.mend if ahead and in_vain else ""),
+        attempts=tuple(run.attempts(record.phases[-1])), history=record.history,
     )  # fmt: skip
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
+    """Return state and reason of a run: those of its first phase that has not completed."""
     if record.refused:
         return "FAILED", f"refused at submission: {record.refused}"
-    for phase in phases[:-1]:
-        later = phases[phases.index(phase) + 1 :]
-        if phase.state == "COMPLETED" or any(p.attempt for p in later):
+    for number, phase in enumerate(phases[:-1], 1):
+        if phase.state == "COMPLETED" or any(later.attempt for later in phases[number:]):
             continue
         if phase.state == "RUNNING":
             return "PRECOMPILING", phase.reason
@@ -186,29 +220,24 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
     return phases[-1].state, phases[-1].reason
 
 
-def _waits_for(record: Record, before: Sequence[PhaseStatus]) -> str:
-    if before:
-        return "the precompile phase" if record.scheduler == "local" else "the precompile job"
-    return record.after or _compiling(record)
+def _next_command(
+    run: RunDir, record: Record, state: str, phases: Sequence[PhaseStatus], ahead: str
+) -> str:
+    """Return the command with which a run goes on; empty: it does by itself, or shall not.
 
-
-def _compiling(record: Record) -> str:
-    """Return the job of another run that compiles what this one needs."""
-    job = record.precompile.get("waits_for")
-    return f"job {job}, which compiles its graphs" if job else ""
-
-
-def _dropped(record: Record) -> str:
-    compiling = _compiling(record)
-    return f"never started: {compiling}, did not succeed" if compiling else ""
-
-
-def _never_started(record: Record, before: Sequence[PhaseStatus], ahead: RunStatus | None) -> str:
-    """Why a phase without any attempt will not have one; empty if it still may."""
-    if record.refused:
-        return "never submitted"
-    if ahead and ahead.final and ahead.state != "COMPLETED":
-        return f"never started: {ahead.run} is {ahead.state}"
-    if any(p.final and p.state != "COMPLETED" for p in before):
-        return "never started: the phase before it did not complete"
+    `ahead` is the command of a run that this one waits for in vain.
+    """
+    if PREPARE in record.phases:
+        return ""  # submitted again, it goes on where it was
+    if run.cancelled_file.exists() and not record.refused:
+        queued = any(phase.state in _QUEUED for phase in phases)
+        return f"trnslurm cancel {run.name}" if queued else ""
+    if ahead:
+        return ahead
+    held = state == "HELD" and any(map(held_by_slurm, phases))
+    # Nobody asked for the end of what Slurm dropped because of another run's job.
+    dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)
+    dropped = dropped and any(p.reason for p in phases)
+    if state in _STOPPED_SHORT or held or dropped:
+        return f"trnslurm resume {run.name}"
     return ""

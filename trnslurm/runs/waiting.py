@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trnslurm.errors import SlurmError
-from trnslurm.runs.phase import PhaseStatus
 from trnslurm.runs.run import Record, RunDir
-from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.reasons import node_reason
 
@@ -65,8 +63,8 @@ class Diagnosis:
     nodes_needed: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
     """How many nodes of the partition are in which state."""
-    sick: Sequence[SickNode] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    sick: list[SickNode] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     """Nodes that the run avoids, and why."""
     problems: list[str] = field(default_factory=list)
     """What does not pass by itself."""
@@ -82,11 +80,14 @@ def diagnose(run: RunDir) -> Diagnosis:
     """Ask Slurm, and the run's own files."""
     record, status = run.record(), run_status(run)
     found = Diagnosis(run=run.name, state=status.state, reason=status.reason)
-    found.left_out = _left_out(run)
+    for host, (until, why) in run.left_out().items():
+        text = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
+        found.left_out[host] = f"{why}, until {text}"
     if status.final and status.state != "COMPLETED":
         found.problems.append(f"it has ended: trnslurm status {run.name} shows why")
-    phase = _waiting(status)
-    if phase is None:
+    # What follows the first unfinished phase waits for it.
+    phase = next((phase for phase in status.phases if phase.state != "COMPLETED"), None)
+    if phase is None or phase.state not in _WAITING:
         return found
     found.phase, found.job_id, found.nodes_needed = phase.phase, phase.job_id, record.nodes
     if phase.state == "HELD":
@@ -96,17 +97,13 @@ def diagnose(run: RunDir) -> Diagnosis:
     return found
 
 
-def _waiting(status: RunStatus) -> PhaseStatus | None:
-    """Return the first phase that has not begun; what follows waits for it."""
-    unfinished = [phase for phase in status.phases if phase.state != "COMPLETED"]
-    return next((phase for phase in unfinished[:1] if phase.state in _WAITING), None)
-
-
 def _ask_slurm(found: Diagnosis, run: RunDir, record: Record) -> None:
     slurm = Slurm(record.bin_dir)
     try:
         job = slurm.show("job", found.job_id)[0]
-        found.partition, found.start = job["Partition"], _time(job["StartTime"])
+        found.partition = job["Partition"]
+        if re.match(r"\d{4}-", job["StartTime"]):
+            found.start = job["StartTime"]
         _look_at_nodes(found, slurm)
         accepted, said = slurm.try_out(run.script(found.phase).absolute())
     except SlurmError as error:
@@ -126,11 +123,12 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     nodes = [n for n in slurm.show("node") if found.partition in n["Partitions"].split(",")]
     states = {node["NodeName"]: node_state(node["State"]) for node in nodes}
     found.nodes = dict(Counter(states.values()))
-    found.sick = [
-        SickNode(name=node["NodeName"], state=state, reason=_reason(node))
-        for node in nodes
-        if (state := states[node["NodeName"]]) in _UNUSABLE
-    ]
+    for node in nodes:
+        if (word := states[node["NodeName"]]) in _UNUSABLE:
+            # Without who said so, and when.
+            reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
+            reason = node_reason(reason) or "no reason given"
+            found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
     usable = [n for n, s in states.items() if s not in _UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
         found.problems.append(
@@ -148,31 +146,3 @@ def node_state(state: str) -> str:
     if base == "IDLE" and "POWERED_DOWN" in flags:
         return "off until a job needs it"
     return _STATES.get(base, base.lower())
-
-
-def _reason(node: Mapping[str, str]) -> str:
-    """Why a node is out of use: without who said so, and when."""
-    reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
-    return node_reason(reason) or "no reason given"
-
-
-def _time(text: str) -> str:
-    return text if re.match(r"\d{4}-", text) else ""
-
-
-def _left_out(run: RunDir) -> dict[str, str]:
-    """Return the nodes that the run's next attempts avoid."""
-    try:
-        nodes = json.loads(run.excluded_file.read_text(encoding="utf-8"))["nodes"]
-        now = time.time()
-        return {
-            str(host): f"{entry['why']}, until {_clock(float(entry['until']))}"
-            for host, entry in nodes.items()
-            if float(entry["until"]) > now
-        }
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

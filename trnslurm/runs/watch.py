@@ -1,20 +1,42 @@
-"""Watches a run in the foreground, and resumes what does not go on by itself."""
+"""Follows a run until it ends, and resumes one that does not go on by itself."""
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
-from trnslurm.runs.follow import follow
+from trnslurm.rundir import newest_step
+from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus
+from trnslurm.runs.status import RunStatus, run_status
 
-_CHECKPOINT = re.compile(r"step-(\d{8,})")
+_LOCAL_POLL_S = 0.3
+_LOCAL_END_POLL_S = 0.02
+_LOCAL_END_POLLS = 1500  # half a minute
+_SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
 
 Say = Callable[[str], None]
+
+
+def follow(run: RunDir, every_s: float | None = None) -> Iterator[RunStatus]:
+    """Yield the status now and after every poll; the last one is final."""
+    poll_s = every_s or (_LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S)
+    while True:
+        status = run_status(run)
+        yield status
+        if status.final:
+            break
+        time.sleep(poll_s)
+    # A run that waited for this one goes on in the same local job.
+    if status.then and status.state == "COMPLETED":
+        return
+    record = run.record()
+    for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script's last word
+        if not local_job_alive(record):
+            return
+        time.sleep(_LOCAL_END_POLL_S)
 
 
 def watch(
@@ -26,68 +48,33 @@ def watch(
     `resume` makes it go on and says what was done; `most` is how often in a row it may be called
     without a newer checkpoint. A controller that is silent is waited for.
     """
-    budget = _Budget(run, most)
     say_state, say_why = _once(say), _once(say)
+    step, used = -1, 0
     while True:
-        status = _until_stuck(run, say_state, every_s, mending=resume is not None)
+        for status in follow(run, every_s):
+            # Not how far it is, which changes all the time.
+            attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
+            which = f", attempt {attempt}" if attempt > 1 else ""
+            say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
+            if resume is not None and status.mend:
+                break
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
-        if budget.used_up():
+        with contextlib.suppress(OSError):
+            if (newest := newest_step(run.checkpoints)) > step:
+                step, used = newest, 0
+        if used >= most:
             say(f"given up: resumed {most} times without a newer checkpoint")
             return status
         try:
             say(resume())
-            budget.resumed()
+            used += 1
         except (NoAnswerError, NotYetError, SlurmError) as error:
             say_why(f"waiting: {error}")
         except SubmitError as error:  # as over a limit of the site, which others may free
             say_why(f"not resumed: {error}")
-            budget.resumed()
+            used += 1
         time.sleep(every_s or 1.0)
-
-
-def newest_checkpoint(run: RunDir) -> int:
-    """Return the step of the newest checkpoint; 0: there is none."""
-    try:
-        names = [entry.name for entry in run.checkpoints.iterdir()]
-    except OSError:
-        return 0
-    steps = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
-    return max(steps, default=0)
-
-
-@dataclass
-class _Budget:
-    """How often a run may be resumed without getting further."""
-
-    run: RunDir
-    most: int
-    used: int = 0
-    step: int = -1
-
-    def used_up(self) -> bool:
-        if (step := newest_checkpoint(self.run)) > self.step:
-            self.used, self.step = 0, step
-        return self.used >= self.most
-
-    def resumed(self) -> None:
-        self.used += 1
-
-
-def _until_stuck(run: RunDir, say: Say, every_s: float | None, *, mending: bool) -> RunStatus:
-    """Follow a run until it has ended or, `mending`, waits for what never comes by itself."""
-    for status in follow(run, every_s):
-        say(_line(status))
-        if mending and status.mend:
-            break
-    return status
-
-
-def _line(status: RunStatus) -> str:
-    """Say where it stands; not how far it is, which changes all the time."""
-    attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
-    which = f", attempt {attempt}" if attempt > 1 else ""
-    return f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}"
 
 
 def _once(say: Say) -> Say:

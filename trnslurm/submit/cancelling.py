@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
+from trnslurm.rundir import write_json
 from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import Record, RunDir, write_json
+from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import is_complete
 from trnslurm.slurm.commands import QueueEntry, Slurm, job_of
 from trnslurm.submit.starting import utc_now

@@ -17,7 +17,8 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmError
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, overriding, own_words
 
 _TIMEOUT_S = 60

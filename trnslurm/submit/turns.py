@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import NotYetError, RunError
+from trnslurm.rundir import write_json
 from trnslurm.runs.process import own_process, process_alive
-from trnslurm.runs.run import RunDir, write_json
+from trnslurm.runs.run import RunDir
 
 _ELSEWHERE_S = 900  # no submission takes longer; on another host nobody can be asked
 
