@@ -1,11 +1,15 @@
-"""The pages: links and paths lead somewhere, and the README names every page and every recipe."""
+"""The pages: links, paths and names are real; every page, recipe and key is documented."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from trnslurm.config import schema
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -60,3 +64,23 @@ def test_every_recipe_is_in_the_readme_and_has_a_page() -> None:
     recipes = {file.parent.name for file in ROOT.glob("jobs/*/recipe.yaml")}
     assert recipes == set(re.findall(r"^\| \[`(\w+)`\]", text_of(ROOT / "README.md"), re.MULTILINE))
     assert all((ROOT / f"docs/{recipe}.md").is_file() for recipe in recipes)
+
+
+def code_words(*pages: str) -> set[str]:
+    """Return the words of all code spans."""
+    spans = [span for page in pages for span in re.findall(r"`([^`]+)`", text_of(ROOT / page))]
+    return {word for span in spans for word in re.findall(r"\w+", span)}
+
+
+@pytest.mark.parametrize("part", ["Cluster", "Slurm", "Recipe", "Batch", "Data", "Neuron"])
+def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
+    keys = {field.name for field in dataclasses.fields(getattr(schema, part))}
+    assert keys <= code_words("docs/admin.md", "docs/recipes.md")
+
+
+@pytest.mark.parametrize(
+    "file", sorted(ROOT.glob("jobs/*/recipe.yaml")), ids=lambda file: file.parent.name
+)
+def test_every_key_of_train_is_documented(file: Path) -> None:
+    train = yaml.safe_load(text_of(file))["train"]
+    assert set(train) <= code_words("docs/recipes.md", f"docs/{file.parent.name}.md")
