@@ -46,6 +46,15 @@ def test_paths_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_rows_of_a_table_have_as_many_cells(page: Path) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", text_of(page), re.M):
+        rows = table.splitlines()
+        assert re.fullmatch(r"(\|---)+\|", rows[1]), rows[1]
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)\|", row)) == rows[1].count("|"), row
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_in_pages_imports_what_there_is(page: Path) -> None:
     for module, names in re.findall(r"^ +from (trnslurm[\w.]*) import (.*)$", text_of(page), re.M):
         file = ROOT / f"{module.replace('.', '/')}.py"
