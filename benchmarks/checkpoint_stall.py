@@ -36,6 +36,7 @@ try:
     from trnslurm.train.devices.timer import Timer
     from trnslurm.train.optim.make import make_optimizer
     from trnslurm.train.optim.optimizer import GlobalOptimizer
+    from trnslurm.train.settings import OptimizerSettings
 except ModuleNotFoundError as error:
     reporting.exit_without(error.name)
 
@@ -66,8 +67,11 @@ class Saves:
         device: Any = SimpleNamespace(
             rank=0, world=1, name="cpu", timer=Timer(), torch_device=torch.device("cpu")
         )
+        settings = OptimizerSettings(
+            optimizer="adamw", weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8, max_norm=1.0
+        )
         self.optimizer: GlobalOptimizer = make_optimizer(
-            "adamw", device, self.model.named_parameters(), weight_decay=0.0, max_norm=1.0
+            settings, device, self.model.named_parameters()
         )
         # One worker: its part of a step alone makes the state, without a process group.
         self.optimizer._base.step()

@@ -90,15 +90,15 @@ def work(options: argparse.Namespace) -> None:
     plain: list[float] = []
     supervised: list[float] = []
     calls: list[float] = []
-    with supervision:
-        for number in range(options.rounds):
-            for calling in (True, False) if number % 2 else (False, True):
-                seconds = take_step(device, products)
-                start = time.monotonic()
-                if calling:
-                    supervision.step_done(number + 1)
-                    calls.append(time.monotonic() - start)
-                (supervised if calling else plain).append(seconds + time.monotonic() - start)
+    for number in range(options.rounds):
+        for calling in (True, False) if number % 2 else (False, True):
+            seconds = take_step(device, products)
+            start = time.monotonic()
+            if calling:
+                supervision.step_done(number + 1)
+                calls.append(time.monotonic() - start)
+            (supervised if calling else plain).append(seconds + time.monotonic() - start)
+    supervision.close()
     device.barrier("measured")
     if device.rank == 0:
         print(json.dumps([row("supervised", supervised, plain, calls), row("not", plain, plain)]))
@@ -141,11 +141,13 @@ def take_step(device: Device, products: int) -> float:
 
 
 def supervise(device: Device, environment: Environment, steps: int) -> Supervision:
-    """Give what a training has, with one step more than there are, so that all look for a stop."""
+    """Make what a training has, with one step more than there are, so that all look for a stop."""
     plan: Any = SimpleNamespace(batch=SimpleNamespace(accumulation=1))
     settings: Any = SimpleNamespace(watchdog=20.0, watchdog_min_s=20.0)
-    progress: Any = SimpleNamespace(steps=range(steps + 1), due=lambda step: step % 10 == 0)
-    return Supervision(plan, settings, device, environment, progress)
+    watched = range(1, steps + 2)
+    return Supervision(
+        plan, settings, device, environment, watched, reported=lambda step: step % 10 == 0
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import sys
 
+from trnslurm.train.settings import OptimizerSettings
+
 
 def import_job(path):
     spec = importlib.util.spec_from_file_location("job", path)
@@ -36,3 +38,9 @@ def state_bytes(optimizer):
     held = [value for state in states for key, value in state.items() if key.startswith("exp_")]
     # A DTensor counts the bytes of all workers.
     return sum(getattr(value, "to_local", lambda value=value: value)().nbytes for value in held)
+
+
+def optimizer_settings(optimizer, **changes):
+    """Settings of an optimizer by itself."""
+    usual = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "max_norm": 1.0}
+    return OptimizerSettings(optimizer=optimizer, **usual | changes)

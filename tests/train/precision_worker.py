@@ -16,6 +16,7 @@ from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
 from trnslurm.train.loop.job import run_job
 from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
+from trnslurm.train.settings import OptimizerSettings
 
 STEPS = 12
 # Half of the least change of 1 that bf16 does not round away.
@@ -25,10 +26,12 @@ LR = 2.0**-10
 def train(name, precision, device, dtype=torch.bfloat16):
     """Take steps with a gradient of 1, all alike."""
     parameter = nn.Parameter(torch.ones(4, 3, dtype=dtype, device=device.torch_device))
+    settings = OptimizerSettings(
+        optimizer=name, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-6, max_norm=1e9
+    )
     optimizer = make_optimizer(
-        name, device, [("weight", parameter)], weight_decay=0.0, max_norm=1e9, zero1=False,
-        precision=precision, betas=(0.9, 0.999), eps=1e-6,
-    )  # fmt: skip
+        settings, device, [("weight", parameter)], zero1=False, precision=precision
+    )
     device.sync()
     graphs = []
     for _ in range(STEPS):

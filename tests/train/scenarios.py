@@ -22,10 +22,12 @@ from unittest import mock
 import torch
 from measures import cache_misses, import_job, state_bytes, use_cache
 
+from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.loop.job import check_world, run_job
-from trnslurm.train.plan import load_plan, read_settings
+from trnslurm.train.loop import job as opening
+from trnslurm.train.loop.job import run_job
+from trnslurm.train.loop.run import Run
 
 
 def main():
@@ -35,65 +37,82 @@ def main():
     if options["cache"]:
         use_cache(options["cache"], environment.rank)
     device = open_device(options["device"], environment)
+    closes = device.close
+    # The device, and the process group under it, are those of all trainings.
+    device.close = lambda: device.barrier("close")
+    opening.open_device = lambda name, environment: device
     for number, scenario in enumerate(options["scenarios"]):
-        # What the workers told each other about the former checkpoints must not count.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
-        run_dir = Path(scenario["run_dir"])
-        here = replace(
-            environment, run_dir=run_dir, phase=scenario["phase"], attempt=scenario["attempt"]
-        )
+        os.environ |= {
+            # What the workers told each other about the former checkpoints must not count.
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+            "TRNSLURM_RUN_DIR": scenario["run_dir"],
+            "TRNSLURM_PHASE": scenario["phase"],
+            "TRNSLURM_ATTEMPT": str(scenario["attempt"]),
+        }
+        sys.argv[1:] = [scenario["plan"]]
         with CHANGES[scenario["change"]](job):
-            result = train(job, Path(scenario["plan"]), device, here)
-        name = f"result-{device.rank}.attempt-{here.attempt}.json"
-        (run_dir / name).write_text(json.dumps(result))
-    device.close()
+            result = train(job, device)
+        name = f"result-{device.rank}.attempt-{scenario['attempt']}.json"
+        Path(scenario["run_dir"], name).write_text(json.dumps(result))
+    closes()
 
 
-def train(job, plan_path, device, environment):
-    plan = load_plan(plan_path)
-    settings = read_settings(job.Settings, plan)
-    check_world(plan, device)
-    run = job.make_training(plan, settings, device, environment)
-    misses = cache_misses(device)
-    with ledger_of(job, run) as ledger:
-        job.run_training(run, environment)
-    return {
-        "ledger": ledger,
-        **measures(run),
-        "misses": cache_misses(device) - misses,
-    }
+def train(job, device):
+    """Run the job's main function; return what a worker has at the end."""
+    result = {}
+    started, closed = Run.begin, Run.close
+    misses = []
 
+    def begin(run):
+        misses.append(cache_misses(device))
+        return started(run)
 
-def measures(run):
-    """Take what a worker has at the end: of a sharded model, its part."""
-    if hasattr(run, "sharded"):
-        return {"state_bytes": state_bytes(run.sharded)}
-    parameters = digest(run.model.parameters())
-    return {"state_bytes": state_bytes(run.optimizer), "parameters": parameters}
+    def close(run, tensors, **options):
+        result["state_bytes"] = state_bytes(run.optimizer)
+        # Of a sharded model there is a part only.
+        if hasattr(run.optimizer, "_gradients"):
+            result["parameters"] = digest(tensors())
+        closed(run, tensors, **options)
+
+    patch = mock.patch.object
+    with ledger_of(job) as ledger, patch(Run, "begin", begin), patch(Run, "close", close):
+        job.main()
+    return result | {"ledger": ledger, "misses": cache_misses(device) - misses[0]}
 
 
 @contextmanager
-def ledger_of(job, run):
+def ledger_of(job):
     """Take down the samples that count: their places in the stream, and what was read there."""
     ledger, read = [], {}
-    deal, samples = job.worker_units, run.text.samples
+    deal, open_split = Run.units, job.open_split
 
-    def watched_deal(plan, *, worker, step):
-        units = deal(plan, worker=worker, step=step)
+    def watched_deal(run, step):
+        units = deal(run, step)
         for unit in units:
             if unit.weight:
                 ledger.extend([place, ""] for place in range(unit.first, unit.first + unit.size))
         return units
 
-    def watched_samples(first, count):
-        found = samples(first, count)
-        rows = zip(*_columns(found), strict=True)
-        read.update({first + number: digest(row) for number, row in enumerate(rows)})
-        return found
+    def watched_split(first, split):
+        text = open_split(first, split)
+        if split == "train":
+            text.samples = watched_samples(text.samples)
+        return text
 
-    job.worker_units, run.text.samples = watched_deal, watched_samples
-    yield ledger
-    job.worker_units = deal
+    def watched_samples(samples):
+        def watched(first, count):
+            found = samples(first, count)
+            rows = zip(*_columns(found), strict=True)
+            read.update({first + number: digest(row) for number, row in enumerate(rows)})
+            return found
+
+        return watched
+
+    with (
+        mock.patch.object(Run, "units", watched_deal),
+        mock.patch.object(job, "open_split", watched_split),
+    ):
+        yield ledger
     ledger[:] = [[place, read[place]] for place, _ in ledger]
 
 
@@ -138,12 +157,13 @@ def norm_groups_set(job):
 @contextmanager
 def padding_counts(job):
     """Padding units with a weight."""
+
+    def changed(*args):
+        return real(*(replace(arg, weight=1.0) if isinstance(arg, Unit) else arg for arg in args))
+
     real = job.unit_loss
-    job.unit_loss = lambda run, text, unit, tokens: real(
-        run, text, replace(unit, weight=1.0), tokens
-    )
-    yield
-    job.unit_loss = real
+    with mock.patch.object(job, "unit_loss", changed):
+        yield
 
 
 @contextmanager

@@ -255,7 +255,14 @@ def test_the_loss_is_that_of_transformers(job, run):
     counts = (run.text.masked_tokens(0, 9), 9)
     units = [(0, 4), (4, 5)]
     found = sum(
-        job.unit_loss(run, run.text, Unit(index=0, first=a, size=n, weight=1.0, seed=1), counts)
+        job.unit_loss(
+            run.model,
+            run.device,
+            run.plan,
+            run.text,
+            Unit(index=0, first=a, size=n, weight=1.0, seed=1),
+            counts,
+        )
         for a, n in units
     )
     assert found[0].item() == pytest.approx(expected.loss.item(), rel=1e-5)

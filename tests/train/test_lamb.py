@@ -11,6 +11,7 @@ from trnslurm.train.optim.make import make_optimizer
 from .conftest import JOBS
 from .launches import Launches, Scenario
 from .make_shards import make_shards
+from .measures import optimizer_settings
 
 OPTIONS = {"betas": (0.9, 0.99), "eps": 1e-6}
 
@@ -47,7 +48,7 @@ def test_the_numbers_are_those_of_timms_class():
 
 def test_zero1_is_refused():
     with pytest.raises(TrainError, match=r"set train\.zero1=false, or take adamw"):
-        make_optimizer("lamb", None, [], weight_decay=0.01, max_norm=1.0, zero1=True)
+        make_optimizer(optimizer_settings("lamb"), None, [], zero1=True)
 
 
 @pytest.fixture(scope="module")

@@ -255,7 +255,7 @@ def test_the_loss_is_that_of_transformers(job, labels):
     plan.batch = SimpleNamespace(global_batch=6)
     device = SimpleNamespace(
         torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
-        autocast=lambda precision: nullcontext(),
+        autocast=lambda precision: nullcontext(), seed=lambda seed: None,
     )  # fmt: skip
     model = job.make_model(plan, SimpleNamespace(init_from=""), device).eval()
     generator = torch.Generator().manual_seed(1)
@@ -268,9 +268,10 @@ def test_the_loss_is_that_of_transformers(job, labels):
     text = SimpleNamespace(samples=lambda first, count: SimpleNamespace(
         **{key: value[0 if first == 0 else 1] for key, value in rows.items()}
     ))  # fmt: skip
-    run = SimpleNamespace(plan=plan, device=device, model=model, text=text)
     found = sum(
-        job.unit_loss(run, Unit(index=0, first=first, size=size, weight=1.0, seed=1))
+        job.unit_loss(
+            model, device, plan, text, Unit(index=0, first=first, size=size, weight=1.0, seed=1)
+        )
         for first, size in ((0, 2), (2, 4))
     )
     assert found.tolist() == pytest.approx([model(**samples).loss.item()], rel=1e-5)
@@ -298,9 +299,10 @@ def test_torch_xla_in_trainers_hands_is_refused(monkeypatch):
 def test_two_silent_copies_are_refused(workers, rank):
     """Accelerate's own idea of the world, held against ours."""
     alone = SimpleNamespace(num_processes=1, process_index=0)
-    seen = SimpleNamespace(accelerator=alone, _device=SimpleNamespace(rank=rank))
+    run = SimpleNamespace(device=SimpleNamespace(rank=rank), plan=SimpleNamespace(workers=workers))
+    seen = SimpleNamespace(accelerator=alone, _run=run)
     with pytest.raises(TrainError, match=f"sees worker 0 of 1, but this is {rank} of {workers}: "):
-        trainer.UnitTrainer._check_world(seen, SimpleNamespace(workers=workers))
+        trainer.UnitTrainer._check_world(seen)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
 
 from ..free_port import free_port
 from .conftest import make_environment
+from .measures import optimizer_settings
 from .precision_worker import LR, STEPS, train
 
 WORKER = Path(__file__).with_name("precision_worker.py")
@@ -79,7 +80,7 @@ def test_gradients_of_many_units_add_up_beside_a_copy(cpu, precision, norm):
     """Half of 512 equal parts is where bf16 has no room for one more."""
     parameter = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
     optimizer = make_optimizer(
-        "sgd", cpu, [("p", parameter)], weight_decay=0.0, max_norm=100.0, zero1=False,
+        optimizer_settings("sgd", max_norm=100.0), cpu, [("p", parameter)], zero1=False,
         precision=precision,
     )  # fmt: skip
     for _ in range(2):  # the second step begins at zero again
@@ -107,11 +108,9 @@ def test_in_fp32_all_are_the_same(cpu, name):
     ("changes", "words"),
     [
         ({"precision": "fp16"}, "'fp16' is not one of fp32_copy, fp32_state, as_model"),
-        ({"precision": "as_model", "zero1": True}, "as_model is not to be had with ZeRO-1"),
+        ({"precision": "as_model", "zero1": True}, "as_model is not supported with ZeRO-1"),
     ],
 )
 def test_what_there_is_not_is_refused(changes, words):
     with pytest.raises(TrainError, match=words):
-        make_optimizer(
-            "adamw", None, [], weight_decay=0.0, max_norm=1.0, **{"zero1": False} | changes
-        )
+        make_optimizer(optimizer_settings("adamw"), None, [], **{"zero1": False} | changes)

@@ -13,11 +13,12 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.progress import Progress
 from trnslurm.train.loop.reports import JsonLines
 from trnslurm.train.plan import read_settings
+from trnslurm.train.settings import Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    log_every: int
+    log_every: Positive[int]
     lr: float
 
 
@@ -67,13 +68,13 @@ def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
 def test_a_setting_that_makes_no_sense_is_named(make_plan):
     plan = make_plan(units=4, workers=1)
     good = replace(plan, train={"log_every": 1, "lr": 0.0})
-    assert read_settings(Settings, good, not_zero=("log_every",)).log_every == 1
+    assert read_settings(Settings, good).log_every == 1
     for train, words in (
         ({"log_every": 0, "lr": 0.0}, "train.log_every is 0: it must be at least 1"),
         ({"log_every": 1, "lr": -1.0}, "train.lr is -1.0: it must be at least 0"),
     ):
         with pytest.raises(TrainError, match=words):
-            read_settings(Settings, replace(plan, train=train), not_zero=("log_every",))
+            read_settings(Settings, replace(plan, train=train))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -90,11 +91,10 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
     progress = Progress(
-        make_plan(units=4, workers=2), environment, device, steps=range(6), log_every=3,
-        ask=lambda: True,
+        make_plan(units=4, workers=2), environment, device, steps=range(1, 7), log_every=3
     )  # fmt: skip
     numbers = {"loss": torch.ones(1), "grad_norm": torch.ones(()), "lr": 0.1}
-    answers = [progress.note(step, **numbers) for step in range(1, 7)]
+    answers = [progress.note(step, word=True, **numbers) for step in range(1, 7)]
     progress.close()
 
     assert answers == [True, True, True, False, False, True]

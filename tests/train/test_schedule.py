@@ -11,7 +11,7 @@ from trnslurm.train.loop.schedule import SaveTimes, learning_rate
 
 def rates(name, warmup_steps=2, steps=6):
     settings = SimpleNamespace(schedule=name, lr=1.0, warmup_steps=warmup_steps)
-    return [learning_rate(settings, step=step, steps=steps) for step in range(steps)]
+    return [learning_rate(settings, step=step, steps=steps) for step in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize(

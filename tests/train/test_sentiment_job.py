@@ -1,5 +1,6 @@
 """The job of sentiments: the same on any number of workers, its scores, the best it keeps."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,8 @@ from trnslurm.train.devices import store
 from trnslurm.train.devices.plain import TorchDevice
 from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import load_plan, read_settings
+from trnslurm.train.loop import job as opening
+from trnslurm.train.loop.run import Run
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario
@@ -182,42 +184,70 @@ def job():
     return import_job(JOB / "train.py")
 
 
+class BegunError(Exception):
+    """A job has made everything, and would now train."""
+
+
 @pytest.fixture
 def alone(job, data, tmp_path, monkeypatch):
-    """Make a training of one worker, without others to talk to."""
+    """Start the job as one worker, without others to talk to, up to its first step."""
     monkeypatch.setattr(store, "_connect", dist.HashStore)
     device = object.__new__(TorchDevice)
-    device.name, device.rank, device.world, device.timer = "cpu", 0, 1, Timer()
-    device.torch_device = torch.device("cpu")
-    device.total = list
-    environment = SimpleNamespace(run_dir=tmp_path, attempt=1, phase="precompile")
+    device.name, device.rank, device.world, device.local_world = "cpu", 0, 1, 1
+    device.torch_device, device.timer, device.total = torch.device("cpu"), Timer(), list
+    monkeypatch.setattr(opening, "open_device", lambda name, environment: device)
+    monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("TRNSLURM_PHASE", "precompile")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(int("WORLD" in name)))
+    made = SimpleNamespace()
+
+    def begin(run):
+        made.run = run
+        raise BegunError
+
+    def note(name):
+        real = getattr(job, name)
+
+        def noted(*args):
+            result = real(*args)
+            setattr(made, args[-1] if name == "open_split" else "model", result)
+            return result
+
+        monkeypatch.setattr(job, name, noted)
+
+    monkeypatch.setattr(Run, "begin", begin)
+    note("open_split")
+    note("make_model")
 
     def make(**changes):
         shape = SHAPE | {"data": str(data)} | changes
         (tmp_path / "plan.json").write_text(json.dumps(tiny_plan("cpu", 1, 1, job=JOB, **shape)))
-        plan = load_plan(tmp_path / "plan.json")
-        return job.make_training(plan, read_settings(job.Settings, plan), device, environment)
+        monkeypatch.setattr(sys, "argv", ["train.py", str(tmp_path / "plan.json")])
+        with contextlib.suppress(BegunError):
+            job.main()
+        return made
 
     return make
 
 
 @pytest.mark.parametrize("wanted", [0, 5])
 def test_held_out_samples_count_once_each(job, alone, wanted):
-    run = alone(train__eval_samples=wanted)
-    count = wanted or run.held_out.num_samples
+    made = alone(train__eval_samples=wanted)
+    count = wanted or made.eval.num_samples
     assert count % 2 == 1
-    samples = run.held_out.fixed(0, count)
-    run.model.eval()
-    expected = run.model(
+    samples = made.eval.fixed(0, count)
+    made.model.eval()
+    expected = made.model(
         input_ids=samples.input_ids,
         attention_mask=samples.attention_mask,
         token_type_ids=samples.token_type_ids,
         labels=samples.labels,
     )
-    found = job.evaluate(run)
-    assert found["loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    found = job.evaluate(made.run, made.model, made.run.settings, made.eval)
+    assert found["eval_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
     right = (expected.logits.argmax(-1) == samples.labels).double().mean().item()
-    assert found["accuracy"] == pytest.approx(right)
+    assert found["eval_accuracy"] == pytest.approx(right)
 
 
 @pytest.mark.parametrize(

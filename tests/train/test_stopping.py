@@ -219,12 +219,12 @@ BLOCKED = """
 import sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from trnslurm.train.loop.stopping import heed_term
+from trnslurm.train.loop.stopping import follow_term
 
 rank = int(sys.argv[1])
 store = dist.FileStore(sys.argv[2], 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-heed_term(lambda: False)
+follow_term(lambda: False)
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(1))

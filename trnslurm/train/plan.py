@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -79,18 +78,19 @@ def load_plan(path: Path) -> Plan:
     return plan
 
 
-def read_settings(cls: type[Section], plan: Plan, *, not_zero: Sequence[str] = ()) -> Section:
-    """Build a job's own dataclass from the plan's section train, in which nothing is negative."""
+def read_settings(cls: type[Section], plan: Plan) -> Section:
+    """Make a job's own dataclass from the plan's section train, in which nothing is negative."""
     settings = read_section(cls, plan.train, where="plan.json: train")
+    kinds = get_type_hints(cls, include_extras=True)
     for key, value in plan.train.items():
-        least = 1 if key in not_zero else 0
+        least = 1 if "positive" in getattr(kinds[key], "__metadata__", ()) else 0
         if isinstance(value, int | float) and value < least:
             raise TrainError(f"train.{key} is {value}: it must be at least {least}")
     return settings
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
-    """Build a dataclass from JSON; an unknown, missing or mistyped key is an error."""
+    """Make a dataclass from JSON; an unknown, missing or mistyped key is an error."""
     if not isinstance(values, dict):
         raise TrainError(f"{where}: expected keys and values")
     kinds = get_type_hints(cls)

@@ -1,13 +1,28 @@
-"""Hugging Face's Trainer on this runtime: its loop, arguments and callbacks, our units and steps.
+"""Hugging Face's Trainer on this runtime: its loop and callbacks, our units, steps and checkpoints.
+
+A script that trains with Trainer comes over by three changes: it opens the run as every job does,
+gives the loss of a unit instead of a data set, and evaluates by itself:
+
+    job = open_job(Settings, "Fine-tune my model.")
+    model = …
+    optimizer = make_optimizer(job.settings, job.device, model.named_parameters(), zero1=False)
+    run = Run(job, optimizer, data=…, samples_per_epoch=…, flops_per_sample=…)
+    UnitTrainer(run, model, unit_loss, evaluate=evaluate, callbacks=[…]).train()
+    run.close(model.parameters)
+
+`unit_loss(unit)` returns the unit's share of each number that a step reports, the loss first, as a
+vector; it seeds the device with unit.seed before the forward pass. `evaluate()` returns scores by
+name. jobs/bert_mrpc/train.py is a whole script. Arguments that Trainer would read from
+TrainingArguments (rate, batch, steps, saving, logging) come from the recipe.
 
 To Trainer and accelerate every device is a CPU, and they talk to no other worker. What happens on
-the device, and between the workers, is Device's and GlobalOptimizer's, so that it is what all other
-jobs do: gradients are summed once, a step is the same on any number of workers, and its graphs are
-known ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9.0) they
+the device, and between the workers, is done by Device and GlobalOptimizer as in every other job:
+gradients are summed once, a step is the same on any number of workers, and its graphs are known
+ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9.0) the libraries
 
 - take torch_xla for the device wherever it is installed, use_cpu=True or not; where its runtime
-  does not find the other workers, each trains a copy of its own, and nothing is said;
-- take AdamW's fused version, which XLA has not, and bias corrections that XLA compiles in;
+  does not find the other workers, each trains a copy of its own in silence;
+- take the fused AdamW, which XLA does not have, and bias corrections that XLA compiles in;
 - average gradients over workers and micro-batches, which is wrong where these are not equal.
 """
 
@@ -21,102 +36,79 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.utils.import_utils import is_accelerate_available, is_torch_xla_available
 
 from trnslurm.train.data.units import Unit
-from trnslurm.train.devices.device import Device
-from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.schedule import learning_rate
-from trnslurm.train.optim.optimizer import GlobalOptimizer
-from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings
+from trnslurm.train.loop.run import Evaluate, Run
 
 
 class UnitTrainer(Trainer):
-    """A Trainer whose batches are the units of a plan.
-
-    unit_loss gives a unit's share of each number that a step reports, the loss first.
-    """
+    """A Trainer whose batches are the units of a run."""
 
     def __init__(
         self,
-        device: Device,
-        plan: Plan,
-        settings: CommonSettings,
-        environment: Environment,
-        *,
+        run: Run,
         model: nn.Module,
-        optimizer: GlobalOptimizer,
-        steps: range,
-        total_steps: int,
-        units: Callable[[int], Sequence[Unit]],
         unit_loss: Callable[[Unit], Tensor],
-        parts: int = 1,
+        *,
+        evaluate: Evaluate | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
-        """Run these steps (counted from 0) of so many; `units` gives a step's of this worker."""
+        """Load the run's newest checkpoint; train() then runs the steps that are left."""
         _check_libraries()
-        self._device = device
-        self._steps = steps
-        self._batches = Batches(steps, plan.batch.accumulation, units)
+        self._run = run
         self._unit_loss = unit_loss
-        self._sums = device.put(torch.zeros(parts))
-        # Trainer adds up what its steps give, and checks that it lies on what it takes for the
-        # device. The sums are kept above instead: here they would take a graph.
+        self._steps = run.begin()
+        # Trainer adds up what its steps return, and checks that it lies on what it takes for the
+        # device. The run adds the numbers up instead: here they would take a graph.
         self._nothing = torch.zeros(())
-        self.global_step = GlobalStep(model, optimizer)
-        schedule = Schedule(self.global_step, settings, done=steps.start, steps=total_steps)
+        step = GlobalStep(model, run)
         super().__init__(
             model=model,
-            args=_arguments(plan, steps, environment),
-            callbacks=[_From(steps.start)],
-            optimizers=(self.global_step, schedule),
+            args=_arguments(run, self._steps),
+            callbacks=[_EndStep(run, step, self._steps, evaluate), *callbacks],
+            optimizers=(step, Schedule(step, run, done=self._steps.start - 1)),
         )
         handler: Any = self.callback_handler  # not annotated
         handler.remove_callback(PrinterCallback)
-        self._check_world(plan)
+        self._check_world()
 
-    def _check_world(self, plan: Plan) -> None:
-        """Hold what accelerate takes for the world against the plan, and against our device.
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Run the steps that are left, if there are any."""
+        return super().train(*args, **options) if self._steps else None
+
+    def _check_world(self) -> None:
+        """Compare accelerate's world with the plan and with our device.
 
         It knows the world from torchrun, which starts a single worker too: without it one hangs on
         Trainium, with transformers from 4.44 on.
         """
-        seen = self.accelerator
-        if (seen.num_processes, seen.process_index) != (plan.workers, self._device.rank):
+        seen, rank, workers = self.accelerator, self._run.device.rank, self._run.plan.workers
+        if (seen.num_processes, seen.process_index) != (workers, rank):
             raise TrainError(
                 f"accelerate sees worker {seen.process_index} of {seen.num_processes}, but this is "
-                f"{self._device.rank} of {plan.workers}: start torchrun as node.sh does, and set "
-                "none of accelerate's own variables"
+                f"{rank} of {workers}: start torchrun as node.sh does, and set none of "
+                "accelerate's own variables"
             )
 
     def get_train_dataloader(self) -> Any:
-        """Give this worker's units; there is no epoch, the stream of samples is endless."""
-        return self._batches
+        """Return this worker's units; there is no epoch, the stream of samples is endless."""
+        return Batches(self._run, self._steps)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
         # Anything but the model itself keeps accelerate from wrapping it (DistributedDataParallel),
         # which would sum the gradients a second time.
-        return _Unwrapped(model, self.global_step)
+        return _Unwrapped(model)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
-        """Run a unit, forwards and backwards."""
-        unit = inputs["unit"]
-        self._device.seed(unit.seed)
-        numbers = self._unit_loss(unit)
+        """Run a unit forwards and backwards."""
+        numbers = self._unit_loss(inputs["unit"])
         torch.autograd.backward(numbers[0])
-        self._sums += numbers.detach()
-        self._device.sync()
+        self._run.add(numbers)
         return self._nothing
 
-    def end_step(self) -> Tensor:
-        """End a step's graph, when Trainer has zeroed the gradients; give this worker's sums."""
-        sums = self._sums.clone()
-        self._sums.zero_()
-        self._device.sync()
-        return sums
-
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Count nothing: Progress does."""
+        """Count nothing: the run does."""
         return 0
 
     def store_flos(self) -> None:
@@ -126,59 +118,81 @@ class UnitTrainer(Trainer):
 class Batches:
     """What Trainer takes for a data loader: no tensors, because it fetches a whole step's ahead."""
 
-    def __init__(
-        self, steps: range, accumulation: int, units: Callable[[int], Sequence[Unit]]
-    ) -> None:
+    def __init__(self, run: Run, steps: range) -> None:
+        self._run = run
         self._steps = steps
-        self._accumulation = accumulation
-        self._units = units
 
     def __len__(self) -> int:
-        return len(self._steps) * self._accumulation
+        return len(self._steps) * self._run.plan.batch.accumulation
 
     def __iter__(self) -> Iterator[dict[str, Unit]]:
         for step in self._steps:
-            for unit in self._units(step):
+            for unit in self._run.units(step):
                 yield {"unit": unit}
 
 
 class GlobalStep(torch.optim.Optimizer):
-    """A GlobalOptimizer as Trainer wants one: it has no state of its own."""
+    """The run's optimizer as Trainer wants one: it has no state of its own."""
 
-    def __init__(self, model: nn.Module, optimizer: GlobalOptimizer) -> None:
+    def __init__(self, model: nn.Module, run: Run) -> None:
         super().__init__(model.parameters(), {"lr": 0.0})
-        self._optimizer = optimizer
+        self._run = run
         self.grad_norm = torch.zeros(())
         """Before clipping, of the last step."""
-        self.lr = 0.0
-        """Of the last step."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step with all workers."""
-        self.lr = self.param_groups[0]["lr"]
-        self.grad_norm = self._optimizer.step(self.lr)
+        self.grad_norm = self._run.optimizer.step(self.param_groups[0]["lr"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero in place, whatever is asked for: a new gradient would change the graphs."""
-        self._optimizer.zero_grad()
+        """Do nothing: the run zeroes in place, because a new gradient would change the graphs."""
 
 
 class Schedule(LRScheduler):
-    """The recipe's learning rate, from a step on."""
+    """The run's learning rate, from a step on."""
 
-    def __init__(
-        self, optimizer: GlobalStep, settings: CommonSettings, *, done: int, steps: int
-    ) -> None:
-        self._settings = settings
-        self._steps = steps
+    def __init__(self, optimizer: GlobalStep, run: Run, *, done: int) -> None:
+        self._run = run
         for group in optimizer.param_groups:
-            group["initial_lr"] = settings.lr  # which PyTorch asks for where it goes on
+            group["initial_lr"] = run.settings.lr  # which PyTorch asks for when it resumes
         super().__init__(optimizer, last_epoch=done - 1)
 
     def get_lr(self) -> Any:
-        """Give the rate of the step that comes next; beyond the last one there is none."""
-        step = min(self.last_epoch, self._steps)
-        return [learning_rate(self._settings, step=step, steps=self._steps)]
+        """Return the rate of the step that comes next; beyond the last one there is none."""
+        return [self._run.lr(min(self.last_epoch, self._run.total) + 1)]
+
+
+class _EndStep(TrainerCallback):
+    """What follows a step, and the step that Trainer counts from."""
+
+    def __init__(self, run: Run, step: GlobalStep, steps: range, evaluate: Evaluate | None) -> None:
+        self._run = run
+        self._step = step
+        self._steps = steps
+        self._evaluate = evaluate
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let Trainer count on from the checkpoint, which is none of its own."""
+        state.global_step = self._steps.start - 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End the step as every job does."""
+        self._run.end(state.global_step, self._step.grad_norm, evaluate=self._evaluate)
+        control.should_training_stop |= self._run.over
+
+
+class _Unwrapped(nn.Module):
+    """The model as Trainer's loop calls it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: the run zeroes the gradients."""
 
 
 class _Arguments(TrainingArguments):
@@ -189,26 +203,27 @@ class _Arguments(TrainingArguments):
         return False
 
 
-def _arguments(plan: Plan, steps: range, environment: Environment) -> TrainingArguments:
-    """Give Trainer the plan's numbers.
+def _arguments(run: Run, steps: range) -> TrainingArguments:
+    """Make Trainer's arguments from the plan.
 
     There are no epochs, in a precompile no more than later: AWS's tutorial meets new graphs at the
     end of one, unless both runs have as many.
     """
+    batch = run.plan.batch
     return _Arguments(
-        output_dir=str(environment.run_dir),
+        output_dir=str(run.environment.run_dir),
         # Without it Trainer looks for a GPU: "Your setup doesn't support bf16/gpu", and of older
         # versions "No CUDA GPUs are available". Bf16 arithmetic is Device's; there is no fp16.
         use_cpu=True,
-        per_device_train_batch_size=plan.batch.micro_batch,
-        gradient_accumulation_steps=plan.batch.accumulation,
-        max_steps=steps.stop,
-        max_grad_norm=0.0,  # GlobalOptimizer clips, by the norm over all workers
-        seed=plan.seed,
+        per_device_train_batch_size=batch.micro_batch,
+        gradient_accumulation_steps=batch.accumulation,
+        max_steps=steps.stop - 1,
+        max_grad_norm=0.0,  # the optimizer clips, by the norm over all workers
+        seed=run.plan.seed,
         average_tokens_across_devices=False,
-        logging_strategy="no",  # Progress reports
-        # Checkpoints saves. Trainer's own save gathers all on a host by xm.save, which gets the
-        # process killed on trn1.2xlarge.
+        logging_strategy="no",  # the run reports
+        # The run saves. Trainer's own save gathers all on a host by xm.save, which gets the process
+        # killed on trn1.2xlarge.
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -226,30 +241,3 @@ def _check_libraries() -> None:
             "Hugging Face's Trainer would take torch_xla into its own hands here: set "
             "USE_TORCH_XLA=0 in the environment, as the recipe's `env` does"
         )
-
-
-class _From(TrainerCallback):
-    """Lets Trainer count from a step on, without a checkpoint of its own."""
-
-    def __init__(self, done: int) -> None:
-        self._done = done
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Set the step."""
-        state.global_step = self._done
-
-
-class _Unwrapped(nn.Module):
-    """The model as Trainer's loop calls it."""
-
-    def __init__(self, model: nn.Module, step: GlobalStep) -> None:
-        super().__init__()
-        self.model = model
-        self._step = step
-
-    def forward(self, **inputs: Any) -> Any:
-        return self.model(**inputs)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients in place."""
-        self._step.zero_grad()

@@ -16,6 +16,8 @@ from trnslurm.train.devices.timer import Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 
+from ..measures import optimizer_settings
+
 
 class Model(nn.Module):
     """Shapes that divide by no number of workers, a scalar, and a tied weight."""
@@ -53,8 +55,8 @@ class Team:
         self.optimizers = []
         self.checkpoints = []
         environment: Any = SimpleNamespace(run_dir=run_dir, attempt=attempt, phase=phase)
-        adam = {"betas": (0.9, 0.99), "eps": 1e-8} if optimizer == "adamw" else {}
-        how = {"weight_decay": 0.1, "max_norm": 1.0, "zero1": False, "precision": precision}
+        settings = optimizer_settings(optimizer, weight_decay=0.1, beta2=0.99)
+        how = {"zero1": False, "precision": precision}
         store = dist.HashStore()
         for rank in range(plan.workers):
             device: Any = SimpleNamespace(
@@ -67,7 +69,7 @@ class Team:
             model = Model(width).to(dtype)
             self.models.append(model)
             named = model.named_parameters()
-            self.optimizers.append(make_optimizer(optimizer, device, named, **how, **adam))
+            self.optimizers.append(make_optimizer(settings, device, named, **how))
             self.checkpoints.append(
                 Checkpoints(self.root, device, plan, environment, store=store, **options)
             )

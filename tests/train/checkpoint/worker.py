@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from measures import cache_misses, state_bytes, use_cache
+from measures import cache_misses, optimizer_settings, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -60,15 +60,15 @@ def main():
     if options.get("save_loaded"):
         save(checkpoints, plan, optimizer, first)
     graphs = []
-    for step in range(first, options["steps"]):
+    for step in range(first + 1, options["steps"] + 1):
         before = device.graphs()
         train_step(plan, device, model, optimizer, step)
         graphs.append(device.graphs() - before)
-        if step + 1 in options.get("save_at", range(1000)):
-            with fault(options, step + 1, device.rank):
-                outcomes = save(checkpoints, plan, optimizer, step + 1)
+        if step in options.get("save_at", range(1000)):
+            with fault(options, step, device.rank):
+                outcomes = save(checkpoints, plan, optimizer, step)
             assert device.graphs() - before == graphs[-1], "saving made a graph"
-            say(rank=device.rank, step=step + 1, outcomes=[type(o).__name__ for o in outcomes])
+            say(rank=device.rank, step=step, outcomes=[type(o).__name__ for o in outcomes])
     say(
         rank=device.rank,
         first=first,
@@ -83,16 +83,8 @@ def make_model(plan, device):
     torch.manual_seed(plan.seed)
     model = Model().to(device.torch_device)
     model.head.weight = model.embed.weight
-    optimizer = make_optimizer(
-        "adamw",
-        device,
-        model.named_parameters(),
-        weight_decay=0.1,
-        max_norm=0.5,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
-    return model, optimizer
+    settings = optimizer_settings("adamw", weight_decay=0.1, max_norm=0.5, beta2=0.95)
+    return model, make_optimizer(settings, device, model.named_parameters())
 
 
 def save(checkpoints, plan, optimizer, step):
@@ -108,7 +100,7 @@ def train_step(plan, device, model, optimizer, step):
         weight = device.put(torch.tensor([unit.weight / plan.batch.units]))
         (cross_entropy(model(tokens), tokens) * weight).backward()
         device.sync()
-    optimizer.step(0.01 * (step + 1))
+    optimizer.step(0.01 * step)
     optimizer.zero_grad()
     device.sync()
 

@@ -21,21 +21,21 @@ class Unit:
 
 
 def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
-    """Give the units that a worker runs in a step (counted from 0), in order.
+    """Return the units that a worker runs in a step (counted from 1), in order.
 
     Units are dealt out like cards. Where none is left, the worker repeats one with weight 0: every
     worker runs the same graph equally often, and a repeated valid unit cannot bring in NaN x 0.
     """
-    batch = plan.batch
+    batch, steps_before = plan.batch, step - 1
     units = []
     for dealt in range(worker, batch.accumulation * plan.workers, plan.workers):
         index = dealt % batch.units
         unit = Unit(
             index=index,
-            first=step * batch.global_batch + index * batch.micro_batch,
+            first=steps_before * batch.global_batch + index * batch.micro_batch,
             size=batch.micro_batch,
             weight=1.0 if dealt < batch.units else 0.0,
-            seed=derive_seed(plan.seed, step, index),
+            seed=derive_seed(plan.seed, steps_before, index),
         )
         units.append(unit)
     return units

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
@@ -12,22 +12,10 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 
 
-def conclude(device: Device, model: nn.Module, environment: Environment) -> None:
-    """Say that the workers agree at the end of a run; in a training it is an error if not."""
-    _conclude(device, model.parameters(), "parameters", environment)
-
-
-def conclude_sharded(device: Device, loss: Tensor, environment: Environment) -> None:
-    """Do the same where each worker has another part of the model.
-
-    The loss is of one sample, the same for all, with the parameters that the worker gathers.
-    """
-    _conclude(device, [loss], "gathered parameters", environment)
-
-
-def _conclude(
+def conclude(
     device: Device, tensors: Iterable[Tensor], what: str, environment: Environment
 ) -> None:
+    """Report that the workers agree at the end of a run; in a training it is an error if not."""
     precompile = environment.phase == "precompile"
     if not (all_equal(device, tensors) or precompile):
         raise TrainError(f"the workers' {what} differ at the end: this training is not valid")

@@ -4,36 +4,46 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
+from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.records import note_failure
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import Plan, parse_plan, read_settings
+from trnslurm.train.settings import CommonSettings
 
-# Of the same error, by which the workers of a node may meet it later than the first of them.
+# Workers of a node may meet the same error this much later than the first of them.
 APART_S = 5
 
+Settings = TypeVar("Settings", bound=CommonSettings)
 
-def run_job(main: Callable[[], None]) -> None:
-    """Run a job's main function and turn a TrainError into one line and exit code 1."""
-    try:
-        main()
-    except TrainError as error:
-        note_failure(error, str(error))
-        # Nearly always every worker meets the same error. Local rank 0 says it once for its node
-        # and torchrun then ends the others in their sleep; one that fails alone speaks late.
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(APART_S)
-        # One write: a library of another worker may print into the same pipe at any moment.
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(1)
-    except Exception as error:
-        note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
-        raise
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[Settings]):
+    """What one worker starts with."""
+
+    plan: Plan
+    settings: Settings
+    """The plan's section train."""
+    environment: Environment
+    device: Device
+
+
+def open_job(settings: type[Settings], description: str) -> Job[Settings]:
+    """Read the plan that the only argument names, and join the other workers on its device."""
+    plan = parse_plan(description)
+    section = read_settings(settings, plan)
+    environment = read_environment()
+    device = open_device(plan.device, environment)
+    check_world(plan, device)
+    return Job(plan=plan, settings=section, environment=environment, device=device)
 
 
 def check_world(plan: Plan, device: Device) -> None:
-    """Refuse to train when the workers that really run, or the batch, are not what was planned."""
+    """Refuse to train if the workers that really run, or the batch, are not those of the plan."""
     layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
     if plan.nodes * plan.workers_per_node != plan.workers:
         raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
@@ -55,3 +65,21 @@ def check_world(plan: Plan, device: Device) -> None:
             f"plan.json: {plan.workers} workers x {batch.accumulation} units less "
             f"{batch.padding_units} of padding are not {batch.units} units"
         )
+
+
+def run_job(main: Callable[[], None]) -> None:
+    """Run a job's main function; turn a TrainError into one line and exit code 1."""
+    try:
+        main()
+    except TrainError as error:
+        note_failure(error, str(error))
+        # Nearly always every worker meets the same error. Local rank 0 reports it for its node, and
+        # torchrun then ends the others while they sleep; one that fails alone reports it late.
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(APART_S)
+        # One write: a library of another worker may print into the same pipe at any moment.
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)
+    except Exception as error:
+        note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        raise

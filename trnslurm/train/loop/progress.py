@@ -6,7 +6,7 @@ host wait in the middle of the work.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,26 +55,24 @@ class Progress:
         flops_per_sample: float = 0.0,
         parts: Sequence[str] = ("loss",),
         rates: Mapping[str, str] = TOKENS,
-        ask: Callable[[], bool] = bool,
         expected_samples_per_s: float = 0.0,
     ) -> None:
-        """Report on these steps (counted from 0); parts name what a step's loss consists of.
+        """Report on these steps; parts name what a step's loss consists of.
 
-        Rates are the printed ones. At every report worker 0 is asked a question, and its answer
-        told to all: it travels with the numbers, so that no other communication is needed. A mean
-        rate well below what is expected (0: nothing) is said at the end.
+        Rates are the printed ones. A mean rate well below what is expected (0: nothing) is reported
+        at the end.
         """
         self._plan = plan
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
         self._training = environment.phase == "train"
         self._device = device
-        self.steps = steps
+        self._num_steps = len(steps)
+        self._first, self._last = steps.start, steps.stop - 1
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
         self._parts = parts
         self._rates = rates
-        self._ask = ask
         self._expected = expected_samples_per_s
         self._steady_graphs: int | None = None
         self._steady_since = 0.0
@@ -86,29 +84,37 @@ class Progress:
         self._events = Events(environment.run_dir / "tensorboard") if writes else None
 
     def due(self, step: int) -> bool:
-        """Tell whether a report is due after a step (counted from 1).
+        """Return whether a report is due after a step.
 
         The first steps are reported at once, because the reduction of the numbers is a graph too
         and should not come as a surprise later.
         """
-        early = step - self.steps.start <= STEADY_AFTER
-        return early or step % self._log_every == 0 or step == self.steps.stop
+        early = step - self._first < STEADY_AFTER
+        return early or step % self._log_every == 0 or step == self._last
 
     def note(
-        self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, **extra: float
+        self,
+        step: int,
+        *,
+        loss: Tensor,
+        grad_norm: Tensor,
+        lr: float,
+        word: bool = False,
+        **extra: float,
     ) -> bool:
         """Take a step down, and report all that are pending if a report is due.
 
-        The loss is a vector of the parts, the whole first; each adds up over the workers. Give
-        worker 0's answer at a report, and False between them.
+        The loss is a vector of the parts, the whole first; each adds up over the workers. With the
+        numbers of a report travels a word of worker 0, so that it needs no communication of its
+        own: return it at a report, and False between them.
         """
         spent = self._device.timer.take()
         self._pending.append(
             StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
         )
-        return self.report() if self.due(step) else False
+        return self.report(word=word) if self.due(step) else False
 
-    def report(self) -> bool:
+    def report(self, *, word: bool = False) -> bool:
         """Report what is pending; before a save, because its steps are not done again.
 
         All workers must call it alike, as it adds their numbers up.
@@ -120,9 +126,9 @@ class Progress:
         mine = [number for done in steps for number in done.loss.tolist()]
         width = len(self._parts)
         rest = [0.0] * (self._log_every * width - len(mine))
-        answer = float(self._device.rank == 0 and self._ask())
-        *totals, answer = self._device.total([*mine, *rest, answer])
-        losses = [totals[first : first + width] for first in range(0, len(mine), width)]
+        mine += [*rest, float(self._device.rank == 0 and word)]
+        *totals, told = self._device.total(mine)
+        losses = [totals[first : first + width] for first in range(0, len(steps) * width, width)]
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
@@ -140,13 +146,13 @@ class Progress:
             say(_format(lines[-1], self._parts, self._rates))
         for line in lines:
             self._refuse_nonsense(line)
-        if steps[-1].step - self.steps.start == STEADY_AFTER:
+        if steps[-1].step - self._first + 1 == STEADY_AFTER:
             self._steady_graphs = self._device.graphs()
             self._steady_since = now
         if lines[-1]["late_graphs"] and not self._warned:
             self._warned = True
             self._warn_of_graphs(lines[-1])
-        return answer > 0
+        return told > 0
 
     def close(self) -> None:
         """Close the files and say how many graphs came late: there should be none."""
@@ -160,7 +166,7 @@ class Progress:
 
     def _compare_rate(self) -> None:
         """Say so if the mean rate of the steady steps is well below what is expected."""
-        steps = len(self.steps) - STEADY_AFTER
+        steps = self._num_steps - STEADY_AFTER
         if not (self._expected and self._training and steps > 0):
             return
         rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
@@ -196,7 +202,7 @@ class Progress:
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
-            "steps": self.steps.stop,
+            "steps": self._last,
             "samples": done.step * batch.global_batch,
             **dict(zip(self._parts, loss, strict=True)),
             "grad_norm": done.grad_norm.item(),
@@ -232,10 +238,14 @@ class Progress:
             )
 
 
+def count_parameters(model: nn.Module) -> int:
+    """Count the parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
-    """Count what training a transformer on a sample takes."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return transformer_flops(parameters, config, seq_len)
+    """Count the FLOP of training a transformer on a sample."""
+    return transformer_flops(count_parameters(model), config, seq_len)
 
 
 def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:

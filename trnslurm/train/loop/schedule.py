@@ -23,9 +23,9 @@ def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
 
 
 def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: int) -> range:
-    """Give the steps that this start of a job runs, counted from 0; stop_at 0: to the end."""
+    """Return the steps that this start of a job runs; stop_at 0: to the end."""
     last = PRECOMPILE_STEPS if environment.phase == "precompile" else stop_at or steps
-    return range(done, min(last, steps))
+    return range(done + 1, min(last, steps) + 1)
 
 
 def due(every: int, step: int, also: tuple[int, ...]) -> bool:
@@ -59,16 +59,16 @@ class SaveTimes:
 
 
 def learning_rate(settings: CommonSettings, *, step: int, steps: int) -> float:
-    """Give the rate of a step (counted from 0): linear warm-up, then the schedule's decay to 0.
+    """Return the rate of a step: linear warm-up, then the schedule's decay to 0.
 
     The first step has lr / warmup_steps and not 0, which would compute a batch for nothing.
     """
     name, peak, warmup_steps = settings.schedule, settings.lr, settings.warmup_steps
     if name not in SCHEDULES:
         raise TrainError(f"train.schedule: {name!r} is not one of {', '.join(SCHEDULES)}")
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - 1 - warmup_steps) / max(1, steps - warmup_steps)
     if name == "cosine":
         return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (1.0 - progress) if name == "linear" else peak

@@ -47,10 +47,7 @@ class Stopping:
         reported: Callable[[int], bool],
         store: Store | None = None,
     ) -> None:
-        """Know how far hosts run ahead, where training ends anyway, and which steps are reported.
-
-        All steps here are counted from 1.
-        """
+        """Take how far hosts run ahead, the last step, and which steps are reported."""
         self.stops_at: int | None = None
         """The agreed last step."""
         self._environment = environment
@@ -109,7 +106,7 @@ def note_stop(environment: Environment, step: int) -> None:
         raise TrainError(f"{path}: {error.strerror}") from None
 
 
-def heed_term(asked: Callable[[], bool]) -> None:
+def follow_term(asked: Callable[[], bool]) -> None:
     """On SIGTERM end at once, unless a stop is asked for: then training goes on to its last step.
 
     A thread does so, because Python runs no handler while the main thread waits in a collective.

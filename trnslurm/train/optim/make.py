@@ -11,6 +11,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.lamb import Lamb
 from trnslurm.train.optim.optimizer import OPTIMIZERS, GlobalOptimizer
+from trnslurm.train.settings import OptimizerSettings
 
 OPTIMIZER_PRECISIONS = ("fp32_copy", "fp32_state", "as_model")
 """Where parameters have fewer bits than fp32: the optimizer updates fp32 copies of them; or has
@@ -18,21 +19,19 @@ copies for a step only and keeps its state in fp32; or does all in the parameter
 
 
 def make_optimizer(
-    name: str,
+    settings: OptimizerSettings,
     device: Device,
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     *,
-    weight_decay: float,
-    max_norm: float,
     zero1: bool = True,
     precision: str = "fp32_copy",
-    **adam: Any,
 ) -> GlobalOptimizer:
-    """Make the optimizer for a device; betas and eps (adam) are for adamw and lamb.
+    """Make the optimizer that the settings ask for.
 
     ZeRO-1 exists on XLA devices; others reduce gradients plainly, whatever is asked for. Matrices
     decay; biases and layer norms, which are vectors, do not.
     """
+    name = settings.optimizer
     _check_choice(name, zero1, precision)
     matrices: dict[str, nn.Parameter] = {}
     vectors: dict[str, nn.Parameter] = {}
@@ -40,17 +39,17 @@ def make_optimizer(
         (matrices if parameter.dim() > 1 else vectors)[key] = parameter
     names = [*matrices, *vectors]
     groups: list[dict[str, Any]] = [
-        {"params": list(matrices.values()), "weight_decay": weight_decay},
+        {"params": list(matrices.values()), "weight_decay": settings.weight_decay},
         {"params": list(vectors.values()), "weight_decay": 0.0},
     ]
     cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     options: dict[str, Any] = {}
-    if name == "adamw":
-        cls, options = torch.optim.AdamW, adam
-    elif name == "lamb":
-        cls, options = Lamb, adam
-    strategy = _strategy(device, zero1)
-    return strategy(device, groups, names, OPTIMIZERS[name], cls, options, max_norm, precision)
+    if name != "sgd":
+        cls = Lamb if name == "lamb" else torch.optim.AdamW
+        options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    return _choose(device, zero1)(
+        device, groups, names, OPTIMIZERS[name], cls, options, settings.max_norm, precision
+    )
 
 
 def _check_choice(name: str, zero1: bool, precision: str) -> None:
@@ -68,12 +67,12 @@ def _check_choice(name: str, zero1: bool, precision: str) -> None:
         )
     if precision != "fp32_copy" and zero1:
         raise TrainError(
-            f"train.optimizer_precision: {precision} is not to be had with ZeRO-1, which divides "
+            f"train.optimizer_precision: {precision} is not supported with ZeRO-1, which divides "
             "an fp32 copy over the workers: set train.zero1=false, or take fp32_copy"
         )
 
 
-def _strategy(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:
+def _choose(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:
     if device.torch_device.type != "xla":
         return DataParallel
     # Imported where they are used: not every node has torch_xla.

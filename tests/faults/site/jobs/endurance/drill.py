@@ -44,15 +44,15 @@ class Drill:
             (self._root / f"began-{self._attempt}").touch()
 
     def pause(self, step: int) -> None:
-        """Wait before a step (counted from 0), and crash in it if that is asked for."""
-        if self._read("crash") == str(step + 1):
-            raise ValueError(f"told to crash in step {step + 1}")
+        """Wait before a step, and crash in it if that is asked for."""
+        if self._read("crash") == str(step):
+            raise ValueError(f"told to crash in step {step}")
         time.sleep(float(self._read("pace") or self._pause_s))
 
-    def note(self, done: int, units: Sequence[Unit]) -> None:
+    def note(self, step: int, units: Sequence[Unit]) -> None:
         """Write down the samples that this worker has trained on in a step."""
         samples = [unit.first + i for unit in units if unit.weight for i in range(unit.size)]
-        self._samples.write({"attempt": self._attempt, "step": done, "samples": samples})
+        self._samples.write({"attempt": self._attempt, "step": step, "samples": samples})
 
     def _hold_at(self, point: str, owner: Any, name: str) -> None:
         """Wait at a point before a function is called."""

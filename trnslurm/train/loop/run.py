@@ -1,0 +1,213 @@
+"""A training as one worker runs it: what surrounds the steps whose arithmetic is the job's own.
+
+    for step in run.steps():                # resumed, watched, stopped
+        for unit in run.units(step):
+            share = unit_loss(model, device, text, unit)
+            share.backward()
+            run.add(share)                  # ends the unit's graph
+        run.end(step, optimizer.step(run.lr(step)), evaluate=evaluate)
+    run.close(model.parameters)
+
+Steps count from 1 everywhere in this room: step N is the one after which checkpoint N is saved.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trnslurm.train.checkpoint import open_checkpoints
+from trnslurm.train.checkpoint.state import TrainingState
+from trnslurm.train.data.units import Unit, eval_units, worker_units
+from trnslurm.train.loop.agreement import conclude
+from trnslurm.train.loop.job import Job
+from trnslurm.train.loop.progress import TOKENS, Progress
+from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.supervision import Supervision
+from trnslurm.train.plan import describe_plan
+from trnslurm.train.say import say
+from trnslurm.train.settings import CommonSettings
+
+Evaluate = Callable[[], Mapping[str, float]]
+"""Returns the scores of held-out samples by name: eval_loss, eval_accuracy, …."""
+
+
+class Trained(TrainingState, Protocol):
+    """What is trained: the state that checkpoints hold, and the gradients of a step."""
+
+    def step(self, lr: float) -> Tensor:
+        """Update the parameters; return the norm of the gradients before clipping."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+
+class Run:
+    """The steps from the newest checkpoint to the end, and what happens after each."""
+
+    def __init__(
+        self,
+        job: Job[CommonSettings],
+        optimizer: Trained,
+        *,
+        data: str,
+        samples_per_epoch: int,
+        flops_per_sample: float,
+        parts: Sequence[str] = ("loss",),
+        rates: Mapping[str, str] = TOKENS,
+        keep_best: str = "",
+        scores: Sequence[str] = (),
+        expected_samples_per_s: float = 0.0,
+    ) -> None:
+        """Take what the job has made.
+
+        `data` is the fingerprint of what is trained on. `parts` name the numbers that each unit has
+        a share of, the loss first; `rates` are those the console shows. One of the `scores` may
+        decide which checkpoint is the best: `keep_best`.
+        """
+        self.plan = plan = job.plan
+        self.settings = settings = job.settings
+        self.environment = job.environment
+        self.device = job.device
+        self.optimizer = optimizer
+        self.trains = job.environment.phase == "train"
+        """False in a precompile, whose numbers mean nothing."""
+        self.total = total_steps(plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch)
+        """Steps of the whole training, however many runs it takes: the schedule ends there."""
+        self.over = False
+        """Whether the workers have agreed to stop after the step that ended last."""
+        self._reported: dict[str, Any] = {
+            "flops_per_sample": flops_per_sample,
+            "parts": parts,
+            "rates": rates,
+            "expected_samples_per_s": expected_samples_per_s,
+        }
+        self._parts = len(parts)
+        self._keep_best = keep_best
+        self.device.sync()
+        self._checkpoints = open_checkpoints(
+            plan,
+            settings,
+            self.device,
+            self.environment,
+            data=data,
+            keep_best=keep_best,
+            scores=scores,
+        )
+
+    def describe(self, num_parameters: int, *, each: str, **lines: str) -> None:
+        """Print what is about to run: the plan, the model, lines of the job's own, the steps."""
+        if self.device.rank:
+            return
+        plan, settings = self.plan, self.settings
+        origin = settings.init_from or "new"
+        model = f"{num_parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}"
+        lines = {"model": model, **lines, "steps": f"{self.total:,} of {each} each"}
+        told = [f"  {label:<7} {line}" for label, line in lines.items()]
+        say("\n".join([describe_plan(plan, self.environment), *told]))
+
+    def begin(self) -> range:
+        """Load the newest checkpoint, and begin to watch; return the steps of this start."""
+        done = self._checkpoints.resume(self.optimizer)
+        settings, environment, device = self.settings, self.environment, self.device
+        steps = steps_to_run(environment, done=done, stop_at=settings.stop_at, steps=self.total)
+        self._first, self._last = steps.start, steps.stop - 1
+        self._saves = SaveTimes(settings, last=self._last)
+        self._progress = Progress(
+            self.plan,
+            environment,
+            device,
+            steps=steps,
+            log_every=settings.log_every,
+            **self._reported,
+        )
+        self._supervision = Supervision(
+            self.plan, settings, device, environment, steps, reported=self._progress.due
+        )
+        self._sums = device.put(torch.zeros(self._parts))
+        return steps
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of this start until they are done or the workers are asked to stop."""
+        for step in self.begin():
+            yield step
+            if self.over:
+                return
+
+    def units(self, step: int) -> list[Unit]:
+        """Return this worker's units of a step; as many for every worker."""
+        return worker_units(self.plan, worker=self.device.rank, step=step)
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return learning_rate(self.settings, step=step, steps=self.total)
+
+    def add(self, share: Tensor) -> None:
+        """Add a unit's share of each of the parts, and end the unit's graph."""
+        self._sums += share.detach()
+        self.device.sync()
+
+    def end(self, step: int, grad_norm: Tensor, *, evaluate: Evaluate | None = None) -> None:
+        """End the step's graph; evaluate, report, save and stop as is due."""
+        sums = self._sums.clone()
+        self._sums.zero_()
+        self.optimizer.zero_grad()
+        self.device.sync()
+
+        scores: Mapping[str, float] = {}
+        # After the first step as well, so that its graph does not come as a surprise later.
+        ends = (self._first, self._last)
+        if evaluate and due(self.settings.eval_every, step, also=ends):
+            scores = evaluate()
+        overdue = self._progress.note(
+            step,
+            loss=sums,
+            grad_norm=grad_norm,
+            lr=self.lr(step),
+            word=self._saves.overdue(),
+            **scores,
+        )
+        self.over = self._supervision.step_done(step)
+        if self._saves.due(step, overdue=overdue or self.over):
+            self._progress.report()
+            self._checkpoints.save(
+                step=step,
+                samples=step * self.plan.batch.global_batch,
+                optimizer=self.optimizer,
+                score=scores.get(f"eval_{self._keep_best}"),
+            )
+        self._checkpoints.poll()
+        if self.over or step == self._last:
+            self._supervision.close()
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, numbers: Callable[[Unit], Tensor], *, samples: int, width: int = 0
+    ) -> list[float]:
+        """Add up numbers of held-out units over all workers: `width` of them, or one per part.
+
+        The sums do not depend on the number of workers.
+        """
+        units = eval_units(self.plan, worker=self.device.rank, samples=samples)
+        sums = self.device.put(torch.zeros(width or self._parts))
+        model.eval()
+        with self.device.timer("eval"):
+            for unit in units:
+                sums += numbers(unit)
+                self.device.sync()
+            totals = self.device.total(sums.tolist())
+        model.train()
+        return totals
+
+    def close(self, tensors: Callable[[], Iterable[Tensor]], *, what: str = "parameters") -> None:
+        """Wait for the last checkpoint, compare tensors that all workers must have alike, and part.
+
+        After a stop nothing is compared, because every second may count.
+        """
+        self._checkpoints.require_last()
+        self._progress.close()
+        if not self.over:
+            conclude(self.device, tensors(), what, self.environment)
+        self.device.close()
+        self._supervision.note_stop()
