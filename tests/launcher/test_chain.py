@@ -125,19 +125,20 @@ def test_all_or_nothing(site, fake_slurm, cli) -> None:
 
 
 def test_nothing_is_left_if_the_second_cannot_be_made(site, fake_slurm, cli, monkeypatch) -> None:
-    from trnslurm import submit as submission
+    from trnslurm.submit import submit
 
     site.recipe(RECIPE)
-    make = submission.create_run
+    make, made = submit.create_run, []
 
     def full(root, name: str, **more):
-        if site.runs():
+        if made:
             raise OSError(28, "No space left on device", str(root))
-        return make(root, name, **more)
+        made.append(make(root, name, **more))
+        return made[0]
 
-    monkeypatch.setattr(submission, "create_run", full)
+    monkeypatch.setattr(submit, "create_run", full)
     assert cli(*CHAIN).code == 1
-    assert site.runs() == []
+    assert not made[0].path.exists()
     assert fake_slurm.calls("sbatch") == []
 
 

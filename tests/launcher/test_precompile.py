@@ -13,7 +13,7 @@ import pytest
 
 from trnslurm.node.graphs.claims import complete_claim, newest_claim, take_claim
 from trnslurm.runs.process import own_process
-from trnslurm.submit import claiming
+from trnslurm.submit import claims
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 
@@ -200,7 +200,7 @@ def test_submission_waits_for_one_that_is_submitting(
     assert claim is not None
     fake_slurm.queue("77|RUNNING|None|N/A|")
     submits = SimpleNamespace(sleep=lambda _: complete_claim(claim, "77"))
-    monkeypatch.setattr(claiming, "time", submits)
+    monkeypatch.setattr(claims, "time", submits)
     done = cli(*TOY)
     assert "Waiting: theirs of " in done.err
     assert dependencies(fake_slurm) == ["77"]

@@ -241,6 +241,6 @@ def test_turn_of_who_died_is_over(graphs, site, fake_slurm, cli) -> None:
 def test_refused_if_its_files_have_changed(failed, fake_slurm, cli) -> None:
     failed.script("train").write_text("#!/bin/bash\n")
     assert cli("resume", "last").error == (
-        f"{failed.script('train')} is not as it was submitted: submit it anew"
+        f"{failed.script('train')} is not as it was submitted: submit it as a new run"
     )
     assert fake_slurm.calls("sbatch") == []

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from trnslurm.runs.run import RunDir
-from trnslurm.submit import job_of_bundle, resizing
+from trnslurm.submit import resize
+from trnslurm.submit.job import read_job
 
 from .conftest import write_attempt
 
@@ -184,10 +185,10 @@ def test_a_config_read_back_renders_the_same(
     """What resume --nodes rests on, for recipes and profiles as they are delivered."""
     bundle = tmp_path / "bundle"
     assert cli("render", recipe, "--nodes", "2", *options, "-o", bundle).code == 0
-    job = job_of_bundle(bundle)
+    job = read_job(bundle)
     templates = [ROOT / "templates"]
-    other = resizing.resized(RunDir(bundle), job, 1, templates)
+    other = resize.resize(RunDir(bundle), job, 1, templates)
     there = tmp_path / "other"
     assert cli("render", recipe, "--nodes", "1", *options, "-o", there).code == 0
-    fresh = job_of_bundle(there).bundle.files
-    assert [n for n in fresh if not resizing._same(n, fresh[n], other.bundle.files[n])] == []
+    fresh = read_job(there).bundle.files
+    assert [n for n in fresh if not resize._same(n, fresh[n], other.bundle.files[n])] == []

@@ -15,8 +15,8 @@ from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.render import render
 from trnslurm.runs.run import RunDir
-from trnslurm.submit.job import job_of
-from trnslurm.submit.resizing import resized
+from trnslurm.submit.job import make_job
+from trnslurm.submit.resize import resize
 from trnslurm.train.devices.open import DEVICES as DEVICES_OF_JOBS
 from trnslurm.train.sharded.settings import OFFLOADS as OFFLOADS_OF_JOBS
 
@@ -200,8 +200,8 @@ def test_another_node_count_has_its_own_file(site, tmp_path) -> None:
     fixed = ("batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=60")
     config = resolve(WORKSPACE, "llama3_clm", cluster="p4de", preset="deepspeed", settings=fixed)
     code, dirs = {"code/jobs/llama3_clm/train.py": b""}, WORKSPACE.template_dirs()
-    job = job_of(make_spec(config, 2), dirs, code=code)
-    files = resized(RunDir(tmp_path), job, 1, dirs).bundle.files
+    job = make_job(make_spec(config, 2), dirs, code=code)
+    files = resize(RunDir(tmp_path), job, 1, dirs).bundle.files
     strategy = json.loads(files["strategy.json"])
     assert (strategy["train_batch_size"], strategy["gradient_accumulation_steps"]) == (40, 5)
     assert json.loads(files["plan.json"])["batch"]["global_batch"] == 40

@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 import trnslurm
-from trnslurm import submit as submission
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
-from trnslurm.submit import cancelling
+from trnslurm.submit import cancel, submit
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
@@ -67,10 +66,10 @@ def test_ctrl_c_while_sbatch_is_asked_leaves_no_job(
 
 
 def test_interrupted_before_it_was_recorded_leaves_nothing(site, fake_slurm, cli, monkeypatch):
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submission, "_record", interrupt)
+    monkeypatch.setattr(submit, "_record", interrupt)
     assert cli(*GPT2).code == 130
     assert site.runs() == []
     assert fake_slurm.calls("sbatch") == []
@@ -93,7 +92,7 @@ def test_cancel_works_on_a_full_disk(site, fake_slurm, cli, monkeypatch) -> None
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cancelling, "write_json", full)
+    monkeypatch.setattr(cancel, "write_json", full)
     assert cli("cancel", "last").code == 0
     assert sorted(fake_slurm.calls("scancel")[0].arguments) == ["1001", "1002"]
 

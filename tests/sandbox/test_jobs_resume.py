@@ -13,7 +13,7 @@ from subprocess import PIPE
 import pytest
 
 from trnslurm.runs.run import RunDir
-from trnslurm.submit import cancel
+from trnslurm.submit.cancel import cancel
 
 from ..json_lines import read_lines
 from .cluster import eventually

@@ -12,7 +12,7 @@ from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
-from trnslurm.submit import Job, Link, job_of
+from trnslurm.submit.job import Job, Link, make_job
 
 # In the place of a run's checkpoints while a chain is only checked: no run has a directory yet.
 _NOT_MADE = "RUN/checkpoints"
@@ -39,7 +39,7 @@ class _Stage:
     def job(self, config: Config) -> Job:
         """Render it."""
         spec = make_spec(config, self.nodes, name=self.options["name"])
-        return job_of(spec, self.workspace.template_dirs())
+        return make_job(spec, self.workspace.template_dirs())
 
     def job_after(self, ahead: RunDir) -> Job:
         """Render it to go on from a run."""

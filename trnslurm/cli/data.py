@@ -30,7 +30,7 @@ from trnslurm.plan.data import (
     prepare_arguments,
     refuse_unfetched,
 )
-from trnslurm.submit import job_of_data
+from trnslurm.submit.job import make_prepare_job
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
@@ -239,7 +239,7 @@ def _submit(
     config: Config, own: Own, options: dict[str, Any], *, follow: bool, dry_run: bool, as_json: bool
 ) -> None:
     data_job = make_data_job(config, own)
-    job = job_of_data(data_job, workspace_of(options).template_dirs())
+    job = make_prepare_job(data_job, workspace_of(options).template_dirs())
     click.echo(f"{_what(config)}, {_where(data_job)}", err=not dry_run)
     if not dry_run:
         submit_job(job, follow=follow, detach=False, as_json=as_json)

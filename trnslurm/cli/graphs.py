@@ -16,7 +16,7 @@ from trnslurm.node.graphs.manifest import Manifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 
 if TYPE_CHECKING:
-    from trnslurm.submit import Need  # plan needs nothing of submit
+    from trnslurm.submit.precompile import Need  # plan needs nothing of submit
 
 _SHORT_HOURS = 1 / 6
 
@@ -24,20 +24,20 @@ _SHORT_HOURS = 1 / 6
 def graphs_line(need: Need, cache: CompileCache) -> str:
     """Return the line of one job; empty where nothing is compiled ahead."""
     key, manifest = need.compiled.key, need.compiled.manifest
-    if need.verdict == "none":
+    if need.decision == "none":
         return ""
-    if need.verdict == "never":
+    if need.decision == "never":
         return "Graphs: not compiled ahead, as asked; training compiles what it meets"
-    if need.verdict == "warm" and manifest:
+    if need.decision == "warm" and manifest:
         return (
             f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
             f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
         )
-    if need.verdict == "elsewhere" and need.other:
+    if need.decision == "elsewhere" and need.other:
         holder = need.other.holder
         job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
         return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
-    if need.verdict == "before":
+    if need.decision == "before":
         return f"Graphs: as those of a run before it (key {key}), so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
@@ -47,7 +47,7 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
 def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
     """Return the line of a node count that a run may go on with later."""
     where = f"Graphs on {count(need.job.nodes, 'node')}"
-    if need.verdict == "elsewhere" and need.other:
+    if need.decision == "elsewhere" and need.other:
         return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
     if not need.phases:
         return f"{where}: {_state(need.compiled)}"

@@ -14,7 +14,7 @@ from trnslurm.cli.started import INTERRUPTED, report_started, say
 from trnslurm.errors import ConfigError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.watch import watch
-from trnslurm.submit import Resumed, resume
+from trnslurm.submit.resume import Resumed, resume
 
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}

@@ -17,7 +17,7 @@ from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
-from trnslurm.submit import cancel
+from trnslurm.submit.cancel import cancel
 
 _SHOWN_ATTEMPTS = 5
 

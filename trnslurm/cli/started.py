@@ -10,7 +10,7 @@ import click
 
 from trnslurm.cli.output import echo_json
 from trnslurm.runs.run import RunDir
-from trnslurm.submit import cancel
+from trnslurm.submit.cancel import cancel
 
 INTERRUPTED = 130
 

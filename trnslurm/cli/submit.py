@@ -26,20 +26,9 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result
-from trnslurm.submit import (
-    Job,
-    Link,
-    Need,
-    alone,
-    job_of,
-    job_of_bundle,
-    jobs_ahead,
-    need_of,
-    needs_of,
-    refuse_unprepared,
-    submit_ahead,
-    submit_chain,
-)
+from trnslurm.submit.job import Job, Link, alone, make_job, read_job, refuse_unprepared
+from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
+from trnslurm.submit.submit import submit_ahead, submit_chain
 
 # What may be said of a reviewed bundle's submission; all else is settled in its files.
 _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
@@ -100,7 +89,7 @@ def submit_command(
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     if rendered is not None:
         _refuse_options()
-        links, others = [alone(job_of_bundle(Path(rendered)))], list[Job]()
+        links, others = [alone(read_job(Path(rendered)))], list[Job]()
     else:
         assert recipe is not None
         if chain and elastic:
@@ -139,7 +128,7 @@ def _links(
     spec = make_spec(config, nodes, name=options["name"])
     counts = parse_nodes(elastic, option="--elastic") if elastic else []
     others = jobs_ahead(config, spec, counts, workspace.template_dirs()) if counts else []
-    return [alone(job_of(spec, workspace.template_dirs()))], others
+    return [alone(make_job(spec, workspace.template_dirs()))], others
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:

@@ -33,7 +33,7 @@ from trnslurm.runs.process import process_alive
 from trnslurm.runs.root import check_run_root
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
-from trnslurm.slurm.commands import Slurm, job_of
+from trnslurm.slurm.commands import Slurm, find_job
 
 PRECOMPILE = "precompile"
 _SUBMITTING_S = 180  # no sbatch, with all that is tried after it, takes longer
@@ -167,7 +167,7 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
         return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
     if "@" not in holder.job:
         queue = Slurm(bin_dir).queue([holder.user])
-        return is_live(job_of(queue, holder.job, Path(holder.run)))
+        return is_live(find_job(queue, holder.job, Path(holder.run)))
     try:
         status = run_status(RunDir(Path(holder.run)))
     except RunError:  # deleted, or not for us to read

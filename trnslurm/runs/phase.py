@@ -11,7 +11,7 @@ from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Attempt, Record, RunDir
-from trnslurm.slurm.commands import QueueEntry, job_of
+from trnslurm.slurm.commands import QueueEntry, find_job
 
 FINAL = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
@@ -136,7 +136,7 @@ def _compile_problem(run: RunDir, last: Attempt) -> str:
 def _slurm_state(
     run: RunDir, job_id: str, last: Attempt | None, wait: Wait, seen: Seen
 ) -> tuple[str, str]:
-    entry = job_of(seen.queue, job_id, run.path)
+    entry = find_job(seen.queue, job_id, run.path)
     never = wait.never if last is None else ""
     if entry is None:
         return ("CANCELLED", never) if never else _forgotten(run, job_id, last, wait, seen)

@@ -220,6 +220,11 @@ class RunDir(RunFiles):
         return counting
 
 
+def utc_now() -> str:
+    """Return the time as records have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def _check_record(record: Record) -> None:
     """Raise a ValueError if it names what is no job, no phase, or lies elsewhere."""
     names = [n for n in (record.recipe, record.after, record.then) if n]

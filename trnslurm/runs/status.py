@@ -18,7 +18,7 @@ from trnslurm.runs.phase import (
     phase_status,
 )
 from trnslurm.runs.run import Attempt, Record, RunDir
-from trnslurm.slurm.commands import Slurm, job_of
+from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
@@ -152,7 +152,7 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
         job
         for run, record in unsettled
         for job in record.jobs.values()
-        if not job_of(queue, job, run.path)
+        if not find_job(queue, job, run.path)
     ]
     return Seen(queue, slurm.accounting(forgotten))
 
@@ -165,7 +165,7 @@ def _left_in_queue(run: RunDir, record: Record) -> bool:
         queue = Slurm(record.bin_dir).queue([record.user], timeout_s=_LEFT_TIMEOUT_S)
     except SlurmError:
         return False
-    found = (job_of(queue, job, run.path) for job in record.jobs.values())
+    found = (find_job(queue, job, run.path) for job in record.jobs.values())
     return any(entry.state in STARTABLE for entry in found if entry)
 
 

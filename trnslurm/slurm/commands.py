@@ -40,7 +40,7 @@ class QueueEntry:
         return job_reason(self.reason)
 
 
-def job_of(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
+def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
     """Return a job if it is the one that was submitted from a run directory.
 
     A controller that is killed forgets the jobs of its last seconds and gives their numbers to

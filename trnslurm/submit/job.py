@@ -12,12 +12,13 @@ import yaml
 
 from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
-from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.plan.batch import Estimate
-from trnslurm.plan.data import CONFIG, INDEX, PREPARE, DataJob, command, data_path, none_there
+from trnslurm.plan.data import CONFIG as MODEL_CONFIG
+from trnslurm.plan.data import INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.render import render, render_data_job, script_name
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
@@ -69,14 +70,14 @@ class Link:
 
 
 def alone(job: Job) -> Link:
-    """Return the link of a job that goes on from no other."""
+    """Return the link of a job that continues no other."""
     return Link(job, lambda _: job)
 
 
-def job_of(
+def make_job(
     spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
 ) -> Job:
-    """Render a spec into a job that can be submitted; `code`: of a bundle that there is already."""
+    """Render a spec into a job; `code` is that of a bundle that exists already."""
     config: Config = spec.config
     return Job(
         bundle=render(spec, template_dirs, code=code),
@@ -96,8 +97,8 @@ def job_of(
     )
 
 
-def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
-    """Render the preparation of data into a job that can be submitted."""
+def make_prepare_job(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
+    """Render the preparation of data into a job."""
     config = data_job.config
     return Job(
         bundle=render_data_job(data_job, template_dirs),
@@ -117,16 +118,16 @@ def job_of_data(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
     )
 
 
-def job_of_bundle(directory: Path) -> Job:
-    """Read a reviewed bundle back, byte for byte."""
+def read_job(directory: Path) -> Job:
+    """Read the job of a reviewed bundle back, byte for byte."""
     bundle = read_bundle(directory)
     for path in (directory, *filter(Path.exists, (directory / name for name in bundle.files))):
         refuse_foreign(path, "submit")
     try:
-        head = yaml.safe_load(bundle.files["config.yaml"])
-        plan = json.loads(bundle.files["plan.json"])
+        head = yaml.safe_load(bundle.files[CONFIG])
+        plan = json.loads(bundle.files[PLAN])
         tree, recipe = head["config"], str(head["recipe_name"])
-        cluster = read_cluster(tree, f"{directory}/config.yaml")
+        cluster = read_cluster(tree, f"{directory}/{CONFIG}")
         job = Job(
             bundle=bundle,
             name=check_job_name(str(head["name"])),
@@ -147,43 +148,36 @@ def job_of_bundle(directory: Path) -> Job:
         entry = f"code/jobs/{recipe}/{tree['entry']}"
     except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(
-            f"{directory} is not a rendered bundle: its config.yaml or plan.json is missing or "
+            f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or "
             "damaged; make one with `trnslurm render -o DIR`"
         ) from None
     refuse_locked(flatten(tree), str(directory))
     scripts = [script_name(p, cluster.scheduler) for p in job.phases]
-    if missing := [n for n in (*scripts, "node.sh", entry) if n not in bundle.files]:
+    if missing := [n for n in (*scripts, NODE_SCRIPT, entry) if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
     if planned != job.nodes:
         raise SubmitError(
-            f"{directory}: plan.json is for {planned} nodes, config.yaml for {job.nodes}; "
-            "render it again"
+            f"{directory}: {PLAN} is for {planned} nodes, {CONFIG} for {job.nodes}; render it again"
         )
     return job
 
 
 def refuse_unprepared(job: Job) -> None:
     """Refuse to train on data that is not there, as far as this host can tell."""
+    root = job.profile.data_root
     # Prepared data, shards as they are published, or a plain text.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
-    if job.data and none_there(job.profile.data_root, files, local=job.local):
+    if job.data and none_there(root, files, local=job.local):
         prepare = command("prepare", job.recipe, job.preset, job.cluster)
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
     if job.data:
         _refuse_unfit(job)
-    _refuse_unfetched(job)
-
-
-def _refuse_unfetched(job: Job) -> None:
-    """Refuse to begin with a model of the Hub that was not fetched."""
     try:
-        model = json.loads(job.bundle.files["plan.json"])["train"].get("init_from", "")
+        model = json.loads(job.bundle.files[PLAN])["train"].get("init_from", "")
     except (KeyError, ValueError, AttributeError):  # of a job that trains nothing
         return
-    root = job.profile.data_root
-    if not str(model).startswith(f"{root.rstrip('/')}/hub/"):
-        return
-    if none_there(root, [f"{model}/{CONFIG}"], local=job.local):
+    fetched = str(model).startswith(f"{root.rstrip('/')}/hub/")
+    if fetched and none_there(root, [f"{model}/{MODEL_CONFIG}"], local=job.local):
         fetch = command("fetch", job.recipe, job.preset, job.cluster)
         raise SubmitError(f"no model at {model}: {fetch}")
 
@@ -192,7 +186,7 @@ def _refuse_unfit(job: Job) -> None:
     """Refuse data that was prepared for another model or other samples, if its index is here."""
     try:
         index = json.loads((Path(job.data).expanduser() / INDEX).read_text(encoding="utf-8"))
-        plan = json.loads(job.bundle.files["plan.json"])
+        plan = json.loads(job.bundle.files[PLAN])
         has = [index.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
     except (OSError, RuntimeError, ValueError, AttributeError):
         return  # not for this host to look at; the job says what is wrong

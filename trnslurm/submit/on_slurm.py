@@ -55,11 +55,15 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
     The first waits for the job `after`, if there is one.
     """
     previous = after
-    phases = [(each, phase) for each in runs for phase in each.record().phases]
+    records = [(run, run.record()) for run in runs]
+    phases = [(run, record, phase) for run, record in records for phase in record.phases]
     with _interrupts_deferred() as interrupts:
-        for run, phase in phases:
+        for run, record, phase in phases:
+            first = phase == record.phases[0]
+            compiling = str(record.precompile.get("waits_for", "")) if first else ""
+            awaited = ":".join(filter(None, [previous, compiling]))
             try:
-                previous = _submit(run, phase, slurm, after=_awaited(run, phase, previous))
+                previous = _submit(run, phase, slurm, after=awaited)
             except TrnslurmError as error:
                 _take_back(runs, slurm, error)
                 kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
@@ -70,16 +74,9 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
                 return
 
 
-def _awaited(run: RunDir, phase: str, previous: str) -> str:
-    """Return the jobs that must have succeeded: the one before, and that which compiles."""
-    record = run.record()
-    compiling = str(record.precompile.get("waits_for", "")) if phase == record.phases[0] else ""
-    return ":".join(filter(None, [previous, compiling]))
-
-
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[list[int]]:
-    """Let no Ctrl-C come between a job and our knowing its id; raise it afterwards."""
+    """Keep Ctrl-C from coming between a job and our knowing its id; raise it afterwards."""
     seen: list[int] = []
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield seen  # inherited, as in the background of a script: Ctrl-C is not meant for us

@@ -1,4 +1,4 @@
-"""Decides whether a run begins with a precompile job: never twice for one key, whoever asks."""
+"""Whether a run begins with a precompile job, and precompile jobs for other node counts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled, still_compiles
+from trnslurm.config import Config
+from trnslurm.errors import ConfigError, PlanError
 from trnslurm.node.graphs.claims import Claim, newest_claim
-from trnslurm.plan.spec import COMPILING
-from trnslurm.submit.job import Job, Link
+from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
+from trnslurm.submit.job import Job, Link, make_job
 
-Verdict = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
+Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,7 @@ class Need:
     """Whether a job's graphs must be compiled before it trains."""
 
     job: Job
-    verdict: Verdict
+    decision: Decision
     """none: nothing to compile ahead; never, asked: as precompile says; unknown: to this host;
     cold; warm; elsewhere: another run compiles them; before: a run of the chain ahead does."""
     compiled: Compiled = field(default_factory=Compiled)
@@ -30,8 +32,8 @@ class Need:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases that are submitted."""
-        if self.verdict in ("warm", "elsewhere", "before"):
+        """The phases that are submitted; none of a job that would only precompile."""
+        if self.decision in ("warm", "elsewhere", "before"):
             return tuple(p for p in self.job.phases if p != PRECOMPILE)
         return self.job.phases
 
@@ -44,18 +46,18 @@ class Need:
     def left_out(self) -> str:
         """Why there is no precompile phase; empty if there is one, or nothing to compile."""
         key = self.compiled.key
-        if self.verdict == "warm" and self.compiled.manifest:
+        if self.decision == "warm" and self.compiled.manifest:
             return f"its graphs are compiled (key {key})"
-        if self.verdict == "elsewhere" and self.other:
+        if self.decision == "elsewhere" and self.other:
             holder = self.other.holder
             return f"{Path(holder.run).name} of {holder.user} compiles its graphs (key {key})"
-        if self.verdict == "before":
+        if self.decision == "before":
             return f"a run before it compiles its graphs (key {key})"
-        return "as asked" if self.verdict == "never" else ""
+        return "as asked" if self.decision == "never" else ""
 
     def record(self) -> dict[str, Any]:
-        """Return what run.json has of it."""
-        if self.verdict == "none":
+        """Return the facts that run.json keeps."""
+        if self.decision == "none":
             return {}
         facts = {
             "key": self.compiled.key,
@@ -67,7 +69,7 @@ class Need:
 
 
 def needs_of(links: Sequence[Link], cache: CompileCache) -> list[Need]:
-    """Say what the jobs of a chain need as things stand."""
+    """Return what the jobs of a chain need as things stand."""
     needs: list[Need] = []
     for link in links:
         needs.append(need_of(link.job, cache, before={n.compiled.key for n in needs}))
@@ -75,26 +77,55 @@ def needs_of(links: Sequence[Link], cache: CompileCache) -> list[Need]:
 
 
 def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> Need:
-    """Say what a job needs as things stand; `before`: keys of the runs ahead in its chain."""
+    """Return what a job needs as things stand; `before`: keys of the runs ahead in its chain."""
     if PRECOMPILE not in job.phases:
         ahead = job.precompile == "never" and (job.ingredients or {}).get("device") in COMPILING
-        return Need(job=job, verdict="never" if ahead else "none")
+        return Need(job=job, decision="never" if ahead else "none")
     if job.ingredients is None:
         problem = "the bundle does not say what shapes its graphs"
         compiled = Compiled(problem=problem, known=False)
-        return Need(job=job, verdict="unknown", compiled=compiled)
+        return Need(job=job, decision="unknown", compiled=compiled)
     compiled = cache.look_up(job.ingredients)
-    known = Need(job=job, verdict="cold", compiled=compiled, versions=cache.versions)
+    known = Need(job=job, decision="cold", compiled=compiled, versions=cache.versions)
     if job.precompile == "always":
-        return replace(known, verdict="asked")
+        return replace(known, decision="asked")
     if not compiled.known:
-        return replace(known, verdict="unknown")
+        return replace(known, decision="unknown")
     if compiled.warm:
-        return replace(known, verdict="warm")
+        return replace(known, decision="warm")
     if compiled.key in before:
-        return replace(known, verdict="before")
+        return replace(known, decision="before")
     claim = newest_claim(cache.root, compiled.key)
     # What is compiled by somebody who is not trusted would be refused.
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
-        return replace(known, verdict="elsewhere", other=claim)
+        return replace(known, decision="elsewhere", other=claim)
     return known
+
+
+def jobs_ahead(
+    config: Config, spec: JobSpec, counts: Sequence[int], template_dirs: Sequence[Path]
+) -> list[Job]:
+    """Return a precompile-only job for each other node count of a run, or refuse a count.
+
+    Resuming the run on such a count then waits for nothing.
+    """
+    if PRECOMPILE not in spec.phases:
+        raise ConfigError(f"--elastic: nothing is compiled ahead for {config.title} here")
+    jobs = []
+    for nodes in counts:
+        if nodes == spec.nodes:
+            continue
+        try:
+            other = make_spec(config, nodes)
+        except (PlanError, ConfigError) as error:
+            raise ConfigError(f"--elastic {nodes}: {error}") from None
+        if other.batch.global_batch != spec.batch.global_batch:
+            raise ConfigError(
+                f"--elastic {nodes}: the global batch grows with the nodes (batch.mode "
+                "per_worker), so the run cannot go on there"
+            )
+        time_min = {phase: t for phase, t in other.time_min.items() if phase == PRECOMPILE}
+        name = check_job_name(f"{spec.name}-{PRECOMPILE}-{nodes}")
+        alone = replace(other, name=name, phases=(PRECOMPILE,), time_min=time_min, estimate=None)
+        jobs.append(make_job(alone, template_dirs))
+    return jobs

@@ -1,10 +1,10 @@
-"""Lets one process at a time submit a run, on whichever host, so that it never has two jobs.
+"""Lets one process at a time submit a run, on whichever host, so that a run never has two jobs.
 
     RUN/state/turns/3.json    the highest number counts
 
-A turn is taken by creating the next number's file, which only one process can, on NFS too. The file
-with the highest number is never removed, only marked as over: a number is never used twice, so who
-looked long ago cannot take a turn that others have had since.
+A turn is taken by creating the file of the next number, which only one process can do, on NFS too.
+The file with the highest number is never removed, only marked as over: no number is used twice, and
+who looked long ago cannot take a turn that others have had since.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import NotYetError, RunError
-from trnslurm.rundir import write_json
+from trnslurm.rundir import read_json, write_json
 from trnslurm.runs.process import own_process, process_alive
 from trnslurm.runs.run import RunDir
 
@@ -27,10 +27,10 @@ _ELSEWHERE_S = 900  # no submission takes longer; on another host nobody can be 
 
 
 @contextlib.contextmanager
-def turn(run: RunDir) -> Iterator[None]:
-    """Submit the run alone meanwhile; somebody else who does is named."""
+def lock_run(run: RunDir) -> Iterator[None]:
+    """Keep everybody else from submitting the run; if somebody does already, say who."""
     try:
-        file = _take(run)
+        file = _take_turn(run)
     except OSError as error:
         raise RunError(f"{run.turns}: cannot be written ({error.strerror})") from None
     try:
@@ -40,13 +40,12 @@ def turn(run: RunDir) -> Iterator[None]:
             write_json(file, _holder() | {"over": True})
 
 
-def _take(run: RunDir) -> Path:
+def _take_turn(run: RunDir) -> Path:
     run.turns.mkdir(exist_ok=True)
-    numbers = _numbers(run.turns)
-    newest = max(numbers, default=0)
-    if newest and (holder := _who_has(_file(run.turns, newest))):
+    newest = max(_numbers(run.turns), default=0)
+    if newest and (holder := _who_has(run.turns / f"{newest}.json")):
         raise NotYetError(f"{run.name} is being submitted by {holder}: look at its status")
-    file = _file(run.turns, newest + 1)
+    file = run.turns / f"{newest + 1}.json"
     try:
         with file.open("x", encoding="utf-8") as stream:
             json.dump(_holder(), stream)
@@ -59,19 +58,17 @@ def _take(run: RunDir) -> Path:
             file.unlink()
             raise NotYetError(f"{run.name} was submitted by somebody else: look at its status")
         if number < newest + 1:
-            _file(run.turns, number).unlink(missing_ok=True)
+            (run.turns / f"{number}.json").unlink(missing_ok=True)
     return file
 
 
 def _who_has(file: Path) -> str:
-    """Say whose turn it is; empty if it is over, or its process has ended."""
+    """Return whose turn it is; empty if it is over, or its process has ended."""
     try:
         age_s = time.time() - file.stat().st_mtime
-        holder = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "somebody else"
-    except (OSError, ValueError):
-        holder = {}  # not written yet, or never
+    holder = read_json(file)  # empty: not written yet, or never
     if holder.get("over"):
         return ""
     if holder.get("host") == socket.gethostname():
@@ -88,7 +85,3 @@ def _holder() -> dict[str, Any]:
 
 def _numbers(directory: Path) -> list[int]:
     return [int(file.stem) for file in directory.glob("*.json") if file.stem.isdigit()]
-
-
-def _file(directory: Path, number: int) -> Path:
-    return directory / f"{number}.json"

@@ -1,7 +1,7 @@
 """The files of a run for another node count: rendered from its own config.yaml, and put in place.
 
-The code stays byte for byte what was submitted. What else there is, is rendered anew, by templates
-that may be others than those of the submission: so they must first give the files that are there.
+The code stays byte for byte what was submitted. Everything else is rendered again. As the templates
+may have changed since the submission, they must first reproduce the files that are there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.render import render
+from trnslurm.rundir import CONFIG
 from trnslurm.runs.run import RunDir
-from trnslurm.submit.job import Job, job_of
+from trnslurm.submit.job import Job, make_job
 
 _SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be
 
 
-def resized(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
+def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
     """Return a run's job for another node count, or refuse what would not be the same training."""
-    head = yaml.safe_load(job.bundle.files["config.yaml"])
+    head = yaml.safe_load(job.bundle.files[CONFIG])
     source = run.code / "jobs" / job.recipe
     config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
     code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
@@ -46,32 +47,40 @@ def resized(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) ->
         spec = _spec(config, job, nodes)
     except (PlanError, ConfigError) as error:
         why = str(error).partition("; nearest")[0]
-        near = _nearest(config, job, nodes)
-        raise RunError(f"{run.name} cannot go on with --nodes {nodes}: {why}{near}") from None
+        fit = [n for n in range(1, max(_SEARCHED_NODES, 2 * nodes) + 1) if _fits(config, job, n)]
+        near = [n for n in fit if n < nodes][-1:] + [n for n in fit if n > nodes][:1]
+        if near:
+            why += f"; nearest: {' or '.join(map(str, near))} nodes"
+        raise RunError(f"{run.name} cannot go on with --nodes {nodes}: {why}") from None
     if spec.batch.global_batch != was.batch.global_batch:
         raise RunError(
             f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "
             f"{was.batch.global_batch} on {job.nodes}, {spec.batch.global_batch} on {nodes}; "
             f"that is another training: trnslurm submit {job.recipe} --from {run.name}"
         )
-    return job_of(spec, template_dirs, code=code)
+    return make_job(spec, template_dirs, code=code)
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:
-    """Write down what differs from the files that are there, beside them."""
-    changed = {n: d for n, d in bundle.files.items() if not _is(run.path / n, d)}
+    """Write what differs from the files that are there, beside them."""
+    changed = {
+        name: data
+        for name, data in bundle.files.items()
+        if not (run.path / name).is_file() or (run.path / name).read_bytes() != data
+    }
     if not changed:
         return
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(run.files_aside)
-    Bundle(files=changed).write(_made(run.files_aside))
+    run.files_aside.mkdir()
+    Bundle(files=changed).write(run.files_aside)
 
 
 def adopt_files(run: RunDir) -> None:
-    """Put the files laid aside in their places if the record names them, and else drop them.
+    """Put the files laid aside in their places if the record names them; else delete them.
 
-    It may be interrupted anywhere, and called again: between the record and the last file the
-    record is the truth, and what is missing of it still lies aside.
+    It may be interrupted anywhere and called again: until the last file is in its place the record
+    is the truth, and what is missing of it still lies aside.
     """
     if not run.files_aside.is_dir():
         return
@@ -83,17 +92,10 @@ def adopt_files(run: RunDir) -> None:
 
 
 def _spec(config: Config, job: Job, nodes: int) -> JobSpec:
-    """Join it as submission did; a run that only precompiles has no other phase."""
+    """Make the spec as the submission did; a run that only precompiles has no other phase."""
     spec = make_spec(config, nodes, name=job.name)
     time_min = {phase: t for phase, t in spec.time_min.items() if phase in job.phases}
     return replace(spec, phases=job.phases, time_min=time_min)
-
-
-def _nearest(config: Config, job: Job, nodes: int) -> str:
-    """Name the node counts nearest to this one that can be."""
-    fit = [n for n in range(1, max(_SEARCHED_NODES, 2 * nodes) + 1) if _fits(config, job, n)]
-    near = [n for n in fit if n < nodes][-1:] + [n for n in fit if n > nodes][:1]
-    return f"; nearest: {' or '.join(map(str, near))} nodes" if near else ""
 
 
 def _fits(config: Config, job: Job, nodes: int) -> bool:
@@ -109,12 +111,3 @@ def _same(name: str, stored: bytes, rendered: bytes | None) -> bool:
         return stored == rendered
     # config.yaml, from which these are rendered again, does not keep the order of the keys.
     return bool(json.loads(stored) == json.loads(rendered))
-
-
-def _is(file: Path, data: bytes) -> bool:
-    return file.is_file() and file.read_bytes() == data
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory

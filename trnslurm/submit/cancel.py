@@ -1,20 +1,19 @@
-"""Ends runs: a training that runs is asked to save and end, all else is cancelled at once."""
+"""Ends runs: a running training is asked to save and end, all else is cancelled at once."""
 
 from __future__ import annotations
 
 import getpass
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.rundir import write_json
 from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import Record, RunDir
+from trnslurm.runs.run import RunDir, utc_now
 from trnslurm.runs.status import is_complete
-from trnslurm.slurm.commands import QueueEntry, Slurm, job_of
-from trnslurm.submit.starting import utc_now
+from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
 _SAVES = re.compile(r"^\s*trap .*\bUSR1\b", re.MULTILINE)
@@ -38,11 +37,19 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
     record = run.record()
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
-    runs = [run, *_waiting_for(record, run)]
+    runs, last = [run], record
+    while last.then:  # the runs that wait for it, and for those
+        waiting = runs[-1].beside(last.then)
+        try:
+            last = waiting.record()
+            refuse_foreign(waiting.path, "cancel")
+        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
+            break
+        runs.append(waiting)
     # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
     for each in runs:
         if is_complete(each, each.record()):
-            continue  # a job that Slurm has left of it is cancelled, the run is what it is
+            continue  # a job that Slurm still has of it is cancelled; the run stays completed
         try:
             write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_now()})
         except OSError:
@@ -64,24 +71,26 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
     queue = slurm.queue(sorted({each.record().user for each in runs}))
     training = {} if now else {each: _training(each, queue) for each in runs}
     saving = {job for job in training.values() if job}
+    jobs: list[str] = []
+    for each in runs:
+        record = each.record()
+        known = [*record.jobs.values()]
+        if not set(record.phases) <= set(record.jobs):  # its submission was interrupted
+            found = slurm.jobs_in(str(each.path), record.user)
+            known += [job for job in found if job not in known]
+        jobs += [job for job in known if job not in queue or find_job(queue, job, each.path)]
     # The last phase first: else the end of the first could still release it.
-    jobs = [
-        job
-        for each in runs
-        for job in _jobs_of(each, slurm)
-        if job not in saving and (job not in queue or job_of(queue, job, each.path))
-    ]
-    if jobs:
-        slurm.cancel(jobs[::-1])
+    if jobs := [job for job in jobs[::-1] if job not in saving]:
+        slurm.cancel(jobs)
     for job in saving:
         slurm.ask_to_stop(job)
     return [Cancelled(each, saves=bool(training.get(each))) for each in runs]
 
 
 def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
-    """Return the job of a training that would heed the signal; empty if there is none.
+    """Return the job of a training that saves at the signal; empty if there is none.
 
-    Its script must have got as far as to run, and have a trap: the signal kills any other.
+    Its script must be running already, and have a trap: the signal kills any other.
     """
     record = run.record()
     job = record.jobs.get(_TRAIN, "")
@@ -92,26 +101,5 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
         traps = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
     except OSError:
         return ""
-    entry = job_of(queue, job, run.path)
+    entry = find_job(queue, job, run.path)
     return job if traps and entry and entry.state == "RUNNING" else ""
-
-
-def _waiting_for(record: Record, run: RunDir) -> Iterator[RunDir]:
-    """Give the run that waits for a run, the one that waits for that, and so on."""
-    while record.then:
-        run = run.beside(record.then)
-        try:
-            record = run.record()
-            refuse_foreign(run.path, "cancel")
-        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
-            return
-        yield run
-
-
-def _jobs_of(run: RunDir, slurm: Slurm) -> list[str]:
-    """Return what was recorded; what was not, as its submission was interrupted, is looked for."""
-    record = run.record()
-    known = list(record.jobs.values())
-    return known if set(record.phases) <= set(record.jobs) else [
-        *known, *(j for j in slurm.jobs_in(str(run.path), record.user) if j not in known)
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Claims the keys that a submission will compile, and joins those who compile them already."""
+"""Claims the keys that a submission will compile, and joins who compiles them already."""
 
 from __future__ import annotations
 
@@ -46,28 +46,26 @@ class Claims:
                 with contextlib.suppress(OSError):
                     drop_claim(claim)
 
-    def settle(self, job: Job, run: RunDir) -> None:
-        """Decide how a run begins, and write it into its record."""
-        record = run.record()
-        # What waits for another run would keep others waiting with it: it claims nothing.
-        need = self._alone(job) if record.after else self._claimed(job, run)
+    def decide(self, job: Job, run: RunDir, *, waits: bool) -> Need:
+        """Decide whether a run begins with a precompile job; `waits`: for another run's end."""
+        if waits:  # it would keep others waiting with it, so it claims nothing
+            need = need_of(job, self._cache, before=self._keys)
+            if _nothing_to_wait_for(need):
+                need = replace(need, decision="cold", other=None)
+        else:
+            need = self._claim(job, run)
         self._keys.add(need.compiled.key)
-        # A run that only precompiles keeps that phase, which finds out that there is nothing to do.
-        phases = need.phases or job.phases
-        run.write_record(replace(record, phases=phases, precompile=need.record()))
+        return need
 
     def complete(self) -> None:
-        """Write down which jobs compile, for others to wait for."""
+        """Note which jobs compile, for others to wait for."""
         for claim, run in self._taken:
             jobs = run.record().jobs
             with contextlib.suppress(OSError):  # then others compile as well
                 complete_claim(claim, jobs.get("local") or jobs["precompile"])
 
-    def _alone(self, job: Job) -> Need:
-        need = need_of(job, self._cache, before=self._keys)
-        return replace(need, verdict="cold", other=None) if _nothing_to_wait_for(need) else need
-
-    def _claimed(self, job: Job, run: RunDir) -> Need:
+    def _claim(self, job: Job, run: RunDir) -> Need:
+        """Return what the job needs, its key claimed if it has to be compiled."""
         said = False
         while True:
             need = need_of(job, self._cache)
@@ -76,11 +74,11 @@ class Claims:
                     self._say(f"Waiting: {need.left_out}")
                     said = True
                 time.sleep(_POLL_S)
-            elif need.verdict != "cold" or self._take(need, run):
+            elif need.decision != "cold" or self._take(need, run):
                 return need
 
     def _take(self, need: Need, run: RunDir) -> bool:
-        """Claim the key; False if that has to be decided anew."""
+        """Claim the key; return False if the decision has to be made again."""
         root, key = self._cache.root, need.compiled.key
         try:
             claim = take_claim(
@@ -102,7 +100,7 @@ class Claims:
 
 
 def _nothing_to_wait_for(need: Need) -> bool:
-    """Whether somebody compiles in no job that Slurm could wait for, or in none yet."""
-    if need.verdict != "elsewhere" or need.other is None:
+    """Check whether who compiles has no job that Slurm could wait for, or none yet."""
+    if need.decision != "elsewhere" or need.other is None:
         return False
     return need.job.local or not need.other.holder.job

@@ -1,0 +1,228 @@
+"""Submits a run again, in the same directory: it resumes from its newest checkpoint.
+
+Whatever ended it, nothing of it may be left in the queue, and the controller must say so. The job
+finds the checkpoint by itself; a run whose training never began begins with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.errors import NotYetError, RunError
+from trnslurm.plan.data import PREPARE
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
+from trnslurm.runs.process import local_job_alive
+from trnslurm.runs.run import Record, RunDir, utc_now
+from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
+from trnslurm.submit.claims import Claims
+from trnslurm.submit.job import Job, read_job, refuse_unprepared
+from trnslurm.submit.lock import lock_run
+from trnslurm.submit.precompile import Need
+from trnslurm.submit.resize import adopt_files, lay_aside, resize
+from trnslurm.submit.submit import privacy_of, starter
+
+_ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
+_POLL_S = 0.5
+_SILENT_S = 65  # two heartbeats were missed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What was done so that a run goes on."""
+
+    runs: list[RunDir]
+    """The run, and those that wait for it."""
+    released: tuple[str, ...] = ()
+    """Jobs that were held, and now go on; nothing was submitted then."""
+
+
+def resume(
+    run: RunDir, *, nodes: int | None = None, template_dirs: Sequence[Path] = (),
+    detach: bool = False, say: Callable[[str], None] = lambda text: None,
+) -> Resumed:  # fmt: skip
+    """Submit a run again, on `nodes` nodes if that is another number, and those that wait for it.
+
+    A run that is only held by Slurm, because its launch failed, is released instead.
+    """
+    chain = list(_with_waiting(run))
+    with contextlib.ExitStack() as locks:
+        for each in chain:
+            locks.enter_context(lock_run(each))
+        statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
+        record = run.record()
+        held = nodes in (None, record.nodes) and statuses[0].state == "HELD"
+        if held and (released := _held_after_launch(run, record, statuses[0])):
+            for released_job in released:
+                Slurm(record.bin_dir).release(released_job)
+            return Resumed(runs=[run], released=tuple(released))
+        jobs = [_job_again(each, nodes, template_dirs) for each in chain]
+        start = starter(jobs[0], detach=detach, after=_job_ahead(run))
+        # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
+        for each in reversed(chain):
+            _end_leftovers(each, each.record())
+        with privacy_of(jobs[0]), Claims(CompileCache(jobs[0].profile), say) as claims:
+            needs = [
+                claims.decide(job, each, waits=bool(each.record().after))
+                for job, each in zip(jobs, chain, strict=True)
+            ]
+            for need, each, status in zip(needs, chain, statuses, strict=True):
+                _begin_again(need, each, status)
+            start(chain)
+            claims.complete()
+    return Resumed(runs=chain)
+
+
+def _with_waiting(run: RunDir) -> Iterator[RunDir]:
+    next_run: RunDir | None = run
+    while next_run:
+        refuse_foreign(next_run.path, "resume")
+        record = next_run.record()
+        yield next_run
+        next_run = next_run.beside(record.then) if record.then else None
+
+
+def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
+    """Refuse a run that has completed, or goes on by itself, or may."""
+    adopt_files(run)  # an earlier resume may have been interrupted
+    record, name = run.record(), run.name
+    if PREPARE in record.phases:
+        raise RunError(f"{name} prepares data: submit it again, it goes on where it was")
+    status = run_status(run)
+    if status.state == "COMPLETED":
+        raise RunError(f"{name} is COMPLETED: there is nothing to resume")
+    # What waits for a run that has ended never starts, though Slurm may not have noticed yet.
+    if waiting and status.state == "PENDING":
+        return status
+    if record.scheduler == "local" and record.host != socket.gethostname():
+        raise RunError(f"{name} runs on {record.host}: resume it there")
+    if not status.final and run.cancelled_file.exists():
+        raise NotYetError(f"{name} is being cancelled: resume it once it has ended")
+    held = status.state == "HELD" and any(map(held_by_slurm, status.phases))
+    if not status.final and not held:
+        reason = f" ({status.reason})" if status.reason else ""
+        raise NotYetError(
+            f"{name} is {status.state}{reason}: let it go on, or `trnslurm cancel {name}` first"
+        )
+    # Slurm has no record of it, but its script shows life, as on a node cut off.
+    last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
+    age_s = run.heartbeat_age_s()
+    lost = record.scheduler == "slurm" and status.state == "LOST"
+    running = bool(last) and last[0].state == "RUNNING"
+    if lost and running and age_s is not None and age_s < _SILENT_S:
+        raise NotYetError(
+            f"{name} is LOST, but its script showed life {age_s:.0f} s ago: "
+            f"resume it in {_SILENT_S - age_s:.0f} s, if it has been silent until then"
+        )
+    return status
+
+
+def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
+    """Return the jobs that only have to be released for the run to go on; empty: others must."""
+    queue = Slurm(record.bin_dir).queue([record.user])
+    held = [p.job_id for p in status.phases if (p.state, p.reason) == ("HELD", LAUNCH_HELD)]
+    unfinished = [p.job_id for p in status.phases if p.state != "COMPLETED"]
+    return held if all(is_live(find_job(queue, job, run.path)) for job in unfinished) else []
+
+
+def _job_again(run: RunDir, nodes: int | None, template_dirs: Sequence[Path]) -> Job:
+    """Return what is submitted: the very files that were, or those for another node count."""
+    job = read_job(run.path)
+    now = job.bundle.sha256()
+    if changed := [name for name, sha in run.record().sha256.items() if now.get(name) != sha]:
+        raise RunError(
+            f"{run.path / changed[0]} is not as it was submitted: submit it as a new run"
+        )
+    refuse_unprepared(job)
+    return job if nodes in (None, job.nodes) else resize(run, job, nodes, template_dirs)
+
+
+def _job_ahead(run: RunDir) -> str:
+    """Return the job that the run must wait for: the last of the run before it, if that goes on."""
+    record = run.record()
+    if not record.after:
+        return ""
+    ahead = run.beside(record.after)
+    status = run_status(ahead)
+    if status.state == "COMPLETED":
+        return ""
+    if status.final or record.scheduler == "local":
+        raise RunError(f"{run.name} goes on from {ahead.name}, which is {status.state}")
+    return ahead.record().jobs[record.phases[-1]]
+
+
+def _begin_again(need: Need, run: RunDir, status: RunStatus) -> None:
+    """Make its record that of a run not yet submitted; its attempts are counted on."""
+    job, record = need.job, run.record()
+    before = {
+        "nodes": record.nodes, "jobs": dict(record.jobs), "state": status.state,
+        "reason": status.reason, "resumed": utc_now(),
+    }  # fmt: skip
+    again = replace(
+        record,
+        nodes=job.nodes,
+        phases=need.phases or job.phases,
+        jobs={},
+        refused="",
+        precompile=need.record(),
+        earlier={p: last[-1].attempt for p in job.phases if (last := run.attempts(p))},
+        history=(*record.history, before) if record.jobs else record.history,
+        sha256=job.bundle.sha256(),
+    )
+    lay_aside(run, job.bundle)
+    run.write_record(again)
+    adopt_files(run)
+    run.cancelled_file.unlink(missing_ok=True)
+
+
+def _end_leftovers(run: RunDir, record: Record) -> None:
+    """Leave nothing of a run that has ended: cancel what only waits, refuse what runs."""
+    deadline = time.monotonic() + _ENDING_S
+    if record.scheduler == "local":  # its processes end a moment after its script's last word
+        while local_job_alive(record) or _script_alive(run, record):
+            if time.monotonic() > deadline:
+                raise NotYetError(
+                    f"{run.name} still has processes here: trnslurm cancel {run.name}"
+                )
+            time.sleep(_POLL_S)
+        return
+    slurm = Slurm(record.bin_dir)
+    cancelled: set[str] = set()
+    while left := _jobs_left(run, record, slurm):
+        running = [j for j, e in left.items() if e.state not in {*STARTABLE, "COMPLETING"}]
+        if running or time.monotonic() > deadline:
+            ids = ", ".join(running or left)
+            raise NotYetError(
+                f"{run.name} still has job {ids}: `trnslurm cancel {run.name}`, and wait for its "
+                "end"
+            )
+        waiting = {job for job, entry in left.items() if entry.state in STARTABLE} - cancelled
+        if waiting:
+            slurm.cancel(sorted(waiting, reverse=True))
+            cancelled |= waiting
+        time.sleep(_POLL_S)
+
+
+def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
+    """Return the jobs of a run that have not ended; a controller that is silent is an error."""
+    ours = {*record.jobs.values(), *slurm.jobs_in(str(run.path), record.user)}
+    queue = slurm.queue([record.user])
+    found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
+    return {job: entry for job, entry in found.items() if entry and entry.state not in JOB_ENDED}
+
+
+def _script_alive(run: RunDir, record: Record) -> bool:
+    """Check whether a batch script of the run still runs here, by its working directory."""
+    pids = [attempt.pid for phase in record.phases for attempt in run.attempts(phase)]
+    for pid in filter(None, pids):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cwd").readlink() == run.path.resolve():
+                return True
+    return False
