@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.cluster import execute as allocation
+from trnslurm.cluster import execute
 
 GOOD = {
     "torch": "2.9.1+cpu", "transformers": "4.57.6", "accelerate": "1.15.0", "torch-xla": "2.9.0",
@@ -132,10 +132,10 @@ def test_local_needs_no_slurm(site, cli) -> None:
 def test_pins_are_those_of_the_package() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    ours = allocation._PINS
-    for pins in allocation._PINS_OF_DEVICE.values():
+    ours = execute._PINS
+    for pins in execute._PINS_OF_DEVICE.values():
         ours = ours | pins
     for word in (*extras["train"], *extras["neuron"]):
         name, _, version = word.partition("==")
         if version:
-            assert allocation._matches(version, ours[name]), word
+            assert execute.matches(version, ours[name]), word

@@ -24,9 +24,16 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, echo_json, echo_table
-from trnslurm.cluster.cache import CompileCache, recipe_of
-from trnslurm.cluster.graph_sources import GraphSource, find_source
-from trnslurm.cluster.pruning import entries_of, prune, remove_all, users_of
+from trnslurm.cluster.cache import (
+    CompileCache,
+    GraphSource,
+    entries_of,
+    find_source,
+    prune,
+    recipe_of,
+    remove_all,
+    users_of,
+)
 from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.node.graphs.contents import Entry, total_bytes

@@ -1,7 +1,7 @@
-"""Which graphs are compiled already: a job's key, and what the cluster's cache has for it.
+"""A cluster's compile cache: which graphs it has, which of them are in use, and removing others.
 
-The key needs the versions of the cluster's Python, and so a host that has it. Elsewhere a key is
-known only on the cluster, where the precompile job looks for itself.
+A job's key needs the versions of the cluster's Python, and so a host that has it. Elsewhere the key
+is known only on the cluster, where the precompile job looks for itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,11 @@ from typing import Any
 
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config import Cluster
-from trnslurm.errors import RunError, TrnslurmError
-from trnslurm.node.graphs.claims import Claim
+from trnslurm.config.load import read_cluster
+from trnslurm.config.search import read_yaml
+from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.node.graphs.claims import Claim, newest_claim
+from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
     CacheError,
@@ -28,11 +31,14 @@ from trnslurm.node.graphs.manifest import (
     read_manifest,
     user_ids,
 )
+from trnslurm.rundir import RunFiles, load_json
+from trnslurm.runs.find import find_run, list_runs
+from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import is_live
 from trnslurm.runs.process import process_alive
 from trnslurm.runs.root import check_run_root
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import run_status
+from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
 
 PRECOMPILE = "precompile"
@@ -51,13 +57,12 @@ class Compiled:
     """Of graphs that are all there; None: cold."""
     problem: str = ""
     """Why the key is not known here, or why what lies in the cache does not serve."""
-
     known: bool = True
     """Whether this host can tell."""
 
     @property
     def warm(self) -> bool:
-        """Whether nothing has to be compiled."""
+        """Check whether nothing has to be compiled."""
         return self.manifest is not None
 
 
@@ -91,7 +96,7 @@ class CompileCache:
         return self._measured[1]
 
     def trusts(self, uid: int) -> bool:
-        """Whether graphs that a user compiled are believed."""
+        """Check whether graphs that a user compiled are believed."""
         return uid in {0, os.getuid(), *self.trusted}
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
@@ -99,8 +104,14 @@ class CompileCache:
         if problem := self.unknown:
             return Compiled(problem=problem, known=False)
         key = content_key(ingredients, self.versions)
-        if problem := self._on_nodes(ingredients):
-            return Compiled(key=key, problem=problem, known=False)
+        if ingredients.get("device") == "neuron":  # it may depend on the nodes of the job
+            problem = ""
+            if self._cluster.compile_cache is None:
+                problem = "compile_cache is not set, so graphs lie on the nodes"
+            elif self._cluster.compile_layout == "per-host":
+                problem = "every host has its own graphs"
+            if problem:
+                return Compiled(key=key, problem=problem, known=False)
         try:
             manifest = read_manifest(self.root, key, trusted=self.trusted)
             damage = manifest and find_damage(
@@ -111,14 +122,6 @@ class CompileCache:
         if damage:
             return Compiled(key=key, problem=damage)
         return Compiled(key=key, manifest=manifest)
-
-    def _on_nodes(self, ingredients: Mapping[str, Any]) -> str:
-        """Say why it depends on the nodes of a job whether its graphs are there."""
-        if ingredients.get("device") != "neuron":
-            return ""
-        if self._cluster.compile_cache is None:
-            return "compile_cache is not set, so graphs lie on the nodes"
-        return "every host has its own graphs" if self._cluster.compile_layout == "per-host" else ""
 
     def all_keys(self) -> list[str]:
         """Return every key that has a directory."""
@@ -158,8 +161,9 @@ def compile_hours(manifest: Manifest) -> float:
 
 
 def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
-    """Whether the run that took a claim may still compile; a job that ended without a manifest, or
-    a submission that was killed, does not.
+    """Check whether the run that took a claim may still compile.
+
+    A job that ended without a manifest does not, nor does a submission that was killed.
     """
     holder = claim.holder
     if not holder.job:
@@ -173,3 +177,102 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
     except RunError:  # deleted, or not for us to read
         return holder.host == socket.gethostname() and process_alive(holder.job)
     return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
+
+
+def entries_of(cache: CompileCache) -> list[Entry]:
+    """Return what the cache holds, the longest unused first."""
+    entries = [read_entry(cache.root, key, trusted=cache.trusted) for key in cache.all_keys()]
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
+    """Return who uses which key, as far as runs can be seen from here."""
+    found = {}
+    for key in cache.all_keys():
+        claim = newest_claim(cache.root, key)
+        try:
+            compiling = claim is not None and still_compiles(claim, cache.bin_dir)
+        except SlurmError:  # nobody to ask here
+            compiling = True
+        if claim and compiling:
+            found[key] = claim.holder.run or "a submission"
+    statuses, _ = statuses_of(list_runs(list(roots)))
+    for status in statuses:
+        if not status.final and "key" in status.precompile:
+            found[status.precompile["key"]] = status.run
+    return found
+
+
+def prune(
+    cache: CompileCache,
+    in_use: Collection[str],
+    *,
+    unused_since: float | None,
+    max_bytes: int | None,
+) -> list[Entry]:
+    """Return what pruning removes: never what is in use."""
+    entries = entries_of(cache)
+    free = [entry for entry in entries if entry.key not in in_use]
+    busy = [entry for entry in entries if entry.key in in_use]
+    return choose(free, busy, unused_since=unused_since, max_bytes=max_bytes)
+
+
+def remove_all(cache: CompileCache, entries: Sequence[Entry]) -> int:
+    """Remove these keys; return the bytes that this freed."""
+    gone = {entry.key for entry in entries}
+    kept = [entry for entry in entries_of(cache) if entry.key not in gone]
+    try:
+        return sum(
+            remove(cache.root, entry, [*kept, *entries[number + 1 :]])
+            for number, entry in enumerate(entries)
+        )
+    except OSError as error:
+        raise TrnslurmError(f"{error.filename}: cannot be removed ({error.strerror})") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSource:
+    """The ingredients of a key, and the versions if they are known."""
+
+    ingredients: Mapping[str, Any]
+    versions: Mapping[str, str]
+    unknown: str = ""
+    """Why the versions are not known."""
+
+
+def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphSource:
+    """Return what a word names: a key of the cache, a bundle's directory, or a run."""
+    if word in cache.all_keys():
+        try:
+            manifest = read_manifest(cache.root, word, trusted=cache.trusted)
+        except CacheError as error:
+            raise RunError(str(error)) from None
+        if manifest is None:
+            raise RunError(f"{word} has no manifest in {cache.root}: it is not compiled")
+        return GraphSource(ingredients=manifest.ingredients, versions=manifest.versions)
+    bundle = RunFiles(Path(word))
+    if bundle.ingredients_file.is_file() and not bundle.record_file.is_file():
+        for path in (bundle.path, bundle.config_file):  # the Python that it names will be started
+            refuse_foreign(path, "compare")
+        try:
+            saved = read_yaml(bundle.config_file)["config"]
+            own = CompileCache(read_cluster(saved, str(bundle.config_file)))
+        except (KeyError, TypeError, ValueError):
+            raise RunError(
+                f"{bundle.config_file}: damaged; make a bundle with `trnslurm render -o DIR`"
+            ) from None
+        versions, unknown = own.versions, own.unknown
+    else:
+        run = find_run(word, list(roots))
+        bundle, versions = run, run.record().precompile.get("versions", {})
+        unknown = "" if versions else "not known where it was submitted"
+    file = bundle.ingredients_file
+    try:
+        ingredients = load_json(file)
+    except FileNotFoundError:
+        raise RunError(
+            f"{bundle.path} has no {file.name}: it was made by an older version, or prepares data"
+        ) from None
+    except (OSError, ValueError):
+        raise RunError(f"{file}: damaged or unreadable") from None
+    return GraphSource(ingredients=ingredients, versions=versions, unknown=unknown)

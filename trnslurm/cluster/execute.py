@@ -1,4 +1,4 @@
-"""Commands on the nodes themselves: inside a running job, or on a node taken for a minute."""
+"""Runs commands on nodes: those of a running job, or one taken for a minute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
@@ -70,7 +70,7 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
     report["problems"] = [
         f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
         for name, pin in pins.items()
-        if not _matches(packages.get(name), pin)
+        if not matches(packages.get(name), pin)
     ]
     report["problems"] += [
         f"{command} is not on PATH" for command, path in report["commands"].items() if not path
@@ -80,7 +80,8 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
     return report
 
 
-def _matches(version: str | None, pin: str) -> bool:
+def matches(version: str | None, pin: str) -> bool:
+    """Check whether a version is of a pin: 2.9.1+cpu is of 2.9."""
     return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")
 
 
@@ -88,7 +89,14 @@ def _probe(
     cluster: Cluster, names: Sequence[str], commands: Sequence[str], timeout_s: float
 ) -> dict[str, Any]:
     script = probe_script(cluster, names, commands)
-    argv = [*([] if cluster.scheduler == "local" else _srun(cluster)), "/bin/bash", "-s"]
+    argv = ["/bin/bash", "-s"]
+    if cluster.scheduler == "slurm":
+        slurm = cluster.slurm
+        argv = [
+            Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
+            "--job-name=trnslurm-env-check", "--export=NONE", *srun_options(cluster),
+            *map(passed_through, slurm.sbatch), *argv,
+        ]  # fmt: skip
     try:
         done = subprocess.run(
             argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -102,19 +110,12 @@ def _probe(
     if done.returncode:
         words = " ".join(done.stderr.split()[-40:]) or f"exit code {done.returncode}"
         raise TrnslurmError(f"the node's Python did not run ({interpreter(cluster)}): {words}")
-    return probe_answer(done.stdout) or _no_answer(cluster)
-
-
-def _no_answer(cluster: Cluster) -> NoReturn:
+    if answer := probe_answer(done.stdout):
+        return answer
     raise TrnslurmError(f"{interpreter(cluster)} on the node printed no answer")
 
 
-def _srun(cluster: Cluster) -> list[str]:
-    slurm = cluster.slurm
+def srun_options(cluster: Cluster) -> list[str]:
+    """Return srun's options for where the cluster's jobs run."""
     named = ("partition", "account", "qos", "constraint", "reservation")
-    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
-    return [
-        Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
-        "--job-name=trnslurm-env-check", "--export=NONE", *options,
-        *map(passed_through, slurm.sbatch),
-    ]  # fmt: skip
+    return [f"--{n}={v}" for n in named if (v := getattr(cluster.slurm, n)) is not None]

@@ -1,4 +1,4 @@
-"""Exports checkpoints: starts a job's own export script with the cluster's Python."""
+"""Exports checkpoints: runs a job's own export script with the cluster's Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trnslurm.errors import RunError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.render import plan_data
+from trnslurm.rundir import PLAN, RunFiles
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
@@ -21,19 +22,18 @@ _MODULES = ("torch", "transformers", "safetensors")
 
 
 def export(run: RunDir, options: Sequence[str] = ()) -> int:
-    """Run the export script of a run's code, with options of its own; return its exit code."""
+    """Run the export script in a run's code, with its own options; return its exit code."""
     refuse_foreign(run.path, "export")
     record = run.record()
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):
         raise RunError(f"{run.config_file}: damaged, it has no config")
     cluster = read_cluster(saved, str(run.config_file))
-    script = _script(run.code, record.recipe, run.name)
-    return _start(cluster, script, run.plan_file, options, code=run.code)
+    return _run_script(cluster, run, record.recipe, options, whose=run.name)
 
 
 def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
-    """Export a file with parameters, of no run, as one of the configured model."""
+    """Export a file of parameters, which belongs to no run, as the configured model."""
     if not file.is_file():
         raise RunError(f"{file}: no such file")
     if file.suffix != ".pt":
@@ -41,30 +41,25 @@ def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
     spec = make_spec(config, 1, need_time=False)
     recipe = config.recipe_name
     files = snapshot(recipe, Path(config.recipe_dir), config.recipe.entry, parts=("train",))
-    files["plan.json"] = json.dumps(plan_data(spec)).encode()
+    files[PLAN] = json.dumps(plan_data(spec)).encode()
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)
         Bundle(files=files).write(here)
-        script = _script(here / "code", recipe, recipe)
         words = [f"--from={file.absolute()}", *options]
-        return _start(config.cluster, script, here / "plan.json", words, code=here / "code")
+        return _run_script(config.cluster, RunFiles(here), recipe, words, whose=recipe)
 
 
-def _script(code: Path, recipe: str, whose: str) -> Path:
-    script = code / "jobs" / recipe / "export.py"
+def _run_script(
+    cluster: Cluster, files: RunFiles, recipe: str, options: Sequence[str], *, whose: str
+) -> int:
+    script = files.code / "jobs" / recipe / "export.py"
     if not script.is_file():
         raise RunError(f"{whose}: {recipe} has no export.py, so it exports nothing")
-    return script
-
-
-def _start(
-    cluster: Cluster, script: Path, plan: Path, options: Sequence[str], *, code: Path
-) -> int:
     return run_python(
         cluster,
-        [str(script), str(plan), *options],
-        cwd=plan.parent,
-        pythonpath=code,
+        [str(script), str(files.plan_file), *options],
+        cwd=files.path,
+        pythonpath=files.code,
         modules=_MODULES,
         umask=0o027 if cluster.group_readable else 0o077,
     )

@@ -1,4 +1,4 @@
-"""The preflight by hand: a few nodes of a cluster, taken for a moment, look at themselves."""
+"""The preflight by hand: takes a few nodes of a cluster for a moment, and checks them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trnslurm
+from trnslurm.cluster.execute import srun_options
 from trnslurm.cluster.python import interpreter, preamble
 from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.node.graphs.manifest import cache_root
+from trnslurm.render.bundle import Bundle, package_files
 from trnslurm.runs.root import check_run_root
 from trnslurm.runs.run import NodeFitness, RunDir
 from trnslurm.slurm.commands import Slurm, without_overrides
@@ -40,14 +41,14 @@ export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS=
 
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
-    """What is looked at."""
+    """The nodes to check, and where."""
 
     cluster: Cluster
     nodes: int
     device: str
     workers: int
     directory: Path
-    """Stands in for a run directory, in the run root."""
+    """Takes the place of a run directory, in the run root."""
 
     @property
     def on_slurm(self) -> bool:
@@ -55,7 +56,7 @@ class Checkup:
 
 
 def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitness]:
-    """Run the preflight on so many nodes, and return what it found of each."""
+    """Run the preflight on `nodes` nodes, and return what it found of each."""
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     root = check_run_root(Path(cluster.run_root))
     try:
@@ -83,18 +84,21 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
 
 def _write(job: Checkup, devices: int, efa: int) -> None:
     """Write what the nodes run: the preflight, as a job would bring it along."""
-    package = Path(trnslurm.__file__).parent
-    code = job.directory / "code/trnslurm"
-    shutil.copytree(package / "node", code / "node", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "rundir.py"):
-        shutil.copy(package / name, code)
-    (job.directory / "state").mkdir()
+    run = RunDir(job.directory)
+    Bundle(files=package_files(("node",))).write(run.path)
+    run.state.mkdir()
     (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")
 
 
 def _script(job: Checkup, devices: int, efa: int) -> str:
     cluster, directory = job.cluster, shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
+    meet = _MEET
+    if not job.on_slurm:
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        hosts = ",".join(f"local-{node}" for node in range(job.nodes))
+        meet = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
     with_efa = efa if job.nodes > 1 and job.device in WITH_EFA else 0
     command = [
         interpreter(cluster), "-m", "trnslurm.node.preflight", f"--device={job.device}",
@@ -108,19 +112,12 @@ def _script(job: Checkup, devices: int, efa: int) -> str:
             "export PYTHONPATH=$PWD/code PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1",
             f"export TRNSLURM_RUN_DIR={directory} TRNSLURM_PHASE={_PHASE}",
             f"export TRNSLURM_ATTEMPT={_ATTEMPT} TRNSLURM_CACHE={shlex.quote(cache)}",
-            _MEET if job.on_slurm else _meet_here(job.nodes),
+            meet,
             'ulimit -n 65536 2> /dev/null || ulimit -n "$(ulimit -Hn)"',
             f"exec {shlex.join(command)}",
             "",
         ]
     )
-
-
-def _meet_here(nodes: int) -> str:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    hosts = ",".join(f"local-{node}" for node in range(nodes))
-    return f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
 
 
 def _command(job: Checkup) -> list[str]:
@@ -129,9 +126,7 @@ def _command(job: Checkup) -> list[str]:
         stand_in = [sys.executable, "-m", "trnslurm.node.local_srun"]
         return [*stand_in, "--nodes", str(job.nodes), "--", *script]
     slurm = job.cluster.slurm
-    named = ("partition", "account", "qos", "constraint", "reservation")
-    options = [f"--{n}={v}" for n in named if (v := getattr(slurm, n)) is not None]
-    options += ["--exclusive"] if slurm.exclusive else []
+    options = [*srun_options(job.cluster), *(["--exclusive"] if slurm.exclusive else [])]
     return [
         Slurm(slurm.bin_dir).path("srun"), f"--nodes={job.nodes}", "--ntasks-per-node=1",
         "--cpu-bind=none", "--time=5", "--quiet", "--job-name=trnslurm-doctor", "--export=NONE",
@@ -153,20 +148,14 @@ def _run(job: Checkup, timeout_s: float) -> str:
         why = f"no {job.nodes} nodes in {timeout_s:g} s{_why_pending(job)}"
         raise SlurmError(f"{why}; try again, or pass --timeout") from None
     finally:
-        _end(process)
-    return _last_words(said.splitlines()) or f"exit code {process.returncode}"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Have srun give the allocation back, also on Ctrl-C."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.communicate(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:  # have srun give the allocation back, also on Ctrl-C
+            process.terminate()
+            try:
+                process.communicate(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+    return " ".join(said.split()[-40:]) or f"exit code {process.returncode}"
 
 
 def _why_pending(job: Checkup) -> str:
@@ -179,7 +168,3 @@ def _why_pending(job: Checkup) -> str:
         return ""
     reasons = [entry.why for job_id in ours if (entry := queue.get(job_id))]
     return f": {reasons[0]}" if reasons and reasons[0] else ""
-
-
-def _last_words(lines: Sequence[str]) -> str:
-    return " ".join(" ".join(lines).split()[-40:])

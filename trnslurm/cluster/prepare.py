@@ -1,6 +1,6 @@
-"""Runs `trnslurm.prepare` on this host, with the cluster's Python: the launcher has no tokenizers.
+"""Prepares data on this host, with the cluster's Python: the launcher has no tokenizers.
 
-That Python gets our package and none of the packages beside it, which are for another interpreter.
+That Python sees our package and none of the packages beside it, which are for another interpreter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MODULES = ("numpy", "tokenizers")
 
 
 def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
-    """Run it until it ends, with our terminal, and return its exit code.
+    """Run `trnslurm.prepare` until it ends, with our terminal, and return its exit code.
 
-    `otherwise` says what to do where this host has not the cluster's Python.
+    `otherwise` says what to do where this host lacks the cluster's Python.
     """
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():

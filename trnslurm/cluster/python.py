@@ -1,4 +1,4 @@
-"""A cluster's Python on this host: started as the batch script starts it, with our terminal."""
+"""A cluster's Python on this host, started as the batch script starts it."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def run_python(
     modules: Sequence[str] = (),
     umask: int = -1,
 ) -> int:
-    """Run the cluster's Python here until it ends, its output ours; return its exit code.
+    """Run the cluster's Python here until it ends, with our terminal; return its exit code.
 
-    It must have the modules. On Ctrl-C it is asked to end (TERM: a Python that still imports would
-    answer INT with a traceback), and KeyboardInterrupt is raised when it has ended.
+    It must have the modules. On Ctrl-C it is asked to end (by TERM: a Python that still imports
+    would answer INT with a traceback), and KeyboardInterrupt is raised when it has ended.
     """
     libc = ctypes.CDLL(None)
     try:
@@ -125,8 +125,9 @@ def run_python(
         child.terminate()
         _wait(child)
         raise
-    finally:
-        _end(child)
+    finally:  # leave nothing of its process group behind
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise TrnslurmError(f"{interpreter(cluster)} was killed ({name}) in {cwd}")
@@ -159,9 +160,3 @@ def _script(
 def _wait(child: subprocess.Popen[bytes]) -> None:
     """Wait until it has ended, without collecting it: the number of its group stays taken."""
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Leave nothing of its process group behind."""
-    os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

@@ -75,13 +75,19 @@ def _lines(data: bytes | None) -> list[str]:
     return [] if data is None else data.decode(errors="replace").splitlines()
 
 
+def package_files(parts: Sequence[str]) -> dict[str, bytes]:
+    """Return parts of this package as files of a bundle, with what all of them share."""
+    files = {f"code/trnslurm/{name}": (_PACKAGE / name).read_bytes() for name in _SHARED}
+    for part in parts:
+        files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
+    return files
+
+
 def snapshot(
     recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = _ON_NODES
 ) -> dict[str, bytes]:
     """Return the code that the nodes run: the job, and our parts that it needs."""
-    files = {f"code/trnslurm/{name}": (_PACKAGE / name).read_bytes() for name in _SHARED}
-    for part in parts:
-        files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
+    files = package_files(parts)
     _refuse_links(job_dir)
     files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
     if f"code/jobs/{recipe_name}/{entry}" not in files:

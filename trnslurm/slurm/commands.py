@@ -1,4 +1,4 @@
-"""The only user of Slurm's commands: argument lists, time limits, parsers."""
+"""Slurm's commands, which nothing else starts: argument lists, time limits, parsers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIELD = re.compile(r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)")
 
 @dataclass(frozen=True, kw_only=True)
 class QueueEntry:
-    """One job as the controller (squeue) or the accounting (sacct) tells it."""
+    """One job as the controller (squeue) or the accounting (sacct) shows it."""
 
     job_id: str
     state: str
@@ -32,11 +32,11 @@ class QueueEntry:
     start: str = ""
     nodes: str = ""
     directory: str = ""
-    """Where it was submitted; empty: not told."""
+    """Where it was submitted; empty: not shown."""
 
     @property
     def why(self) -> str:
-        """The reason in words, Slurm's own where we have none."""
+        """The reason in plain words; Slurm's own where we have none."""
         return job_reason(self.reason)
 
 
@@ -63,7 +63,7 @@ def overriding(environment: Iterable[str]) -> list[str]:
 
 
 def own_words(command: str, stderr: str) -> str:
-    """Return what a command said of its failure as one line that names it once."""
+    """Return what a command said about its failure, as one line that names it once."""
     said = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
     return f"{command}: {said}" if said else ""
 
@@ -75,13 +75,13 @@ class Slurm:
     bin_dir: str | None = None
 
     def find(self, command: str) -> str | None:
-        """Return the command's path, or None; PATH serves where `bin_dir` does not exist here."""
+        """Return the command's path, or None; PATH is searched where `bin_dir` lacks it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():
             return str(Path(self.bin_dir) / command)
         return shutil.which(command)
 
     def path(self, command: str) -> str:
-        """Return the command's path, or say what to do about its absence."""
+        """Return the command's path; if it is missing, say what to do."""
         if found := self.find(command):
             return found
         raise SlurmError(
@@ -90,7 +90,7 @@ class Slurm:
         )
 
     def call(self, command: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
-        """Run one command and return what it printed, or raise its own words."""
+        """Run a command and return what it printed; a failure is an error in its own words."""
         done = self._run(command, *arguments, timeout_s=timeout_s)
         if done.returncode:
             words = own_words(command, done.stderr)
@@ -120,7 +120,7 @@ class Slurm:
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
 
     def show(self, what: str, *names: str) -> list[dict[str, str]]:
-        """Return the fields of what `scontrol show` shows: jobs, nodes, partitions."""
+        """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them."""
         lines = self.call("scontrol", "show", what, "-o", *names).splitlines()
         found = [dict(_FIELD.findall(line)) for line in lines if "=" in line]
         if names and not found:
@@ -128,17 +128,26 @@ class Slurm:
         return found
 
     def try_out(self, script: Path) -> tuple[bool, str]:
-        """Ask when a script would start if it were submitted now; or why it is refused."""
+        """Return whether a script would be accepted now, and when it would start or why not."""
         done = self._run("sbatch", "--test-only", str(script), timeout_s=TIMEOUT_S)
         return done.returncode == 0, own_words("sbatch", done.stderr).removeprefix("sbatch: ")
 
     def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
-        """Return every job of these users that the controller remembers, by id, in one call."""
+        """Return every job of these users that the controller remembers, by id."""
         text = self.call(
             "squeue", "--noheader", "--states=all", f"--users={','.join(users)}",
             "--format=%A|%T|%r|%S|%N|%Z", timeout_s=timeout_s,
         )  # fmt: skip
-        return {e.job_id: e for line in text.splitlines() if (e := _queue_entry(line))}
+        found = {}
+        for line in text.splitlines():
+            parts = line.strip().split("|", 5)
+            if len(parts) >= 5:
+                job_id, state, reason, start, nodes, directory = [*parts, ""][:6]
+                found[job_id] = QueueEntry(
+                    job_id=job_id, state=state, reason=reason, start=start, nodes=nodes,
+                    directory=directory,
+                )  # fmt: skip
+        return found
 
     def jobs_in(self, directory: str, user: str) -> list[str]:
         """Return the jobs that were submitted from a directory."""
@@ -149,7 +158,7 @@ class Slurm:
         return [row[0] for row in rows if len(row) == 3 and row[2] == directory]
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
-        """Return what sacct knows of the jobs; empty where there is no accounting."""
+        """Return what sacct knows about the jobs; nothing where there is no accounting."""
         if not job_ids or not self.find("sacct"):
             return {}
         try:
@@ -171,7 +180,7 @@ class Slurm:
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; one that has ended already is no error."""
+        """Cancel jobs; that one has ended already is no error."""
         try:
             self.call("scancel", *job_ids)
         except SlurmError as error:
@@ -179,37 +188,24 @@ class Slurm:
                 raise
 
     def ask_to_stop(self, job_id: str) -> None:
-        """Send a job's batch script the signal on which it saves and ends."""
+        """Send a job's batch script the signal to save and end."""
         self.call("scancel", "--batch", "--signal=USR1", job_id)
 
     def release(self, job_id: str) -> None:
-        """Let a held job go."""
+        """Release a held job."""
         self.call("scontrol", "release", job_id)
-
-
-def _queue_entry(line: str) -> QueueEntry | None:
-    parts = line.strip().split("|", 5)
-    if len(parts) < 5:
-        return None
-    job_id, state, reason, start, nodes, directory = [*parts, ""][:6]
-    return QueueEntry(
-        job_id=job_id, state=state, reason=reason, start=start, nodes=nodes, directory=directory
-    )
-
-
-def _knows_a_cluster() -> bool:
-    """Whether Slurm's commands here belong to a cluster: installed for a sandbox, they do not."""
-    try:
-        Slurm().call("scontrol", "ping", timeout_s=_PING_S)
-    except SlurmError as error:
-        return "Could not establish a configuration source" not in str(error)
-    return True
 
 
 def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
     """Return what on this host hints at Slurm (None: nothing does), and whether srun is there."""
     if srun := shutil.which("srun"):
-        return (srun, True) if _knows_a_cluster() else (None, False)
+        try:
+            Slurm().call("scontrol", "ping", timeout_s=_PING_S)
+        except SlurmError as error:
+            # Installed for a sandbox, Slurm's commands belong to no cluster.
+            if "Could not establish a configuration source" in str(error):
+                return None, False
+        return srun, True
     for pattern in ("opt/slurm", "etc/slurm*"):
         if found := next(root.glob(pattern), None):
             return str(found), False

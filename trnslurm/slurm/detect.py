@@ -1,4 +1,4 @@
-"""Makes a cluster profile from what a Slurm cluster says of itself."""
+"""Makes a cluster profile from what a Slurm cluster says about itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What was found."""
+    """A cluster as its controller describes it."""
 
     cluster: str
     accounting: bool
@@ -44,7 +44,7 @@ class Site:
 
 
 def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
-    """Ask the controller for partitions and nodes."""
+    """Return the partitions and nodes that the controller knows."""
     config = dict(
         re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", slurm.call("scontrol", "show", "config"))
     )
@@ -98,7 +98,7 @@ def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
 
 
 def _own_type(partition: Partition) -> list[str]:
-    """A type of its own, for nodes that the catalog does not know."""
+    """Return the lines of an instance type for nodes that the catalog does not know."""
     device, count = ("cuda", partition.gpus) if partition.gpus else ("cpu", partition.cpus)
     workers = [n for n in (1, 2, 4, 8, 16, count) if n <= count]
     listed = sorted(set(workers))
@@ -141,6 +141,7 @@ def _partition(
 
 
 def _minutes(text: str) -> int | None:
+    """Return the minutes of a time limit as Slurm prints it; None for no limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if not match:
         return None

@@ -1,4 +1,4 @@
-"""Slurm's and ParallelCluster's words for why nothing runs, said in ours."""
+"""Slurm's and ParallelCluster's words for why nothing runs, in plain words."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CODES = {
 
 
 def job_reason(reason: str) -> str:
-    """Say why a job is not running, in Slurm's own words where we have none."""
+    """Return why a job is not running, in Slurm's own words where we have none."""
     plain = reason.strip("()")
     if plain in ("None", ""):
         return ""
@@ -76,7 +76,7 @@ def job_reason(reason: str) -> str:
 
 
 def node_reason(reason: str) -> str:
-    """Say why a node is down, with the words that the controller has for it."""
+    """Return why a node is down, with AWS's error code if the controller has one."""
     match = _CODE.search(reason)
     if match is None:
         return reason
