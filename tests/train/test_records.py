@@ -65,12 +65,3 @@ def test_a_record_that_cannot_be_made_changes_nothing(state, monkeypatch, obstac
         run_job(fail(TrainError("no data")))
     if state.exists():
         assert [p.name for p in state.iterdir() if p.is_file()] == []
-
-
-def test_the_first_record_stays(tmp_path):
-    path = tmp_path / "stuck-train-1.json"
-    assert records.write_first(path, {"rank": 1})
-    assert not records.write_first(path, {"rank": 2})
-    assert json.loads(path.read_text()) == {"rank": 1}
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-    assert records.write_first(tmp_path / "missing" / "x.json", {}), "whoever sees it says so"

@@ -1,13 +1,17 @@
 """The watchdog: who is blamed, and workers that are frozen in a real training."""
 
+import json
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from trnslurm.train.background import Asker
-from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Verdict, describe, judge
+from trnslurm.train.environment import Environment
+from trnslurm.train.loop import watchdog
+from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Stall, Watchdog, describe, judge
 
 from .attempts import Run
 
@@ -30,9 +34,9 @@ def sign(turn, step=9, beats=40, doing="collectives", node=0):
 
 def test_a_worker_that_takes_no_turn_is_frozen():
     before = [sign(5), sign(6), sign(5)]
-    verdict = judge(before, [sign(8), sign(6, step=10, beats=45), sign(8)])
-    assert verdict == Verdict(workers=(1,), reason=verdict.reason, frozen=True)
-    said = describe(verdict, before, seconds=130, step=11)
+    stall = judge(before, [sign(8), sign(6, step=10, beats=45), sign(8)])
+    assert stall == Stall(workers=(1,), reason=stall.reason, frozen=True)
+    said = describe(stall, before, seconds=130, step=11)
     assert said["step"] == 11, "it may have come further than it could say"
 
 
@@ -43,9 +47,9 @@ def test_else_the_one_furthest_behind_holds_up_the_others():
 
 
 def test_nobody_is_blamed_for_waiting_where_all_wait():
-    verdict = judge([sign(1), sign(1)], [sign(4), sign(4)])
-    assert verdict.workers == ()
-    line = describe(verdict, [], seconds=130, step=9)["line"]
+    stall = judge([sign(1), sign(1)], [sign(4), sign(4)])
+    assert stall.workers == ()
+    line = describe(stall, [], seconds=130, step=9)["line"]
     assert line.startswith("no worker has made any progress for 130 s in step 9: all wait at the s")
 
 
@@ -56,9 +60,29 @@ def test_nor_while_one_saves():
     assert frozen_in_it.workers == (1,)
 
 
+def test_the_first_worker_to_notice_is_the_one_that_reports(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(watchdog, "leave", lambda code: None)
+
+    def give_up(rank):
+        environment = Environment(
+            rank=rank, world=2, local_rank=rank, local_world=2, phase="train", attempt=1,
+            run_dir=tmp_path, device="cpu",
+        )  # fmt: skip
+        device = SimpleNamespace(beats=0)
+        dog = Watchdog(device, environment, first=1, factor=0.0, least_s=1.0)
+        dog._give_up(time.monotonic(), [], Stall(reason="all wait"))
+        return capfd.readouterr().err.count("error: no worker has made any progress")
+
+    assert give_up(0) == 1, "where nothing can be written"
+    (tmp_path / "state").mkdir()
+    assert (give_up(1), give_up(0)) == (1, 0)
+    record = json.loads((tmp_path / "state/stuck-train-1.json").read_text())
+    assert record["reported_by"] == 1
+
+
 def test_a_verdict_is_one_line_and_its_parts():
-    verdict = Verdict(workers=(1, 2), reason="it does not answer")
-    said = describe(verdict, [sign(1), sign(1, step=41, node=3), sign(1)], seconds=130, step=42)
+    stall = Stall(workers=(1, 2), reason="it does not answer")
+    said = describe(stall, [sign(1), sign(1, step=41, node=3), sign(1)], seconds=130, step=42)
     assert said == {
         "rank": 1, "node": 3, "host": "host-3", "step": 41, "seconds": 130,
         "line": "worker 1 (node 3, host-3) has made no progress for 130 s in step 41: it does not "

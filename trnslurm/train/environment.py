@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.rundir import RunFiles
 from trnslurm.train.errors import TrainError
 
 PHASES = ("precompile", "train")
@@ -27,9 +28,10 @@ class Environment:
     compile_cache: Path | None = None
     """Graphs of xla-cpu, a directory per worker: a precompile fills it, training reads it."""
 
-    def state_file(self, what: str) -> Path:
-        """Name a file about this attempt, beside those of the batch script."""
-        return self.run_dir / "state" / f"{what}-{self.phase}-{self.attempt}.json"
+    @property
+    def files(self) -> RunFiles:
+        """The files of the run directory."""
+        return RunFiles(self.run_dir)
 
 
 def read_environment() -> Environment:

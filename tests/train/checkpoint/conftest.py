@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint import Checkpoints, Failed, Saved, directory
+from trnslurm.rundir import checkpoints_in, step_of
+from trnslurm.train.checkpoint import Checkpoints, Failed, Saved
 from trnslurm.train.devices.timer import Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
@@ -129,7 +130,7 @@ class Team:
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, oldest first."""
-        return [directory.step_of(path) for path in directory.checkpoints_in(self.root)][::-1]
+        return [step_of(path.name) or 0 for path in reversed(checkpoints_in(self.root))]
 
     def others(self) -> list[str]:
         """Whatever else lies among the checkpoints."""

@@ -108,7 +108,8 @@ def test_by_hand(run_dir):
     """As the script's docstring says."""
     package = run_dir / "code" / "trnslurm"
     shutil.copytree(REPO / "trnslurm" / "train", package / "train")
-    shutil.copy(REPO / "trnslurm" / "__init__.py", package)
+    for name in ("__init__.py", "rundir.py"):
+        shutil.copy(REPO / "trnslurm" / name, package)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
     def run(*options):

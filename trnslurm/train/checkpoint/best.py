@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from trnslurm.train.checkpoint import directory
+from trnslurm.rundir import checkpoints_in
 from trnslurm.train.checkpoint.manifest import DamagedError, check_sizes
 
 
@@ -13,7 +13,7 @@ def find_best(root: Path, name: str = "") -> Path | None:
     Without a name it is the name that the newest one with a score has. None: no whole one has it.
     """
     best, highest = None, -math.inf
-    for checkpoint in directory.checkpoints_in(root):  # from the newest down
+    for checkpoint in checkpoints_in(root):  # from the newest down
         try:
             score = check_sizes(checkpoint).score
         except DamagedError:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trnslurm.rundir import RunFiles
 from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.exchange import Exchange
@@ -166,7 +167,7 @@ class Checkpoints:
             )
         saving = Saving(
             root=self._root,
-            state=self._environment.run_dir / "state",
+            files=RunFiles(self._environment.run_dir),
             phase=self._environment.phase,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
@@ -269,7 +270,7 @@ class Checkpoints:
     def _give_way(self) -> None:
         """Raise a TrainError if a newer attempt has begun."""
         here = self._environment
-        newer = directory.newer_attempt(here.run_dir / "state", here.phase, here.attempt)
+        newer = directory.newer_attempt(RunFiles(here.run_dir), here.phase, here.attempt)
         if newer:
             raise TrainError(self._overtaken_by(newer))
 

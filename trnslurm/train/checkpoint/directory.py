@@ -7,42 +7,29 @@ step-00000017.damaged-3      attempt 3 found it damaged; kept for whoever wants 
 """
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-_STEP = re.compile(r"step-(\d{8,})")
-_TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")
-_REMOVED = re.compile(r"step-\d{8,}(\.tmp-\d+)?\.removed-\d+")
+from trnslurm.rundir import (
+    RunFiles,
+    checkpoint_name,
+    damaged_name,
+    is_removed,
+    removed_name,
+    temporary_name,
+    writer_of,
+)
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Name the checkpoint of a step."""
-    return root / f"step-{step:08d}"
+    """Return the path of the checkpoint of a step."""
+    return root / checkpoint_name(step)
 
 
 def temporary_directory(root: Path, step: int, attempt: int) -> Path:
-    """Name what an attempt writes the checkpoint of a step as."""
-    return root / f"step-{step:08d}.tmp-{attempt}"
-
-
-def is_name(name: str) -> bool:
-    """Tell whether a name is that of a checkpoint."""
-    return _STEP.fullmatch(name) is not None
-
-
-def step_of(checkpoint: Path) -> int:
-    """Give the step that a checkpoint's name says."""
-    match = _STEP.fullmatch(checkpoint.name)
-    assert match, checkpoint
-    return int(match[1])
-
-
-def checkpoints_in(root: Path) -> list[Path]:
-    """List all checkpoints, newest step first."""
-    found = [path for path in root.iterdir() if is_name(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    """Return where an attempt writes the checkpoint of a step."""
+    return root / temporary_name(step, attempt)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -75,11 +62,12 @@ def rename_durably(source: Path, target: Path) -> None:
 
 def set_aside(checkpoint: Path, attempt: int) -> Path:
     """Take a damaged checkpoint out of the way without deleting it."""
-    aside = checkpoint.with_name(f"{checkpoint.name}.damaged-{attempt}")
+    name = damaged_name(checkpoint.name, attempt)
+    aside = checkpoint.with_name(name)
     number = 1
     while aside.exists():
         number += 1
-        aside = checkpoint.with_name(f"{checkpoint.name}.damaged-{attempt}.{number}")
+        aside = checkpoint.with_name(f"{name}.{number}")
     rename_durably(checkpoint, aside)
     return aside
 
@@ -108,13 +96,13 @@ def remove(directory: Path, attempt: int) -> None:
 
 
 def _take_name(directory: Path, attempt: int) -> Path:
-    return directory.rename(directory.with_name(f"{directory.name}.removed-{attempt}"))
+    return directory.rename(directory.with_name(removed_name(directory.name, attempt)))
 
 
 def finish_removals(root: Path) -> None:
     """Delete what has lost its name already."""
     for path in list(root.iterdir()):
-        if _REMOVED.fullmatch(path.name):
+        if is_removed(path.name):
             shutil.rmtree(path)
 
 
@@ -125,19 +113,12 @@ def sweep(root: Path, attempt: int) -> None:
     """
     finish_removals(root)
     for path in list(root.iterdir()):
-        match = _TEMPORARY.fullmatch(path.name)
-        if match and int(match[1]) <= attempt:
+        writer = writer_of(path.name)
+        if writer is not None and writer <= attempt:
             remove(path, attempt)
 
 
-def newer_attempt(state: Path, phase: str, attempt: int) -> int | None:
-    """Give the newest attempt of a phase that the batch scripts have begun after this one.
-
-    It lists the directory, because NFS may answer from memory for a file that it did not see
-    before, but asks the server anew when a directory is opened.
-    """
-    pattern = re.compile(rf"{re.escape(phase)}-(\d+)\.json")
-    names = [path.name for path in state.iterdir()] if state.is_dir() else []
-    attempts = [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
-    newest = max(attempts, default=attempt)
+def newer_attempt(files: RunFiles, phase: str, attempt: int) -> int | None:
+    """Return the newest attempt of a phase that the batch scripts have begun after this one."""
+    newest = max(files.attempt_numbers(phase), default=attempt)
     return newest if newest > attempt else None

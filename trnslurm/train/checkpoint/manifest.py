@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.train.checkpoint.directory import fsync_directory, step_of, write_durably
+from trnslurm.rundir import step_of
+from trnslurm.train.checkpoint.directory import fsync_directory, write_durably
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan, read_section
 
@@ -102,7 +103,7 @@ def check_sizes(checkpoint: Path) -> Manifest:
     except OSError as error:
         raise DamagedError(f"{NAME}: {error.strerror}") from None
     manifest = Manifest.from_json(content, where=str(checkpoint / NAME))
-    if manifest.step != step_of(checkpoint):
+    if manifest.step != step_of(checkpoint.name):
         raise DamagedError(f"{NAME}: it is that of step {manifest.step}")
     check_files(checkpoint, manifest)
     return manifest

@@ -27,7 +27,7 @@ def open_checkpoints(
     if keep_best:
         _check_best(keep_best, scores, settings)
     return Checkpoints(
-        environment.run_dir / "checkpoints",
+        environment.files.checkpoints,
         device,
         plan,
         environment,

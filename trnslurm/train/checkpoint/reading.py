@@ -5,7 +5,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trnslurm.train.checkpoint import directory
+from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of
 from trnslurm.train.checkpoint.manifest import DamagedError, Manifest, verify
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import Reader
@@ -15,7 +15,7 @@ from trnslurm.train.errors import TrainError
 def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
     """Find the newest whole checkpoint; with it come the newer ones and how they are damaged."""
     damaged: list[tuple[Path, str]] = []
-    for checkpoint in directory.checkpoints_in(root):
+    for checkpoint in checkpoints_in(root):
         try:
             return verify(checkpoint), damaged
         except DamagedError as error:
@@ -25,8 +25,10 @@ def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
 
 def prove(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest and prove every byte of its files; else it is an error."""
-    if not directory.is_name(checkpoint.name):
-        raise TrainError(f"{checkpoint} is no checkpoint: name a directory such as step-00000100")
+    if step_of(checkpoint.name) is None:
+        raise TrainError(
+            f"{checkpoint} is no checkpoint: name a directory such as {checkpoint_name(100)}"
+        )
     if not checkpoint.is_dir():
         raise TrainError(f"{checkpoint}: no such checkpoint")
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.best import find_best
 from trnslurm.train.checkpoint.exchange import Exchange, Message
@@ -81,7 +82,7 @@ class Saving:
     """Everything about the making of one checkpoint but its tensors."""
 
     root: Path
-    state: Path
+    files: RunFiles
     """Where the batch scripts note the attempts."""
     phase: str
     exchange: Exchange
@@ -173,7 +174,7 @@ class Saving:
         return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
 
     def _overtaken(self) -> int | None:
-        return directory.newer_attempt(self.state, self.phase, self.manifest.attempt)
+        return directory.newer_attempt(self.files, self.phase, self.manifest.attempt)
 
     def _discard(self) -> None:
         try:
@@ -187,12 +188,12 @@ class Saving:
         try:
             directory.finish_removals(self.root)
             best = find_best(self.root, self.keep_best) if self.keep_best else None
-            for checkpoint in directory.checkpoints_in(self.root):
+            for checkpoint in checkpoints_in(self.root):
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)
                 elif checkpoint == best:
                     continue
-                elif not keep_every or directory.step_of(checkpoint) % keep_every:
+                elif not keep_every or (step_of(checkpoint.name) or 0) % keep_every:
                     directory.remove(checkpoint, self.manifest.attempt)
         except OSError as error:
             return f"an old one cannot be deleted ({error.strerror})"

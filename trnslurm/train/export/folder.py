@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
+from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint import (
     Manifest,
     directory,
@@ -67,19 +68,19 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
         signal.signal(number, _stop)
     options = _parse()
     plan = load_plan(options.plan)
-    run_dir = options.plan.resolve().parent
-    manifest = None if options.source else _choose(run_dir / "checkpoints", options.step)
+    files = RunFiles(options.plan.resolve().parent)
+    manifest = None if options.source else _choose(files.checkpoints, options.step)
     name = f"step-{manifest.step}" if manifest else Path(options.source).stem
-    output = (options.output or run_dir / "exported" / name).resolve()
+    output = (options.output or files.export(name)).resolve()
     _check_place(output, force=options.force)
 
     tokens = Tokens()
     if manifest and not options.tokenizer:
-        tokens = find_tokens(plan, manifest, run_dir)
+        tokens = find_tokens(plan, manifest, files.path)
     if manifest:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
             model = make_model(plan, tokens.end_of_text)
-        checkpoint = directory.step_directory(run_dir / "checkpoints", manifest.step)
+        checkpoint = directory.step_directory(files.checkpoints, manifest.step)
         _load(model, checkpoint, manifest, DTYPES[options.dtype])
     else:
         model = make_model(plan, None)
@@ -137,7 +138,7 @@ def _step(text: str) -> int | str:
 
 def _choose(root: Path, step: int | str | None) -> Manifest:
     """Find the checkpoint of a step, the best, or else the newest whole one, and prove it."""
-    there = directory.checkpoints_in(root) if root.is_dir() else []
+    there = checkpoints_in(root)
     if not there:
         raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
     if step == BEST:
@@ -146,7 +147,7 @@ def _choose(root: Path, step: int | str | None) -> Manifest:
             raise TrainError(f"{root}: no checkpoint has a score, as train.keep_best would give it")
         return prove(best)
     if step is not None:
-        steps = [directory.step_of(path) for path in reversed(there)]
+        steps = [step_of(path.name) for path in reversed(there)]
         if step not in steps:
             raise TrainError(f"{root}: none of step {step}, but of {', '.join(map(str, steps))}")
         return prove(directory.step_directory(root, step))

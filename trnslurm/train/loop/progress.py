@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
@@ -79,9 +80,10 @@ class Progress:
         self._warned = False
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
+        files = RunFiles(environment.run_dir)
         writes = device.rank == 0 and self._training
-        self._lines = JsonLines(environment.run_dir / "metrics.jsonl") if writes else None
-        self._events = Events(environment.run_dir / "tensorboard") if writes else None
+        self._lines = JsonLines(files.metrics_file) if writes else None
+        self._events = Events(files.tensorboard) if writes else None
 
     def due(self, step: int) -> bool:
         """Return whether a report is due after a step.

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from trnslurm.rundir import write_json
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.records import write_record
 
 # Worker 0 looks for the file so often, if steps are short.
 LOOK_S = 0.5
@@ -51,7 +51,7 @@ class Stopping:
         self.stops_at: int | None = None
         """The agreed last step."""
         self._environment = environment
-        self._file = environment.state_file("stop")
+        self._file = environment.files.stop_file(environment.phase, environment.attempt)
         self._lead = lead
         self._last = last
         self._reported = reported
@@ -99,9 +99,11 @@ class Stopping:
 
 def note_stop(environment: Environment, step: int) -> None:
     """Say that nothing is lost, as worker 0: the very last deed, when nobody needs anybody more."""
-    path = environment.state_file("stopped")
+    path = environment.files.stopped_file(environment.phase, environment.attempt)
     try:
-        write_record(path, {"step": step, "saved": True, "time": time.time()})
+        write_json(path, {"step": step, "saved": True, "time": time.time()})
+    except FileNotFoundError:
+        pass  # no batch script has made the directory: the job was started by hand
     except OSError as error:
         raise TrainError(f"{path}: {error.strerror}") from None
 

@@ -19,21 +19,21 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from trnslurm.rundir import write_json_once
 from trnslurm.train.background import Asker
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
-from trnslurm.train.loop.records import write_first
 from trnslurm.train.loop.stopping import leave
 
 # Graphs are compiled in the first steps; a few more tell how long one takes.
 STEPS_THAT_COMPILE = 2
 STEPS_TO_LEARN = 3
-# Turns from the first suspicion to the verdict: a worker that does not take one in this time is
+# Turns from the first suspicion to the stall: a worker that does not take one in this time is
 # frozen, and all have written down their stacks.
 TURNS_TO_JUDGE = 3
 LEAST_PATIENCE_S = 2.0
@@ -56,7 +56,7 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Stall:
     """Who makes no progress."""
 
     reason: str
@@ -66,19 +66,19 @@ class Verdict:
     """They do not even say where they are any more."""
 
 
-def judge(before: list[Sign], now: list[Sign]) -> Verdict | None:
+def judge(before: list[Sign], now: list[Sign]) -> Stall | None:
     """Compare what all workers said some turns ago with now; None: a worker is saving, so wait."""
     frozen = [rank for rank, sign in enumerate(now) if sign.turn == before[rank].turn]
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
     if frozen:
         reason = "it does not answer, its process is frozen"
-        return Verdict(workers=tuple(frozen), reason=reason, frozen=True)
+        return Stall(workers=tuple(frozen), reason=reason, frozen=True)
     places = [(sign.step, sign.beats) for sign in now]
     behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
     if len(behind) == len(now) > 1:
-        return Verdict(reason="all wait at the same place: the network or the devices?")
-    return Verdict(workers=behind, reason="its stacks are in its log")
+        return Stall(reason="all wait at the same place: the network or the devices?")
+    return Stall(workers=behind, reason="its stacks are in its log")
 
 
 class Watchdog:
@@ -155,7 +155,7 @@ class Watchdog:
         if now - self._answered > self._patience_s:
             address = os.environ["MASTER_ADDR"]
             self._dump(now)
-            self._give_up(now, [], Verdict(reason=f"node 0 ({address}) does not answer"))
+            self._give_up(now, [], Stall(reason=f"node 0 ({address}) does not answer"))
         self._suspect(now)
 
     @property
@@ -203,11 +203,11 @@ class Watchdog:
             assert store is not None
             self._ask(lambda: store.add("dumps", 1), patience_s=self._patience_s)
             return
-        verdict = judge(self._suspected[1], signs)
-        if verdict is None:
+        stall = judge(self._suspected[1], signs)
+        if stall is None:
             self._since, self._suspected = now, None
         elif not self._closed.is_set():
-            self._give_up(now, signs, verdict)
+            self._give_up(now, signs, stall)
 
     def _dump(self, now: float) -> None:
         """Write this worker's stacks to its log, in one piece, but not again and again."""
@@ -225,30 +225,33 @@ class Watchdog:
             text = file.read()
         os.write(sys.stderr.fileno(), text)
 
-    def _give_up(self, now: float, signs: list[Sign], verdict: Verdict) -> None:
+    def _give_up(self, now: float, signs: list[Sign], stall: Stall) -> None:
         """Name who is stuck, if nobody has done so, and end this worker."""
-        values = describe(verdict, signs, seconds=round(now - self._since), step=self._step)
-        path: Path = self._environment.state_file("stuck")
-        record = {"time": time.time(), **values, "reported_by": self._environment.rank}
-        if write_first(path, record):
+        values = describe(stall, signs, seconds=round(now - self._since), step=self._step)
+        here = self._environment
+        record = {"time": time.time(), **values, "reported_by": here.rank}
+        first = True
+        with suppress(OSError):  # where it cannot be written, whoever notices reports it
+            first = write_json_once(here.files.stuck_file(here.phase, here.attempt), record)
+        if first:
             os.write(sys.stderr.fileno(), f"error: {values['line']}\n".encode())
         leave(EXIT_CODE)
 
 
-def describe(verdict: Verdict, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
-    """Put a verdict in a line, and what is in it beside that; the step is the reporter's own."""
+def describe(stall: Stall, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
+    """Put a stall in a line, and what is in it beside that; the step is the reporter's own."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"
     more = ""
-    if verdict.workers:
-        rank, *others = verdict.workers
+    if stall.workers:
+        rank, *others = stall.workers
         sign = signs[rank]
-        place = step if verdict.frozen else sign.step
+        place = step if stall.frozen else sign.step
         worker = {"rank": rank, "node": sign.node, "host": sign.host, "step": place}
         who = f"worker {rank} (node {sign.node}, {sign.host})"
         more = f" (and {len(others)} more like it)" if others else ""
     line = (
         f"{who} has made {'any' if who == 'no worker' else 'no'} progress for {seconds} s in step "
-        f"{worker['step']}: {verdict.reason}{more}"
+        f"{worker['step']}: {stall.reason}{more}"
     )
     return {**worker, "seconds": seconds, "line": line}
