@@ -85,8 +85,8 @@ NAMES_AND_TIMES = {
     "negative time": (["--time", "-5"], "--time -5"),
     "seconds": (["--time", "0:30"], "--time 0:30: at least one minute"),
     "empty days": (["--time", "1-"], "--time 1-: expected"),
-    "a minute of 61": (["--time", "25:61:00"], "--time 25:61:00: minutes and seconds behind a"),
-    "a second of 99": (["--time", "0-0:1:99"], "--time 0-0:1:99: minutes and seconds behind a"),
+    "a minute of 61": (["--time", "25:61:00"], "--time 25:61:00: minutes and seconds after a"),
+    "a second of 99": (["--time", "0-0:1:99"], "--time 0-0:1:99: minutes and seconds after a"),
     "more than a year": (["--time", "365-0:0:1"], "at most a year, 365-00:00:00"),
     "many years": (["--time", 99 * "9"], "at most a year, 365-00:00:00"),
     "a year in the profile": (

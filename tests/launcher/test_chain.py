@@ -1,4 +1,4 @@
-"""submit --chain: two runs of which the second waits for the first, and goes on from its result."""
+"""submit --chain: two runs of which the second waits for the first, and starts from its result."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_two_runs_whose_jobs_wait_for_each_other(chained, fake_slurm, cli) -> No
 
     said = cli("status", two.name)
     assert said.out.startswith(f"{two.name}: PENDING (precompile: waiting for {one.name})")
-    assert f"goes on from the result of {one.name}\n" in said.out
-    assert f"{two.name} goes on from its result\n" in cli("status", one.name).out
+    assert f"starts from the result of {one.name}\n" in said.out
+    assert f"{two.name} starts from its result\n" in cli("status", one.name).out
     seen = json.loads(cli("status", two.name, "--json").out)
     assert (seen["after"], seen["then"]) == (one.name, "")
     assert [run["state"] for run in json.loads(cli("runs", "--json").out)] == ["PENDING"] * 2
@@ -89,7 +89,7 @@ def test_settings_for_both_and_for_one(site, fake_slurm, cli) -> None:
 REFUSED = {
     "--set steps=3": "differ in steps; say --set one:steps=… or --set two:steps=…",
     "--set tow:steps=3": "--set tow:steps=3: 'tow' is not of the chain one, two",
-    "--set train.init_from=x": "--chain and --set train.init_from=… say two things",
+    "--set train.init_from=x": "--chain and --set train.init_from=… contradict each other",
     "--set one:train.save_every=0": "train.save_every is 0, so two would find no checkpoint",
     "--preset two": "--chain: no preset follows toy (two)",
     "--preset deep": "toy (one) cannot go on from toy (deep): model.layers was 3, is 2",

@@ -112,7 +112,7 @@ def test_profile_is_never_overwritten(parallelcluster, cli) -> None:
     assert cli("cluster", "detect", "--write").code == 0
     again = cli("cluster", "detect", "--write")
     assert again.code == 1
-    assert "is there already: remove it, or pass --name" in again.error
+    assert "already exists: remove it, or pass --name" in again.error
     assert cli("cluster", "detect", "--write", "--name", "other").code == 0
 
 

@@ -51,7 +51,7 @@ def test_a_run_that_only_has_to_wait(waiting, cli) -> None:
         "submitted now: Job 1003 to start at 2026-01-01T06:00:00",
         "partition compute: 1 off until a job needs it, 1 in use, 1 booting, 1 idle; "
         "it needs 2 nodes",
-        "nothing to mend",
+        "nothing to fix",
     ]
 
 

@@ -80,8 +80,7 @@ def test_ctrl_c_leaves_the_jobs_alone(site, play, cli, fake_slurm, monkeypatch) 
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=interrupt))
     done = cli(*SUBMIT)
     assert done.code == 130
-    assert (
-        done.err.splitlines()[-1] == f"{site.run().name} goes on: trnslurm status {site.run().name}"
-    )
+    name = site.run().name
+    assert done.err.splitlines()[-1] == f"{name} continues: trnslurm status {name}"
     assert fake_slurm.calls("scancel") == []
     assert not site.run().cancelled_file.exists()

@@ -94,7 +94,7 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
         "deep": f"{deep} is of another model: model.layers was 3, is 2",
         "cut": "20260105-000000-cut has no good checkpoint: ",
         f"{trained.checkpoints}/step-00000007": "step-00000007: no such checkpoint",
-        "first --set train.init_from=x": "and --set train.init_from=… say two things",
+        "first --set train.init_from=x": "and --set train.init_from=… contradict each other",
     }
     before = site.runs()
     for words, expected in said.items():

@@ -147,5 +147,5 @@ def test_a_silent_controller_is_waited_for(run, fake_slurm, cli) -> None:
 @pytest.mark.parametrize("every", ["", "0", "x", "5d", "-1s"])
 def test_bad_times(run, cli, every: str) -> None:
     assert cli("watch", "last", f"--every={every}").error == (
-        f"--every {every}: expected a time as 30s, 5m or 1h"
+        f"--every {every}: expected a time such as 30s, 5m or 1h"
     )

@@ -1,4 +1,4 @@
-"""The command line: parse, call one library function, print. Commands are loaded when named."""
+"""The command line. A command's module is imported only when that command is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""submit --chain: a preset and those that follow it, each run from the result of the one before."""
+"""submit --chain: a preset and those that follow it, each starting from the previous result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, Link, make_job
 
-# In the place of a run's checkpoints while a chain is only checked: no run has a directory yet.
+# Stands for a run's checkpoints while a chain is checked: no run has a directory yet.
 _NOT_MADE = "RUN/checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """One preset of the chain, with the options that are meant for it."""
+    """One preset of the chain, with the options for it."""
 
     workspace: Workspace
     recipe: str

@@ -1,4 +1,4 @@
-"""compile: the key of a job's graphs, and what a cluster's cache holds."""
+"""compile: the key of a job's graphs, and the contents of a cluster's compile cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 @click.group("compile")
 def compile_command() -> None:
-    """Compiled graphs: their key, and the cluster's cache.
+    """Show, check and prune compiled graphs.
 
     \b
     Example:
@@ -60,20 +60,18 @@ def compile_command() -> None:
 @recipe_argument(required=False)
 @click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @spec_options
-@click.option("--explain", is_flag=True, help="Show everything that the key is made of.")
-@click.option(
-    "--diff", nargs=2, metavar="A B", help="Say why two runs, bundles or keys are not the same."
-)
+@click.option("--explain", is_flag=True, help="Show everything that the key depends on.")
+@click.option("--diff", nargs=2, metavar="A B", help="Show how two runs, bundles or keys differ.")
 @json_option
 def key_command(
     recipe: str | None, nodes: int, explain: bool, diff: tuple[str, str] | None, as_json: bool,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Show the key of a job's graphs: what has the same key is compiled once.
+    """Show the key of a job's graphs: jobs with the same key share them.
 
-    The versions of packages belong to it. They are measured with the cluster's Python on this
-    host; where that is not here, the key is known only on the cluster. --diff exits with 1 if
-    there are differences, like diff.
+    The key includes package versions, for which the cluster's Python on this host is asked; on a
+    host without it, the key is known only on the cluster. --diff exits with 1 if there are
+    differences, like diff.
 
     \b
     Example:
@@ -147,7 +145,7 @@ def _word(name: str, value: Any) -> str:
 @cluster_option
 @json_option
 def status_command(as_json: bool, **options: Any) -> None:
-    """Show what a cluster's cache holds, the longest unused first.
+    """List the contents of a cluster's cache, longest unused first.
 
     \b
     Example:
@@ -172,9 +170,9 @@ def status_command(as_json: bool, **options: Any) -> None:
 @path_option
 @cluster_option
 def verify_command(keys: tuple[str, ...], **options: Any) -> None:
-    """Read every file of a cluster's cache, or of some keys: is it as it was compiled?
+    """Check the files of a cluster's cache, or of some keys, against their checksums.
 
-    The exit code is 1 if anything is missing or has changed.
+    The exit code is 1 if a file is missing or was changed.
 
     \b
     Example:
@@ -198,18 +196,20 @@ def verify_command(keys: tuple[str, ...], **options: Any) -> None:
 
 
 @compile_command.command("gc")
-@click.option("--older-than", metavar="AGE", help="Remove what was not used for so long: 30d, 12h.")
-@click.option("--max-size", metavar="SIZE", help="Remove the longest unused until it fits: 50G.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--older-than", metavar="AGE", help="Remove graphs unused for this long: 30d, 12h.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Remove the longest unused until the cache fits: 50G."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @path_option
 @cluster_option
 def gc_command(
     older_than: str | None, max_size: str | None, dry_run: bool, yes: bool, **options: Any
 ) -> None:
-    """Remove compiled graphs from a cluster's cache; never those in use.
+    """Remove unused compiled graphs from a cluster's cache.
 
-    In use is what a run compiles, or a run needs that has not ended.
+    Graphs that an unfinished run compiles or needs are kept.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""data fetch, prepare, verify: what training reads, fetched or made of a dataset or a text."""
+"""data fetch, prepare, verify: the data that training reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from trnslurm.cli.data_options import KEYS, kind_options
-from trnslurm.cli.kinds import KindCommand, kind_option, refuse_others
+from trnslurm.cli.data_options import KEYS, KindCommand, kind_option, kind_options, refuse_others
 from trnslurm.cli.options import (
     choose_data_cluster,
     config_options,
@@ -38,7 +37,7 @@ _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "colum
 
 @click.group("data")
 def data_command() -> None:
-    """Fetch and prepare what is trained on.
+    """Fetch and prepare training data.
 
     \b
     Example:
@@ -53,15 +52,21 @@ def data_command() -> None:
 @config_options
 @click.option("--force", is_flag=True, help="Replace what was fetched before.")
 @kind_option("hub", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
-@kind_option("hub_text", "--column", metavar="NAME", help="The column of the text: text.")
 @kind_option(
-    "published", "--checkpoint", is_flag=True, help="The published checkpoint, not the data."
+    "hub_text", "--column", metavar="NAME", help="Column that holds the text  [default: text]."
+)
+@kind_option(
+    "published",
+    "--checkpoint",
+    is_flag=True,
+    help="Fetch the published checkpoint instead of the data.",
 )
 def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
-    """Fetch a recipe's dataset, tokenizer and model from the Hugging Face Hub, or published shards.
+    """Download a recipe's dataset, tokenizer and model, or its published shards.
 
-    What is of the Hub goes to hub/ below the cluster's data_root, shards to the recipe's data.path,
-    a checkpoint to published/. Only this needs a network; what was cut off goes on.
+    Files from the Hugging Face Hub go to hub/ below the cluster's data_root, shards to the recipe's
+    data.path, a checkpoint to published/. This is the only command that needs a network; it resumes
+    interrupted downloads.
 
     \b
     Example:
@@ -90,32 +95,39 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
     "--input",
     multiple=True,
     metavar="FILE|DIR",
-    help="Text, JSON lines or labelled rows in the place of the recipe's own; can be repeated.",
+    help="Text, JSON lines or labelled rows to use instead of the recipe's; repeatable.",
 )
-@click.option("--output", metavar="DIR", help="Default: the recipe's data.path.")
-@click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Default: the recipe's.")
 @click.option(
-    "--holdout", type=float, metavar="SHARE", help="Of the documents or rows, for evaluation."
+    "--output", metavar="DIR", help="Output directory  [default: the recipe's data.path]."
+)
+@click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Tokenizer  [default: the recipe's].")
+@click.option(
+    "--holdout",
+    type=float,
+    metavar="SHARE",
+    help="Fraction of documents or rows to hold out for evaluation.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="Default: every CPU of this host; as a job, slurm.data_cpus.",
+    help="Processes to use  [default: all CPUs of this host; in a job, slurm.data_cpus].",
 )
-@click.option("--force", is_flag=True, help="Replace prepared data that is there.")
-@click.option("--submit", "as_job", is_flag=True, help="As a job on Slurm, not on this host.")
-@click.option("-f", "--follow", is_flag=True, help="With --submit: stay until the job has ended.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and stop there.")
+@click.option("--force", is_flag=True, help="Replace existing prepared data.")
+@click.option(
+    "--submit", "as_job", is_flag=True, help="Run as a Slurm job instead of on this host."
+)
+@click.option("-f", "--follow", is_flag=True, help="With --submit: wait until the job ends.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
 @kind_options
 def prepare_command(
     recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    """Make of a recipe's dataset, or files, what it reads: token files, BERT's shards, samples.
+    """Turn a recipe's dataset, or your files, into what it reads: token files, shards or samples.
 
-    They go to the recipe's data.path below the cluster's data_root. What was prepared from the same
-    input is left alone, and a preparation that was stopped goes on.
+    The output goes to the recipe's data.path below the cluster's data_root. Data that was already
+    prepared from the same input is kept, and an interrupted preparation is resumed.
 
     \b
     Example:
@@ -127,7 +139,9 @@ def prepare_command(
       trnslurm data prepare bert_sentiment --input tweets.csv --label-column sentiment
     """
     if follow and not as_job:
-        raise click.UsageError("--follow is for --submit: what runs here is shown anyway")
+        raise click.UsageError(
+            "--follow goes with --submit: a preparation on this host is shown anyway"
+        )
     if dry_run and as_json:
         raise click.UsageError("--dry-run prints no JSON: leave out one of them")
     _refuse_both(options)
@@ -157,7 +171,7 @@ def prepare_command(
 @click.argument("target", metavar="RECIPE|DIR")
 @config_options
 def verify_command(target: str, **options: Any) -> None:
-    """Read prepared data whole, and compare it with its checksums.
+    """Check all files of prepared data against their checksums.
 
     \b
     Example:
@@ -179,7 +193,7 @@ def verify_command(target: str, **options: Any) -> None:
 
 
 def _refuse_both(options: dict[str, Any]) -> None:
-    """Refuse options that say the same thing twice."""
+    """Refuse pairs of options that exclude each other."""
     for one, other in (
         ("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout")
     ):  # fmt: skip
@@ -197,10 +211,10 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
             preset=options["preset"], settings=options["settings"], options=layers,
         )  # fmt: skip
 
-    # First of all: another recipe may not even have the keys.
+    # First: another kind of recipe may not have these keys at all.
     refuse_others(resolved({}))
     given = {name: options[name] for name in KEYS if options.get(name) not in (None, ())}
-    # A list takes the place of the recipe's, a tuple would be added to it.
+    # A list replaces the recipe's; a tuple would be appended to it.
     layers = {
         KEYS[name]: (_spelled(name), list(value) if isinstance(value, tuple) else value)
         for name, value in given.items()
@@ -209,7 +223,7 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
 
 
 def _passed_on(options: dict[str, Any], *names: str) -> list[str]:
-    """Return these options as trnslurm.prepare takes them, those that were given."""
+    """Return those of these options that were given, as arguments of trnslurm.prepare."""
     given = [(_spelled(name), options[name]) for name in names if options[name]]
     return [name if value is True else f"{name}={value}" for name, value in given]
 

@@ -1,4 +1,4 @@
-"""doctor: are the nodes of a cluster fit, and why is a run not running?"""
+"""doctor: why a run is not running, and whether nodes are healthy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
 @click.command("doctor")
 @functools.partial(run_argument, required=False)
 @cluster_option
-@click.option("-n", "--nodes", type=click.IntRange(1), metavar="N", help="How many; default: 1.")
+@click.option(
+    "-n",
+    "--nodes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of nodes to check  [default: 1].",
+)
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the nodes.")
 @path_option
 @json_option
@@ -39,9 +45,9 @@ def doctor_command(
     run: str | None, cluster: str | None, nodes: int | None, timeout: float, path: tuple[str, ...],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Say why a run is not running; or check the nodes of a cluster, as a job does at its start.
+    """Show why a run is not running, or check a cluster's nodes as a job does when it starts.
 
-    Ends with 1 if something is wrong.
+    The exit code is 1 if something is wrong.
 
     \b
     Example:
@@ -110,4 +116,4 @@ def _print_diagnosis(found: Diagnosis) -> None:
     for text in found.problems:
         click.echo(f"problem: {text}")
     if found.ok:
-        click.echo("nothing to mend")
+        click.echo("nothing to fix")

@@ -1,4 +1,4 @@
-"""export: a checkpoint as a folder for others."""
+"""export: write a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -34,26 +34,28 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
     "--step",
     metavar="N|best",
     callback=_check_step,
-    help="Best: by the score of train.keep_best. Default: the newest whole.",
+    help="Step to export; best: by the score of train.keep_best  [default: the newest valid one].",
 )
-@click.option("-o", "--output", metavar="DIR", help="Default: exported/step-N of the run.")
+@click.option(
+    "-o", "--output", metavar="DIR", help="Output directory  [default: exported/step-N in the run]."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(["hf"]),
     default="hf",
     show_default=True,
-    help="A Hugging Face folder: there is no other.",
+    help="hf is the only format.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Of the weights.",
+    help="Data type of the weights.",
 )
-@click.option("--tokenizer", metavar="DIR", help="Put the tokenizer of this folder beside it.")
-@click.option("--force", is_flag=True, help="Replace an export that is there already.")
+@click.option("--tokenizer", metavar="DIR", help="Copy the tokenizer from this folder.")
+@click.option("--force", is_flag=True, help="Replace an existing export.")
 @click.option("--recipe", metavar="RECIPE", help="RUN is a .pt file of this recipe's model.")
 @click.option("-p", "--preset", metavar="NAME", help="With --recipe: the preset of the model.")
 @cluster_option
@@ -64,10 +66,10 @@ def export_command(
     force: bool, recipe: str | None, preset: str | None, cluster: str | None,
     path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Write a checkpoint as a Hugging Face folder, which from_pretrained loads.
+    """Write a checkpoint as a Hugging Face folder for from_pretrained.
 
-    It runs on this host, with the Python of the run's cluster; no device is needed. With --recipe,
-    RUN is a file that no run has left, such as ckpt_28125.pt of AWS's BERT tutorial.
+    It runs on this host with the Python of the run's cluster, and needs no device. With --recipe,
+    RUN is a checkpoint file from elsewhere, such as ckpt_28125.pt of AWS's BERT tutorial.
 
     \b
     Example:
@@ -88,7 +90,7 @@ def export_command(
         if preset or cluster:
             raise click.UsageError("--preset and --cluster are for a file: give its --recipe too")
         if run.endswith(".pt"):
-            raise click.UsageError(f"{run} is a file: say of which --recipe its model is")
+            raise click.UsageError(f"{run} is a file: give its model's recipe with --recipe")
         sys.exit(export(find_run(run, run_roots(workspace)), options))
     if step is not None or output is None:
         raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")

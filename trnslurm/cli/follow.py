@@ -1,25 +1,85 @@
-"""Shows a run while it goes: a progress bar on a terminal, a line per change elsewhere."""
+"""Report runs that were started, and follow them: a progress bar on a terminal, else lines."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from trnslurm.cli.output import figure
+from trnslurm.cli.output import echo_json, figure
 from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, why_it_failed
 from trnslurm.runs.watch import follow
+from trnslurm.submit.cancel import cancel
+
+INTERRUPTED = 130
+
+
+def report_started(
+    runs: Sequence[RunDir], others: Sequence[RunDir] = (), *, local: bool, follow: bool,
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the runs and their jobs, and follow them if asked to.
+
+    `others` were started as well, and are not followed.
+    """
+    if as_json:
+        said = [_facts(run, local=local) for run in runs]
+        said[0] |= {"elastic": [_facts(run, local=local) for run in others]} if others else {}
+        echo_json(said if len(said) > 1 else said[0])
+    else:
+        for run in (*runs, *others):
+            jobs = _facts(run, local=local)["jobs"].items()
+            click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
+    if follow or (local and not detach):
+        sys.exit(_follow_all(runs, local=local, quiet=as_json))
+    if not as_json:
+        click.echo(f"See: trnslurm status {runs[0].name}")
+
+
+def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:
+    jobs = {} if local else dict(run.record().jobs)
+    return {"run": run.name, "directory": str(run.path), "jobs": jobs}
+
+
+def say(text: str) -> None:
+    """Print a remark on stderr."""
+    click.echo(text, err=True)
+
+
+def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
+    """Follow one run after another; runs after a failed one end with it."""
+    worst = 0
+    for run in runs:
+        code = _follow(run, local=local, quiet=quiet)
+        worst = max(worst, code)
+        if code == INTERRUPTED:
+            break
+    return worst
+
+
+def _follow(run: RunDir, *, local: bool, quiet: bool) -> int:
+    try:
+        status = follow_run(run, quiet=quiet)
+    except KeyboardInterrupt:
+        if not local:
+            click.echo(f"\n{run.name} continues: trnslurm status {run.name}", err=True)
+            return INTERRUPTED
+        click.echo("\nStopping …", err=True)
+        cancel(run)
+        click.echo(f"{run.name}: CANCELLED", err=True)
+        return INTERRUPTED
+    return 0 if status.state == "COMPLETED" else 1
 
 
 def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:
-    """Show the run until it ends, and return its last status; quiet: say nothing on stdout."""
+    """Show a run until it ends and return its last status; quiet: print nothing on stdout."""
     if PREPARE in run.record().phases:
         status = _with_log(run)
     else:
@@ -39,7 +99,7 @@ def _with_bar(run: RunDir, steps: int) -> RunStatus:
         for status in follow(run):
             last = status
             bar.label = status.state.lower()
-            # A run may end before the plan's steps: after so many epochs, or where it shall stop.
+            # A run may end before the plan's steps: after its epochs, or at train.stop_at.
             bar.length = int(status.metrics.get("steps", steps))
             done = int(status.metrics.get("step", 0))
             bar.update(max(0, done - bar.pos), status.metrics)
@@ -63,7 +123,7 @@ def _with_lines(run: RunDir) -> RunStatus:
 
 
 def _with_log(run: RunDir) -> RunStatus:
-    """Show the states of a run that has no steps, and what its log says of progress and result."""
+    """Show the states of a run without steps, and the progress lines of its log."""
     said, line_said = "", ""
     last: RunStatus | None = None
     for status in follow(run):
@@ -78,7 +138,7 @@ def _with_log(run: RunDir) -> RunStatus:
 
 
 def _say_state(status: RunStatus, said: str) -> str:
-    """Say the state, unless it was said last or will be reported as the end."""
+    """Print the state unless it was printed last or will be reported at the end."""
     word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
     if word != said and not status.final:
         click.echo(word, err=True)
@@ -98,7 +158,7 @@ def _figures(metrics: dict[str, Any] | Any | None) -> str:
 
 
 def _scores(metrics: Mapping[str, Any]) -> str:
-    """What the evaluation after a step came to, if there was one."""
+    """Return the results of the evaluation after a step, if there was one."""
     found = {k.removeprefix("eval_"): v for k, v in metrics.items() if k.startswith("eval_")}
     found.pop("s", None)  # the seconds that it took
     return "  ".join(f"{name} {figure(value, '.4f')}" for name, value in found.items())

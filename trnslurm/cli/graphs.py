@@ -1,4 +1,4 @@
-"""What plan and submit say of a job's graphs: whether they are compiled, and what that costs."""
+"""Lines of plan and submit about a job's graphs: whether they are compiled, and the cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHORT_HOURS = 1 / 6
 
 
 def graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line of one job; empty where nothing is compiled ahead."""
+    """Return the line about one job; empty if nothing is compiled ahead."""
     key, manifest = need.compiled.key, need.compiled.manifest
     if need.decision == "none":
         return ""
     if need.decision == "never":
-        return "Graphs: not compiled ahead, as asked; training compiles what it meets"
+        return "Graphs: not compiled ahead, as asked; training compiles them as it goes"
     if need.decision == "warm" and manifest:
         return (
             f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
@@ -38,14 +38,14 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
         job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
         return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
     if need.decision == "before":
-        return f"Graphs: as those of a run before it (key {key}), so no precompile job"
+        return f"Graphs: the same as those of a run before it (key {key}), so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
     return f"Graphs: {_state(need.compiled)}; precompile first{cost and f', {cost}'}"
 
 
 def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
-    """Return the line of a node count that a run may go on with later."""
+    """Return the line about a node count on which a run may continue later."""
     where = f"Graphs on {count(need.job.nodes, 'node')}"
     if need.decision == "elsewhere" and need.other:
         return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
@@ -58,7 +58,7 @@ def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
 def expected_cost(
     cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
 ) -> str:
-    """Say what a compilation would cost, and how we know; empty if nothing is known."""
+    """Return what a compilation would cost and how we know; empty if nothing is known."""
     if like := cache.most_alike(ingredients):
         cost = _nodes_time(compile_hours(like), nodes)
         return f"about {cost} (as key {like.key} of this recipe took)"
@@ -66,7 +66,7 @@ def expected_cost(
 
 
 def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
-    """Say for which node counts the graphs are compiled, and what a precompile would cost."""
+    """Yield for each node count whether its graphs are compiled, and the cost of compiling."""
     specs = [spec for spec in specs if "precompile" in spec.phases]
     if not specs:
         return
@@ -89,7 +89,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
 
 
 def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
-    """Return the same of one node count for --json; null is what is not known here."""
+    """Return the same for one node count as JSON; null is unknown here."""
     if "precompile" not in spec.phases:
         return {"graphs": None}
     if cache.unknown:
@@ -101,7 +101,7 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
 
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
-    """Return what shapes the graphs of a job."""
+    """Return the ingredients of a job's graph key."""
     from trnslurm.render.render import render  # Jinja is slow to import, and not always needed
 
     bundle = render(spec, workspace.template_dirs())
@@ -123,13 +123,13 @@ def _nodes_time(hours_each: float, nodes: int) -> str:
 
 
 def origin(manifest: Manifest) -> str:
-    """Say which run compiled it, as far as its manifest tells."""
+    """Return which run compiled it, if its manifest says so."""
     run = str(manifest.made.get("run", ""))
     return f", by {Path(run).name}" if run else ""
 
 
 def age(seconds: float) -> str:
-    """A length of time for a table."""
+    """Return a length of time for a table."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -137,7 +137,7 @@ def age(seconds: float) -> str:
 
 
 def age_since(moment: float) -> str:
-    """How long ago a moment was, for a table."""
+    """Return how long ago a moment was, for a table."""
     return age(time.time() - moment)
 
 

@@ -1,4 +1,4 @@
-"""metrics: the numbers of each step of a run."""
+"""metrics: the numbers of each step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _COLUMNS = {
 @run_argument
 @click.option(
     "-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
-    help="Of the table: the last N steps.",
+    help="Show only the last N steps.",
 )  # fmt: skip
 @path_option
 @json_option
 def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) -> None:
-    """Print the numbers of each step, of the attempt whose work counts.
+    """Print the numbers of each step, once per step.
 
     What a later attempt has done again is left out, so that every step is there once. --json prints
     all steps and all numbers.

@@ -1,4 +1,4 @@
-"""Options that several commands share, their completion, and the way to a resolved JobSpec."""
+"""Options shared by several commands, their completion, and the configuration they ask for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any
 
 
 def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    # While an option's value is missing, click leaves the recipe among the unparsed words.
+    # While an option has no value yet, click leaves the recipe among the unparsed words.
     words = [ctx.params.get("recipe"), *ctx.args]
     recipe = next((w for w in words if w in workspace.recipes()), None)
     return presets_of(workspace.recipe_dir(recipe)) if recipe else []
@@ -51,7 +51,7 @@ def path_option(command: Command) -> Command:
     """Add --path."""
     return click.option(
         "--path", multiple=True, metavar="DIR",
-        help="Look here first for jobs/, cluster-config/ and templates/.",
+        help="Search here first for jobs/, cluster-config/ and templates/.",
     )(command)  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def cluster_option(command: Command) -> Command:
     """Add --cluster."""
     names = _complete(lambda workspace, ctx: sorted(workspace.clusters()))
     return click.option(
-        "-c", "--cluster", metavar="NAME", shell_complete=names, help="Cluster profile."
+        "-c", "--cluster", metavar="NAME", shell_complete=names, help="Cluster profile to use."
     )(command)
 
 
@@ -89,7 +89,7 @@ _CONFIG_OPTIONS = [
     ),
     click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE",
-        help="Any key of `trnslurm show`, as in --set batch.micro_batch=2.",
+        help="Set any key of `trnslurm show`, e.g. batch.micro_batch=2.",
     ),
 ]  # fmt: skip
 _SPEC_OPTIONS = [
@@ -99,16 +99,16 @@ _SPEC_OPTIONS = [
     ),
     click.option(
         "--from", "from_run", metavar="RUN", shell_complete=_complete(_run_names),
-        help="Begin with the parameters of a run's newest checkpoint, or of a checkpoint.",
+        help="Start from a run's newest checkpoint (parameters only), or from a checkpoint.",
     ),
-    click.option("--time", "time", metavar="TIME", help="Time limit, as Slurm writes it."),
+    click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),
     click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
     click.option(
         "--sbatch", multiple=True, metavar="OPTION",
-        help="Any other sbatch option, as in --sbatch=--comment=x; it stands in the script.",
+        help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
     ),
     click.option(
-        "--allow-idle", is_flag=True, help="Accept more workers than micro-batches in a step."
+        "--allow-idle", is_flag=True, help="Allow more workers than micro-batches per step."
     ),
 ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def workspace_of(options: dict[str, Any]) -> Workspace:
 def choose_cluster(
     workspace: Workspace, recipe: str, options: dict[str, Any], *, to_submit: bool
 ) -> tuple[str, str | None]:
-    """Return cluster and preset: as asked, as configured, or a default said in a line."""
+    """Return cluster and preset: as asked, as configured, or a default that is announced."""
     cluster, preset = options["cluster"] or workspace.cluster, options["preset"]
     if cluster is None and not to_submit:
         file = workspace.recipe_dir(recipe) / "recipe.yaml"
@@ -148,7 +148,7 @@ def choose_cluster(
 
 
 def choose_data_cluster(workspace: Workspace, options: dict[str, Any]) -> str:
-    """Return the cluster whose data is meant; its preferred preset is for training only."""
+    """Return the cluster whose data is meant; a preferred preset is for training only."""
     if (cluster := options["cluster"] or workspace.cluster) is None:
         cluster = _this_machine()
         click.echo(f"Using --cluster {cluster}, as no other was chosen", err=True)
@@ -183,7 +183,7 @@ def config_of(
 ) -> Config:  # fmt: skip
     """Resolve the configuration that the options of a training ask for.
 
-    A run of a chain goes on from the `checkpoints` of the one before.
+    A run of a chain starts from the `checkpoints` of the previous one.
     """
     layers, checkpoint = _option_layers(options), None
     if word := options["from_run"]:
@@ -203,10 +203,12 @@ def config_of(
 
 
 def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
-    """Refuse --set of what --from or --chain sets: neither may silently lose."""
+    """Refuse --set of a key that --from or --chain sets: neither may be ignored silently."""
     if INIT_FROM in layers and any(word.partition("=")[0] == INIT_FROM for word in settings):
         option = layers[INIT_FROM][0]
-        raise ConfigError(f"{option} and --set {INIT_FROM}=… say two things: leave one out")
+        raise ConfigError(
+            f"{option} and --set {INIT_FROM}=… contradict each other: leave out one of them"
+        )
 
 
 def _say_from(checkpoint: Checkpoint) -> None:
@@ -216,7 +218,7 @@ def _say_from(checkpoint: Checkpoint) -> None:
 
 
 def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return what dedicated options set, by configuration key."""
+    """Return the configuration keys that dedicated options set."""
     layers: dict[str, tuple[str, Any]] = {}
     if options["workers_per_node"] is not None:
         workers = options["workers_per_node"]
@@ -241,7 +243,7 @@ def parse_time(text: str) -> int:
         raise ConfigError(f"--time {text}: expected minutes, HH:MM:SS or D-HH:MM:SS")
     days, first, second, third = (int(g) if g else 0 for g in match.groups())
     if max(second, third) > 59:
-        raise ConfigError(f"--time {text}: minutes and seconds behind a colon go to 59")
+        raise ConfigError(f"--time {text}: minutes and seconds after a colon go up to 59")
     if match[1] is not None:  # D-H:M:S
         seconds = days * 86400 + first * 3600 + second * 60 + third
     elif match[4] is not None:  # H:M:S
@@ -256,7 +258,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
-    """Return the node counts of `1,2,4`, which an option was given."""
+    """Return the node counts of an option's value such as `1,2,4`."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
@@ -270,7 +272,7 @@ def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
 
 
 def run_roots(workspace: Workspace) -> list[Path]:
-    """Return where runs are looked for: used run roots, and those of the known profiles."""
+    """Return where to look for runs: run roots used before, and those of known profiles."""
     roots = known_roots()
     for file in workspace.clusters().values():
         try:

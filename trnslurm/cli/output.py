@@ -1,4 +1,4 @@
-"""How results are printed: aligned tables, JSON, numbers for people."""
+"""Print results: aligned tables, JSON, readable numbers."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: s
 
 
 def hours(value: float | None) -> str:
-    """Hours for a table: two significant digits below ten, whole numbers above."""
+    """Return hours for a table: one decimal below 100, whole numbers above."""
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def dollars(value: float | None) -> str:
-    """A sum of US dollars."""
+    """Return a sum of US dollars for a table."""
     return "-" if value is None else f"${value:,.0f}"
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun: `1 node`, `2 nodes`."""
+    """Return a number with its noun: `1 node`, `2 nodes`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def figure(value: Any, form: str) -> str:
-    """A number of the job's metrics, which may be anything: `-` where it is no number."""
+    """Return a formatted metric, or `-` if it is not a number: jobs write what they like."""
     return format(value, form) if isinstance(value, int | float) else "-"

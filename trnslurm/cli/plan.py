@@ -81,7 +81,7 @@ def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
 def _listed(
     found: Mapping[str, Path], facts: Callable[[Path], tuple[Any, ...]]
 ) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return names and facts of what can be read, and what is wrong with the others."""
+    """Return names and facts of what can be read, and the errors of the rest."""
     rows: list[tuple[Any, ...]] = []
     broken = []
     for name, path in sorted(found.items()):
@@ -164,7 +164,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
 
 
 def _not_on(refused: Sequence[tuple[int, TrnslurmError]]) -> Iterator[str]:
-    """Say on which node counts the job cannot run, and why: of those alike once."""
+    """Yield a line for each reason why the job cannot run on some node counts."""
     alike: dict[str, list[tuple[int, str]]] = {}
     for nodes, error in refused:
         why = str(error).partition("; ")[0]  # without the advice

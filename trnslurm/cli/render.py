@@ -1,4 +1,4 @@
-"""render: the very files that submit would run, on a host that may have no Slurm."""
+"""render: the files that submit would run, on any host."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _READING_ORDER = (
 @click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @spec_options
 @click.option("-o", "--output", metavar="DIR", help="Write the bundle to this new directory.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
-@click.option("--diff", "against", metavar="RUN_OR_DIR", help="Show what differs from another.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
+@click.option(
+    "--diff", "against", metavar="RUN_OR_DIR", help="Show differences from another run or bundle."
+)
 def render_command(
     recipe: str, nodes: int, output: str | None, force: bool, against: str | None, **options: Any
 ) -> None:
@@ -53,7 +55,7 @@ def render_command(
       trnslurm render gpt2_zero1 --nodes 4 --cluster trn1 --diff reviewed
     """
     if against is not None and output is not None:
-        raise click.UsageError("--diff only shows: leave out -o")
+        raise click.UsageError("--diff writes nothing: leave out -o")
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     config = config_of(workspace, recipe, options, cluster, preset)
@@ -102,16 +104,16 @@ def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
 
 def _refuse_replacing(directory: Path, *, force: bool) -> None:
     if not (directory / "plan.json").is_file():
-        raise RenderError(f"{directory} is there already and is no bundle: choose another name")
+        raise RenderError(f"{directory} exists and is not a bundle: choose another name")
     results = [f for d in ("logs", "state") for f in (directory / d).glob("[!.]*")]
     if results or (directory / "run.json").exists() or (directory / "metrics.jsonl").exists():
         raise RenderError(f"{directory} holds the results of a run: choose another name")
     if not force:
-        raise RenderError(f"{directory} is there already: pass --force to replace it")
+        raise RenderError(f"{directory} already exists: pass --force to replace it")
 
 
 def bundle_instructions(bundle: Bundle) -> list[str]:
-    """Return the lines of the header that say how to run the bundle by hand."""
+    """Return the header's lines about running the bundle by hand."""
     script = next(n for n in ("train.sbatch", "train.sh") if n in bundle.files)
     lines = bundle.files[script].decode().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("# By hand")) + 1

@@ -1,4 +1,4 @@
-"""resume, watch: a run goes on where it was."""
+"""resume, watch: continue runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 
 import click
 
+from trnslurm.cli.follow import INTERRUPTED, report_started, say
 from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
 from trnslurm.cli.output import echo_json
-from trnslurm.cli.started import INTERRUPTED, report_started, say
 from trnslurm.errors import ConfigError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.watch import watch
@@ -22,10 +22,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 @click.command("resume")
 @run_argument
-@click.option("-n", "--nodes", type=int, help="Go on with this number of nodes.")
+@click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
 @path_option
-@click.option("-f", "--follow", is_flag=True, help="On Slurm: stay until the run has ended.")
-@click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
+)
+@click.option(
+    "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
+)
 @json_option
 def resume_command(
     run: str, nodes: int | None, path: tuple[str, ...], follow: bool, detach: bool, as_json: bool
@@ -65,20 +69,27 @@ def resume_command(
 
 @click.command("watch")
 @run_argument
-@click.option("--resume", "resuming", is_flag=True, help="Resume it when it stops before its end.")
-@click.option("--every", metavar="TIME", default="30s", show_default=True, help="30s, 5m, 1h.")
+@click.option(
+    "--resume",
+    "resuming",
+    is_flag=True,
+    help="Resume the run whenever it stops before its last step.",
+)
+@click.option(
+    "--every", metavar="TIME", default="30s", show_default=True, help="Interval: 30s, 5m, 1h."
+)
 @click.option(
     "--max", "most", type=click.IntRange(min=1), default=3, show_default=True,
-    help="Give up after so many resumes without a newer checkpoint.",
+    help="Give up after this many resumes without a newer checkpoint.",
 )  # fmt: skip
 @path_option
 def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[str, ...]) -> None:
-    """Print each change of a run's state, until it ends.
+    """Print each change of a run's state until it ends.
 
-    With --resume it is looked after unattended: what Slurm does not mend by itself is mended, and a
-    training that ended before its last step is resumed. Ctrl-C leaves the run alone.
+    With --resume the run needs no attention: what Slurm does not recover from by itself is fixed,
+    and a training that ended before its last step is resumed. Ctrl-C leaves the run alone.
 
-    The exit code is 0 if the run has completed, and else 1.
+    The exit code is 0 if the run completed, otherwise 1.
 
     \b
     Example:
@@ -107,12 +118,12 @@ def parse_every(text: str) -> float:
     """Return the seconds of a time like 30s, 5m or 1h."""
     match = _EVERY.fullmatch(text)
     if not match or not float(match[1]):
-        raise ConfigError(f"--every {text}: expected a time as 30s, 5m or 1h")
+        raise ConfigError(f"--every {text}: expected a time such as 30s, 5m or 1h")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 def _done(done: Resumed) -> str:
-    """Say what was done for a run to go on."""
+    """Return a line about what was done to continue a run."""
     (run, *_) = done.runs
     if done.released:
         return f"Released job {', '.join(done.released)} of {run.name}"

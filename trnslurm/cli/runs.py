@@ -1,4 +1,4 @@
-"""runs, status, logs, cancel, exec: what happens to runs after their submission."""
+"""runs, status, logs, cancel, exec: commands for submitted runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
 
 
 @click.command("runs")
-@click.option("-a", "--all", "everything", is_flag=True, help="All runs, not the newest 20.")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Show all runs, not only the newest 20."
+)
 @path_option
 @json_option
 def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """List the runs, the newest last, with their state.
+    """List runs and their states, newest last.
 
     \b
     Example:
@@ -63,7 +65,7 @@ def _progress(status: RunStatus) -> tuple[str, str]:
 @path_option
 @json_option
 def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
-    """Show where a run stands, in one word, and why.
+    """Show the state of a run in one word, and why.
 
     \b
     Example:
@@ -104,15 +106,15 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
 
 
 def _say_chain(status: RunStatus) -> None:
-    """Name the runs before and after it."""
+    """Print the runs before and after it in a chain."""
     if status.after:
-        click.echo(f"goes on from the result of {status.after}")
+        click.echo(f"starts from the result of {status.after}")
     if status.then:
-        click.echo(f"{status.then} goes on from its result")
+        click.echo(f"{status.then} starts from its result")
 
 
 def _say_attempts(status: RunStatus) -> None:
-    """Say how often it began, and how the last of its attempts ended."""
+    """Print how many attempts there were, and how the last of them ended."""
     if len(status.attempts) > 1:
         ends = [f"{a.attempt} {a.state}{a.reason and f' ({a.reason})'}" for a in status.attempts]
         more = "… " if len(ends) > _SHOWN_ATTEMPTS else ""
@@ -126,17 +128,21 @@ def _say_attempts(status: RunStatus) -> None:
 @run_argument
 @click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
 @click.option(
-    "--phase", type=click.Choice(["precompile", "train", "prepare"]), help="Default: the last."
+    "--phase",
+    type=click.Choice(["precompile", "train", "prepare"]),
+    help="Phase  [default: the last].",
 )
-@click.option("--batch", is_flag=True, help="The batch script's own log.")
-@click.option("-f", "--follow", is_flag=True, help="Show what is added until the run ends.")
-@click.option("-n", "--lines", type=int, default=100, show_default=True, help="Last lines; 0: all.")
+@click.option("--batch", is_flag=True, help="Show the batch script's own log.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
+@click.option(
+    "-n", "--lines", type=int, default=100, show_default=True, help="Number of last lines; 0: all."
+)
 @path_option
 def logs_command(
     run: str, node: int, phase: str | None, batch: bool, follow: bool, lines: int,
     path: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Show the log of a node, or of the batch script.
+    """Print the log of a node or of the batch script.
 
     \b
     Example:
@@ -166,13 +172,14 @@ def logs_command(
 
 @click.command("cancel")
 @run_argument
-@click.option("--now", is_flag=True, help="Do not wait until a training has saved.")
+@click.option("--now", is_flag=True, help="Do not wait for a checkpoint to be saved.")
 @path_option
 @json_option
 def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """Cancel a run: every phase of it, and the runs of a chain that wait for it.
+    """Cancel a run, with all its phases and the runs of a chain that wait for it.
 
-    A training that runs on Slurm saves a checkpoint and ends; `trnslurm resume` goes on from it.
+    A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
+    continues.
 
     \b
     Example:

@@ -39,7 +39,7 @@ def _types(ctx: click.Context, param: click.Parameter, word: str) -> list[Comple
 def _name_option(command: Command) -> Command:
     return click.option(
         "--name", metavar="NAME", envvar=_VARIABLE, default=DEFAULT_NAME, show_default=True,
-        shell_complete=_names, help="Which sandbox.",
+        shell_complete=_names, help="Name of the sandbox.",
     )(command)  # fmt: skip
 
 
@@ -47,8 +47,8 @@ def _name_option(command: Command) -> Command:
 def sandbox_command() -> None:
     """Run a real Slurm cluster on this machine.
 
-    One slurmctld, one slurmd per node, each node with a network, a host name and processes of its
-    own. It needs no root, and leaves nothing behind.
+    It has one slurmctld, and one slurmd per node; each node has its own network, host name and
+    processes. It needs no root and leaves nothing behind.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def sandbox_command() -> None:
     "--like", metavar="TYPE", default="trn1.32xlarge", show_default=True, shell_complete=_types,
     help="Instance type whose CPUs, memory and features the nodes claim.",
 )  # fmt: skip
-@click.option("--accounting", is_flag=True, help="With slurmdbd and its database.")
+@click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE",
     help="A line of slurm.conf, or a word of its node lines, as in --set KillWait=5 --set CPUs=8.",
@@ -75,9 +75,9 @@ def sandbox_command() -> None:
     "--neuron-stand-ins", is_flag=True,
     help="With stand-ins of neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
 )  # fmt: skip
-@click.option("--python", metavar="FILE", help="Interpreter of the jobs; default: this one.")
-@click.option("--owner", type=int, metavar="PID", help="Take it down when this process has ended.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing when all is well.")
+@click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
+@click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
     name: str, nodes: int, like: str, accounting: bool, settings: tuple[str, ...],
     neuron_stand_ins: bool, python: str | None, owner: int | None, quiet: bool,
@@ -115,7 +115,7 @@ def up_command_line(
 
 @sandbox_command.command("down")
 @_name_option
-@click.option("--all", "every", is_flag=True, help="Every sandbox of yours on this machine.")
+@click.option("--all", "every", is_flag=True, help="End all your sandboxes on this machine.")
 def down_command(name: str, every: bool) -> None:
     """End a sandbox, everything that runs in it, and its files.
 
@@ -189,7 +189,7 @@ def _print_state(state: State) -> None:
 
 @sandbox_command.command("env")
 @_name_option
-@click.option("--unset", is_flag=True, help="Print what takes it back.")
+@click.option("--unset", is_flag=True, help="Print the lines that undo it.")
 def env_command_line(name: str, unset: bool) -> None:
     """Print shell lines that put the sandbox's sbatch, srun, squeue, … on PATH.
 
@@ -216,7 +216,7 @@ def env_command_line(name: str, unset: bool) -> None:
 
 @sandbox_command.command("exec")
 @_name_option
-@click.option("--node", metavar="NODE", help="Number or name; default: the head node.")
+@click.option("--node", metavar="NODE", help="Node number or name  [default: the head node].")
 @click.argument("command", nargs=-1, required=True)
 def exec_command_line(name: str, node: str | None, command: tuple[str, ...]) -> None:
     """Run a command inside: on the head node, or on a node.

@@ -1,4 +1,4 @@
-"""cluster detect, env check, completion: setting trnslurm up on a site."""
+"""cluster detect, env check, completion: set up trnslurm on a site."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def cluster_command() -> None:
 
 
 @cluster_command.command("detect")
-@click.option("--partition", metavar="NAME", help="Default: the one with accelerators.")
+@click.option(
+    "--partition", metavar="NAME", help="Partition  [default: the one with accelerators]."
+)
 @click.option("--write", is_flag=True, help="Write a profile to your own cluster-config/.")
-@click.option("--name", metavar="NAME", help="Name of the profile; default: Slurm's ClusterName.")
+@click.option("--name", metavar="NAME", help="Name of the profile  [default: Slurm's ClusterName].")
 @click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
 @json_option
 def detect_command(
     partition: str | None, write: bool, name: str | None, bin_dir: str | None, as_json: bool
 ) -> None:
-    """Look at this host's Slurm: partitions, nodes, instance types, limits, accounting.
+    """Inspect this host's Slurm: partitions, nodes, instance types, limits, accounting.
 
     \b
     Example:
@@ -103,7 +105,7 @@ def _print_site(site: Site, chosen: Partition) -> None:
 def _write_profile(target: Path, text: str) -> None:
     settings = user_root() / SETTINGS_FILE
     if target.exists():
-        raise ConfigError(f"{target} is there already: remove it, or pass --name")
+        raise ConfigError(f"{target} already exists: remove it, or pass --name")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -117,7 +119,7 @@ def _write_profile(target: Path, text: str) -> None:
 
 @click.group("env")
 def env_command() -> None:
-    """Prove the nodes' Python environment.
+    """Check the Python environment on the nodes.
 
     \b
     Example:
@@ -133,7 +135,7 @@ def env_command() -> None:
 def check_command(
     path: tuple[str, ...], cluster: str | None, timeout: float, as_json: bool
 ) -> None:
-    """Start the profile's Python on a node, and compare its packages with what the jobs need.
+    """Start the profile's Python on a node and compare its packages with what jobs need.
 
     \b
     Example:

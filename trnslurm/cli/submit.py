@@ -1,4 +1,4 @@
-"""submit: from a recipe, or a reviewed bundle, to a running job."""
+"""submit: start a job from a recipe or from a reviewed bundle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.cli.chain import links_of
+from trnslurm.cli.follow import report_started, say
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import (
     choose_cluster,
@@ -21,7 +22,6 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.cli.output import count, dollars, hours
-from trnslurm.cli.started import report_started, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.plan.spec import make_spec
@@ -30,7 +30,7 @@ from trnslurm.submit.job import Job, Link, alone, make_job, read_job, refuse_unp
 from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
 from trnslurm.submit.submit import submit_ahead, submit_chain
 
-# What may be said of a reviewed bundle's submission; all else is settled in its files.
+# Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
 
 
@@ -41,19 +41,23 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 @click.option(
     "--precompile",
     type=click.Choice(["auto", "always", "never"]),
-    help="A precompile job: auto: unless its graphs are compiled; never: training compiles.",
+    help="auto: submit a precompile job if graphs are missing; never: training compiles.",
 )
 @click.option(
     "--elastic",
     metavar="N,N",
-    help="Compile for these numbers of nodes as well, for a resume there.",
+    help="Also compile for these node counts, so that a resume on them starts at once.",
 )
-@click.option("--chain", is_flag=True, help="Submit the presets that follow as well.")
+@click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
-@click.option("--dry-run", is_flag=True, help="Say what it would take, and stop there.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask about the size of the job.")
-@click.option("-f", "--follow", is_flag=True, help="On Slurm: stay until the run has ended.")
-@click.option("--detach", is_flag=True, help="On the local cluster: return, and let it run on.")
+@click.option("--dry-run", is_flag=True, help="Show what it would take; submit nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation of the job's size.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
+)
+@click.option(
+    "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 def submit_command(
     recipe: str | None, nodes: int, elastic: str | None, chain: bool, rendered: str | None,
@@ -61,17 +65,17 @@ def submit_command(
 ) -> None:  # fmt: skip
     """Submit a job: precompile if needed, then train.
 
-    A precompile job is submitted unless the cluster's cache has the graphs, or another run compiles
-    them: then training waits for that one's job.
+    No precompile job is submitted if the cluster's cache already has the graphs, or if another run
+    is compiling them; training then waits for that run's job.
 
-    On the local cluster it is followed until it ends, and Ctrl-C stops it.
+    On the local cluster the run is followed until it ends, and Ctrl-C stops it.
 
-    --from begins with the result of another run. --chain submits a run for each preset that
-    follows this one in the recipe, which waits for the run before and goes on from its result;
-    there --set PRESET:KEY=VALUE is for the run of one preset only.
+    --from starts from the result of another run. --chain also submits a run for each preset that
+    follows this one in the recipe; each waits for the run before it and starts from its result.
+    In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
 
-    --elastic compiles the graphs for other numbers of nodes beside the run, which does not wait for
-    them: `trnslurm resume --nodes` then begins at once.
+    --elastic also compiles the graphs for other node counts. The run does not wait for them, and
+    `trnslurm resume --nodes` can then start at once.
 
     \b
     Example:
@@ -93,7 +97,7 @@ def submit_command(
     else:
         assert recipe is not None
         if chain and elastic:
-            raise click.UsageError("--elastic is for one run, not for a --chain")
+            raise click.UsageError("--elastic does not work with --chain: leave out one of them")
         links, others = _links(recipe, options, nodes, chain=chain, elastic=elastic)
     for link in links:
         refuse_unprepared(link.job)
@@ -132,7 +136,7 @@ def _links(
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
-    """Submit, say so, and stay with the run if that is wanted; its end is then our exit code."""
+    """Submit a job and report it; follow the run if asked to, and exit with its result."""
     cache = CompileCache(job.profile)
     _submit_links([alone(job)], cache, [], follow=follow, detach=detach, as_json=as_json)
 

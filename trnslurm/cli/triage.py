@@ -1,4 +1,4 @@
-"""triage: who failed first, and why; the same lines for other commands."""
+"""triage: which rank failed first, and why."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from trnslurm.runs.status import choose_attempt
 @click.command("triage")
 @run_argument
 @click.option(
-    "--phase", type=click.Choice(["precompile", "train", "prepare"]), help="Default: the last."
+    "--phase",
+    type=click.Choice(["precompile", "train", "prepare"]),
+    help="Phase  [default: the last].",
 )
-@click.option("--attempt", type=int, metavar="N", help="Default: the newest.")
+@click.option("--attempt", type=int, metavar="N", help="Attempt  [default: the newest].")
 @path_option
 @json_option
 def triage_command(
     run: str, phase: str | None, attempt: int | None, path: tuple[str, ...], as_json: bool
 ) -> None:
-    """Say who failed first in an attempt of a run, why, and what to do.
+    """Show which rank failed first, why, and what to do.
 
     All nodes' logs are searched, and what the workers left in state/. The exit code is 1 where
     nothing tells of a failure.
