@@ -11,8 +11,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trnslurm.config import Recipe
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
+from trnslurm.render.marks import marked
 
 # Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_), the
 # place of a cache and where workers meet shape nothing.
@@ -31,6 +33,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
     environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
     flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
     strategy = recipe.strategy.name
+    entry = f"jobs/{spec.config.recipe_name}/{recipe.entry}"
     sharding = {"strategy": {strategy: getattr(recipe.strategy, strategy)}} if strategy else {}
     return {
         "device": spec.device,
@@ -41,19 +44,19 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         "seq_len": recipe.seq_len,
         "precision": recipe.precision,
         "model": dict(recipe.model),
-        "train": _shaping_settings(recipe.train, recipe.graphs.free, recipe.graphs.on_off),
+        "train": _shaping_settings(recipe, files, f"code/{entry}"),
         **sharding,
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
-        "source": source.checksums(files, f"jobs/{spec.config.recipe_name}/{recipe.entry}"),
+        "source": source.checksums(files, entry),
     }
 
 
-def _shaping_settings(
-    train: Mapping[str, Any], free: tuple[str, ...], on_off: tuple[str, ...]
-) -> dict[str, Any]:
-    """Leave out what is free; of what is on or off, keep that."""
-    return {k: bool(v) if k in on_off else v for k, v in train.items() if k not in free}
+def _shaping_settings(recipe: Recipe, files: Mapping[str, bytes], entry: str) -> dict[str, Any]:
+    """Leave out what is free; of what is on or off, keep that: marked by the job or the recipe."""
+    free = {*recipe.graphs.free, *marked(files, entry, "Free")}
+    on_off = {*recipe.graphs.on_off, *marked(files, entry, "OnOff")}
+    return {k: bool(v) if k in on_off else v for k, v in recipe.train.items() if k not in free}
 
 
 def _exports(script: str) -> Iterator[tuple[str, str]]:
