@@ -214,12 +214,13 @@ def test_instance_types_can_be_overridden_and_added() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prize_per_hour": 1}, 'unknown field prize_per_hour (did you mean "price_per_hour"?)'),
-        ({"efa": "eight"}, "efa: expected int, found 'eight'"),
-        ({"efa": True}, "efa: expected int, found True"),
+        ({"prize_per_hour": 1}, 'unknown key prize_per_hour (did you mean "price_per_hour"?)'),
+        ({"efa": "eight"}, "efa must be a whole number, found 'eight'"),
+        ({"efa": True}, "efa must be a whole number, found True"),
         ({"workers": [0]}, "positive whole numbers"),
-        ({"device": "tpu"}, "'tpu' is not one of"),
-        (7, "expected a mapping"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+        ({"vcpus": -1}, "vcpus is -1; it must not be negative"),
+        (7, "must be a mapping"),
     ],
 )
 def test_bad_overrides_say_where(values: object, words: str) -> None:

@@ -1,36 +1,37 @@
-"""What each instance type has: devices, worker counts that work, network, memory, speed, price.
+"""The instance types: devices, supported worker counts, network, memory, speed and price.
 
-Figures are AWS's published ones; prices are on-demand, from third parties, and every field can be
-overridden (or a type added) under `instance_types` in a cluster profile.
+The figures are AWS's; prices are on demand, from third parties. A cluster profile can override
+fields, or add types, under `instance_types`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
+from trnslurm.config.schema import Device
+from trnslurm.config.tree import build, check, fields_of, lacking
 from trnslurm.errors import ConfigError, did_you_mean
 
-DEVICES = ("neuron", "xla-cpu", "cpu", "cuda", "xla-cuda")
+DEVICES = get_args(Device)
 ON_GPUS = ("cuda", "xla-cuda")
-# Those whose collectives go over EFA between nodes.
+# Devices whose collectives use EFA between nodes.
 WITH_EFA = ("neuron", *ON_GPUS)
-# What else the same hardware can be.
+# The other device of the same hardware.
 _ALSO = {"xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
     name: str
-    device: str
-    """neuron, cuda, xla-cuda (torch_xla on GPUs), xla-cpu (on the host's CPU) or cpu."""
+    device: Device
     accelerators: int
     """Chips or GPUs in one instance."""
     workers: tuple[int, ...]
-    """Worker counts per node that the runtime supports, on one node."""
+    """Supported worker counts for jobs on one node."""
     multi_node_workers: tuple[int, ...]
-    """The same for jobs over several nodes; empty: no multi-node jobs on this type."""
+    """Supported worker counts per node for multi-node jobs; empty: no multi-node jobs."""
     vcpus: int
     host_gib: int
     device_gib: int = 0
@@ -41,7 +42,7 @@ class InstanceType:
     bf16_tflops: float = 0.0
     """Dense BF16 TFLOP/s of the whole instance."""
     price_per_hour: float | None = None
-    """US dollars, on demand; None where it is not known."""
+    """US dollars, on demand; None: unknown."""
 
     @property
     def gpus(self) -> int:
@@ -49,9 +50,9 @@ class InstanceType:
         return self.accelerators if self.device in ON_GPUS else 0
 
     def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
-        """Return the device that is asked for, or of `auto` this type's first, if it is usable.
+        """Return the device asked for, or for `auto` this type's first usable one; None: neither.
 
-        A recipe that says nothing of its devices can use any; a host with accelerators its CPU too.
+        `usable` are the recipe's devices; empty: all. A host with accelerators also has its CPU.
         """
         own = (self.device, _ALSO.get(self.device, self.device))
         if asked == "auto":
@@ -60,11 +61,11 @@ class InstanceType:
         return asked if asked in (usable or DEVICES) and not elsewhere else None
 
     def default_workers(self, nodes: int) -> int:
-        """Return the most workers per node that it supports."""
+        """Return the largest supported number of workers per node."""
         return max((self.multi_node_workers if nodes > 1 else self.workers) or self.workers)
 
     def check_workers(self, workers_per_node: int, nodes: int) -> None:
-        """Refuse a worker count or a node count that this type cannot run."""
+        """Refuse a worker count or a node count that this type does not support."""
         if nodes > 1 and not self.multi_node_workers:
             raise ConfigError(
                 f"{self.name} does not run multi-node jobs (--nodes {nodes}): use --nodes 1 "
@@ -76,13 +77,8 @@ class InstanceType:
             noun = "worker" if workers_per_node == 1 else "workers"
             raise ConfigError(
                 f"{workers_per_node} {noun} per node is not valid on {self.name} with {scope}: "
-                f"choose {_or(valid)}"
+                f"choose {', '.join(map(str, valid[:-1]))}{' or ' if valid[1:] else ''}{valid[-1]}"
             )
-
-
-def _or(numbers: tuple[int, ...]) -> str:
-    words = [str(n) for n in numbers]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 _GPU_WORKERS = tuple(range(1, 9))
@@ -132,16 +128,16 @@ _TYPES = (
 )  # fmt: skip
 
 
-def catalog(overrides: Mapping[str, Any] | None = None, where: str = "") -> dict[str, InstanceType]:
+def catalog(overrides: Mapping[str, Any] | None = None) -> dict[str, InstanceType]:
     """Return all instance types by name, with a profile's `instance_types` applied."""
     types = {t.name: t for t in _TYPES}
     for name, values in (overrides or {}).items():
-        types[name] = _overridden(types.get(name), name, values, f"{where}instance_types.{name}")
+        types[name] = _overridden(types.get(name), name, values)
     return types
 
 
 def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
-    """Return the type called `name`, or an error that names the nearest."""
+    """Return an instance type, or raise an error that suggests the nearest name."""
     if name not in types:
         raise ConfigError(
             f"unknown instance type {name!r}{did_you_mean(name, types)}; known: {', '.join(types)}"
@@ -149,42 +145,19 @@ def find(types: Mapping[str, InstanceType], name: str) -> InstanceType:
     return types[name]
 
 
-def _overridden(base: InstanceType | None, name: str, values: Any, where: str) -> InstanceType:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: expected a mapping of fields, found {values!r}")
-    known = {f.name: f for f in fields(InstanceType) if f.name != "name"}
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown field {key}{did_you_mean(str(key), known)}")
-    converted = {
-        key: _field(f"{where}.{key}", str(known[key].type), v) for key, v in values.items()
-    }
-    if converted.get("device", "cpu") not in DEVICES:
-        raise ConfigError(
-            f"{where}.device: {values['device']!r} is not one of {', '.join(DEVICES)}"
-        )
-    if base is not None:
-        return replace(base, **converted)
-    required = {"device", "accelerators", "workers", "multi_node_workers", "vcpus", "host_gib"}
-    if missing := sorted(required - set(converted)):
-        raise ConfigError(f"{where}: a new instance type needs {', '.join(missing)}")
-    return InstanceType(name=name, **converted)
-
-
-def _field(where: str, annotation: str, value: Any) -> Any:
-    def number(v: Any, *kinds: type) -> bool:
-        return type(v) in kinds and v >= 0
-
-    if annotation == "str" and isinstance(value, str):
-        return value
-    if annotation == "int" and number(value, int):
-        return value
-    if annotation.startswith("float") and number(value, int, float):
-        return float(value)
-    if annotation.endswith("| None") and value is None:
-        return None
-    if annotation.startswith("tuple") and isinstance(value, list):
-        if all(number(v, int) and v > 0 for v in value):
-            return tuple(sorted(value))
-        raise ConfigError(f"{where}: expected a list of positive whole numbers, found {value!r}")
-    raise ConfigError(f"{where}: expected {annotation.removesuffix(' | None')}, found {value!r}")
+def _overridden(base: InstanceType | None, name: str, values: Any) -> InstanceType:
+    where = f"instance_types.{name}"
+    hints = {key: hint for key, hint in fields_of(InstanceType).items() if key != "name"}
+    given = check(values, hints, where)
+    for key, value in given.items():
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(n, int | float) and not n >= 0 for n in numbers):
+            raise ConfigError(f"{where}: {key} is {value!r}; it must not be negative")
+        if isinstance(value, list):
+            if 0 in value:
+                raise ConfigError(f"{where}: {key} must be positive whole numbers, found {value!r}")
+            value.sort()
+    tree = {"name": name, **(asdict(base) if base else {}), **given}
+    if missing := lacking(InstanceType, tree):
+        raise ConfigError(f"{where}: a new instance type needs {', '.join(sorted(missing))}")
+    return build(InstanceType, tree)

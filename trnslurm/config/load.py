@@ -36,7 +36,7 @@ NEURON_DEVICES = Path("/dev")
 
 _CLUSTER = fields_of(Cluster)
 _RECIPE = fields_of(Recipe)
-_ALL = _CLUSTER | _RECIPE
+_ALL = {**_CLUSTER, **_RECIPE}
 
 
 def resolve(

@@ -15,7 +15,10 @@ JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
 # What a recipe may say about the cluster: the shape of its job, never the site's facts.
-_RECIPE_LAYER = fields_of(Recipe) | {k: _CLUSTER[k] for k in ("env", "slurm", "workers_per_node")}
+_RECIPE_LAYER = {
+    **fields_of(Recipe),
+    **{key: _CLUSTER[key] for key in ("env", "slurm", "workers_per_node")},
+}
 
 
 def presets_of(recipe_dir: Path) -> list[str]:

@@ -1,8 +1,9 @@
-"""Plain nested mappings checked against the dataclasses of the schema, and merged with origins."""
+"""Nested mappings, as YAML and JSON hold them: merged, checked, and made into dataclasses."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One partial tree and where it stands."""
+    """A partial tree and where it was set."""
 
     name: str
     source: str
@@ -32,7 +33,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def merge(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `layer` laid over it, mappings merged key by key."""
+    """Return `base` overridden by `layer`; mappings are merged key by key."""
     merged = dict(base)
     for key, value in layer.items():
         below = merged.get(key)
@@ -51,7 +52,7 @@ def nest(dotted: str, value: Any) -> dict[str, Any]:
 
 
 def lookup(tree: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value at a dotted key, or None where there is none."""
+    """Return the value at a dotted key, or None."""
     node: Any = tree
     for key in dotted.split("."):
         if not isinstance(node, Mapping) or key not in node:
@@ -60,17 +61,19 @@ def lookup(tree: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def fields_of(*classes: Any) -> dict[str, Any]:
-    """Return the type hint of every field of the given dataclasses."""
-    hints: dict[str, Any] = {}
-    for cls in classes:
-        names = {f.name for f in dataclasses.fields(cls)}
-        hints.update({k: v for k, v in get_type_hints(cls).items() if k in names})
-    return hints
+def fields_of(cls: Any) -> Mapping[str, Any]:
+    """Return the type hint of every field of a dataclass."""
+    return _fields_of(cls)
+
+
+@functools.cache  # it evaluates text, and a configuration asks hundreds of times
+def _fields_of(cls: type) -> Mapping[str, Any]:
+    hints = get_type_hints(cls)
+    return types.MappingProxyType({f.name: hints[f.name] for f in dataclasses.fields(cls)})
 
 
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
-    """Return `tree` with every value converted, or an error that names file and key."""
+    """Return `tree` with every value converted, or raise an error that names file and key."""
     if not isinstance(tree, Mapping):
         raise ConfigError(
             f"{where}: {prefix.rstrip('.') or 'it'} must be a mapping, found {tree!r}"
@@ -85,9 +88,14 @@ def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> 
 
 
 def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
-    """Return `value` as the type that `hint` asks for, or raise a ConfigError."""
+    """Return `value` as the type that `hint` asks for, still plain, or raise a ConfigError."""
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
-        return _section(value, hint, where, dotted)
+        section = check(value, fields_of(hint), where, f"{dotted}.")
+        if missing := lacking(hint, section):
+            raise ConfigError(f"{where}: {dotted} lacks {', '.join(missing)}")
+        return section
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -95,7 +103,7 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         inner = next(a for a in args if a is not type(None))
         return convert(value, inner, where, dotted)
     if origin is Literal:
-        if value is None and "" in args:  # `name:` with nothing behind it
+        if value is None and "" in args:  # `name:` with nothing after it
             return ""
         if value in args:
             return value
@@ -106,48 +114,43 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where}: {dotted} must be a list, found {value!r}")
         return [convert(v, args[0], where, f"{dotted}[{i}]") for i, v in enumerate(value)]
-    if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(value, args[1], where, dotted)
-    return _scalar(value, hint, where, dotted)
-
-
-def _section(value: Any, cls: Any, where: str, dotted: str) -> dict[str, Any]:
-    checked = check(value, fields_of(cls), where, f"{dotted}.")
-    needed = [f.name for f in dataclasses.fields(cls) if _has_no_default(f)]
-    if missing := [name for name in needed if name not in checked]:
-        raise ConfigError(f"{where}: {dotted} lacks {', '.join(missing)}")
-    return checked
-
-
-def _has_no_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is field.default_factory is dataclasses.MISSING
-
-
-def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {dotted} must be a mapping, found {value!r}")
-    for key in value:
-        if not isinstance(key, str):
-            raise ConfigError(f"{where}: {dotted} has a key that is not text: {key!r} (quote it)")
-    return {k: v if hint is Any else _text(v, where, f"{dotted}.{k}") for k, v in value.items()}
-
-
-def _text(value: Any, where: str, dotted: str) -> str:
-    # YAML reads `FI_PROVIDER_COUNT: 1` as a number; in an environment it is text all the same.
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{where}: {dotted} must be text, found {value!r} (quote it)")
-    return str(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where}: {dotted} must be {_WORDS[hint]}, found {value!r}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _scalar(value: Any, hint: Any, where: str, dotted: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
-        return value
-    raise ConfigError(f"{where}: {dotted} must be {_WORDS[hint]}, found {value!r}")
+def _mapping(value: Any, hint: Any, where: str, dotted: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {dotted} must be a mapping, found {value!r}")
+    converted = {}
+    for key, inner in value.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: {dotted} has a key that is not text: {key!r} (quote it)")
+        if hint is str:
+            # YAML reads `FI_PROVIDER_COUNT: 1` as a number; in an environment it is text.
+            if isinstance(inner, bool) or not isinstance(inner, str | int | float):
+                raise ConfigError(
+                    f"{where}: {dotted}.{key} must be text, found {inner!r} (quote it)"
+                )
+            inner = str(inner)
+        converted[key] = convert(inner, hint, where, f"{dotted}.{key}")
+    return converted
+
+
+def lacking(cls: Any, tree: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a dataclass that have no default and are not in `tree`."""
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is field.default_factory is dataclasses.MISSING and field.name not in tree
+    ]
 
 
 def build(cls: type[T], tree: Mapping[str, Any]) -> T:

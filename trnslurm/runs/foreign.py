@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-from trnslurm.errors import RunError
+from trnslurm.config.tree import build, check, fields_of
+from trnslurm.errors import ConfigError, RunError
 
 T = TypeVar("T")
 
@@ -91,25 +91,13 @@ def cleaned(value: Any) -> Any:
 
 
 def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass made of what JSON held, its texts printable; a wrong type is a ValueError.
+    """Return a dataclass made of what JSON held; a wrong type is a ValueError.
 
-    Keys that are not its fields are left out.
+    Its texts are made printable. Keys that are not its fields are left out.
     """
-    hints = get_type_hints(cls)
-    return cls(**{k: _typed(k, v, hints[k]) for k, v in values.items() if k in hints})
-
-
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        inner = next(a for a in arguments if a is not type(None))
-        return None if value is None else _typed(key, value, inner)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(key, v, arguments[0]) for v in value)
-    if isinstance(value, Mapping) and origin is not tuple and origin is not None:
-        return {k: _typed(key, v, arguments[1]) for k, v in value.items()}
-    if hint is Any:
-        return cleaned(value)
-    if origin is not None or type(value) is not hint:
-        raise ValueError(f"{key} is {value!r}")
-    return cleaned(value)
+    hints = fields_of(cls)
+    known = {key: cleaned(value) for key, value in values.items() if key in hints}
+    try:
+        return build(cls, check(known, hints, cls.__name__))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None

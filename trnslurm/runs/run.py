@@ -159,11 +159,8 @@ class RunDir(RunFiles):
         found: list[NodeFitness] = []
         for file in self.preflight_files(phase, attempt):
             try:
-                for node in read_json(file)["nodes"]:
-                    texts = {key: tuple(node.get(key, ())) for key in ("problems", "warnings")}
-                    known = {k: v for k, v in node.items() if k in NodeFitness.__dataclass_fields__}
-                    found.append(NodeFitness(**known | texts))
-            except (KeyError, TypeError, AttributeError):
+                found += [read_fields(NodeFitness, node) for node in read_json(file)["nodes"]]
+            except (KeyError, ValueError, TypeError, AttributeError):
                 continue  # not for us to read, or not ours
         return found
 
