@@ -130,10 +130,11 @@ def test_the_rooms_of_train_import_only_lower_ones() -> None:
         assert found <= {*TRAIN_GROUND, *TRAIN_FLOORS[:floor]}, room
 
 
-def test_no_module_of_train_is_imported_in_a_circle() -> None:
+@pytest.mark.parametrize("part", ["train", "prepare", "sandbox"])
+def test_no_module_is_imported_in_a_circle(part: str) -> None:
     left = {
-        module_name(file): {name for name in imports(file) if name.startswith("trnslurm.train")}
-        for file in files("train")
+        module_name(file): {name for name in imports(file) if name.startswith(f"trnslurm.{part}")}
+        for file in files(part)
         if file.name != "__init__.py"
     }
     left = {name: found & left.keys() for name, found in left.items()}

@@ -86,7 +86,8 @@ def test_no_right_to_make_namespaces(up, bin_dir: Path) -> None:
     program(bin_dir / "unshare", f"echo '{words}' >&2; exit 1")
     done = up()
     assert done.code == 1
-    assert done.error.startswith(f"this machine lets you make no namespaces ({words}): run as root")
+    said = f"this machine does not let you make namespaces ({words}): run as root"
+    assert done.error.startswith(said)
 
 
 def test_the_user_namespace_is_tried_where_plain_namespaces_fail(bin_dir: Path) -> None:

@@ -82,7 +82,7 @@ def test_setting_without_a_value(cli, setting: str) -> None:
 @pytest.mark.parametrize("key", OWNED_KEYS)
 def test_key_that_holds_the_sandbox_together(cli, key: str, change: Callable[[str], str]) -> None:
     asked = f"{change(key)}=x"
-    words = f"--set {asked}: {change(key)} holds the sandbox together and is not yours"
+    words = f"--set {asked}: {change(key)} holds the sandbox together and cannot be set"
     assert cli(*UP, "--set", asked).error == words
 
 
@@ -179,9 +179,9 @@ NODE_USAGE = "expected NODE slurmd-kill|slurmd-start|freeze|thaw|link-down|link-
         ("proc 1 train", "expected proc NODE PATTERN SIGNAL"),
         ("disk /tmp", "expected disk DIRECTORY SIZE|off"),
         ("neuron all neuron-ls", "expected neuron NODE|all TOOL BEHAVIOUR"),
-        ("disk /tmp 0M", "fault disk: size '0M', use as in 8M or 1G, or off"),
-        ("disk /tmp 8K", "fault disk: size '8K', use as in 8M or 1G, or off"),
-        ("disk /tmp -8M", "fault disk: size '-8M', use as in 8M or 1G, or off"),
+        ("disk /tmp 0M", "fault disk: size '0M': use 8M, 1G or the like, or off"),
+        ("disk /tmp 8K", "fault disk: size '8K': use 8M, 1G or the like, or off"),
+        ("disk /tmp -8M", "fault disk: size '-8M': use 8M, 1G or the like, or off"),
         ("disk /no-such-directory 8M", "fault disk: /no-such-directory must be an empty directory"),
         ("disk / 8M", "fault disk: / must be an empty directory of yours"),
         ("1 freeze", "sandbox sandbox is not up: `trnslurm sandbox up` starts it"),

@@ -15,8 +15,10 @@ import pytest
 
 from .cluster import Sandbox, eventually, line_of, processes_with, sandbox_up
 
+# Slurm schedules a batch job at once, not within 3 seconds.
+AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1"
 # Slurm's waits, cut short: a node is given up after 6 seconds of silence.
-FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2")
+FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2", AT_ONCE)
 SETTINGS = [word for setting in FAST for word in ("--set", setting)]
 NAME = "compute-dy-trn1-{}"
 
@@ -184,7 +186,7 @@ def test_faults_that_are_there_already(four: Sandbox) -> None:
     for fault in ("thaw", "link-up", "freeze", "freeze", "thaw"):
         assert four.fault(1, fault)
     for action in ("kill", "start"):
-        words = "sandbox sandbox: slurmdbd is not part of it: that takes --accounting"
+        words = "sandbox sandbox: it has no slurmdbd: start it with --accounting"
         assert four.trnslurm("fault", "dbd", action).error == words
 
 
@@ -230,9 +232,9 @@ def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:
     ("words", "said"),
     [
         ("proc 1 [ TERM", "fault proc: pattern '[': unterminated character set"),
-        ("proc 1 x NOSUCH", "fault proc: no signal 'NOSUCH', use as in TERM, KILL, USR1"),
-        ("proc 1 x 99", "fault proc: no signal '99', use as in TERM, KILL, USR1"),
-        ("proc 1 x 0", "fault proc: no signal '0', use as in TERM, KILL, USR1"),
+        ("proc 1 x NOSUCH", "fault proc: no signal 'NOSUCH': use TERM, KILL, USR1 or the like"),
+        ("proc 1 x 99", "fault proc: no signal '99': use TERM, KILL, USR1 or the like"),
+        ("proc 1 x 0", "fault proc: no signal '0': use TERM, KILL, USR1 or the like"),
         ("proc 5 x TERM", "no node '5' in this sandbox: use 1 to 4, "),
         ("neuron 5 neuron-ls ok", "no node '5' in this sandbox: use 1 to 4, "),
         ("neuron 1 neuron-lz ok", "no stand-in of 'neuron-lz' (did you mean \"neuron-ls\"?)"),
@@ -251,8 +253,8 @@ def test_small_file_system(four: Sandbox, tmp_path: Path) -> None:
     directory.mkdir()
     said = four.fault("disk", directory, "1M")
     assert said == f"{directory} is a file system of 1 MiB inside the sandbox"
-    words = f"sandbox sandbox: a file system lies over {directory} already: disk {directory} off"
-    assert four.trnslurm("fault", "disk", directory, "2M").error == words
+    words = f"a file system is mounted on {directory} already: disk {directory} off"
+    assert four.trnslurm("fault", "disk", directory, "2M").error == f"sandbox sandbox: {words}"
 
     (directory / "outside").touch()  # not seen inside, and the other way round
     argv = [sys.executable, "-c", FILL]
@@ -266,7 +268,7 @@ def test_small_file_system(four: Sandbox, tmp_path: Path) -> None:
 
     assert four.fault("disk", directory, "off") == f"{directory} is as before"
     assert four.trnslurm("exec", "--node", 2, "--", "ls", directory).ok == "outside\n"
-    words = f"sandbox sandbox: no file system of ours lies over {directory}"
+    words = f"sandbox sandbox: no file system of the sandbox is mounted on {directory}"
     assert four.trnslurm("fault", "disk", directory, "off").error == words
     words = f"fault disk: {directory} must be an empty directory of yours"
     assert four.trnslurm("fault", "disk", directory, "1M").error == words

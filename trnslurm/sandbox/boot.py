@@ -1,4 +1,4 @@
-"""Owns what the holder builds, in order: mounts, network, daemons, nodes; and its orders."""
+"""What the holder builds, in order (mounts, network, daemons, nodes), and the orders it takes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 
 _NODES_S = 90
 _POLL_S = 0.1
-_DARK_S = 1.1  # slurmctld counts in seconds: a node that boots within one, it takes for the old one
+_DARK_S = 1.1  # slurmctld counts in seconds: a node back within one is not seen to have rebooted
 _SLURMCTLD_PORT = 6820
 _SLURMDBD_PORT = 6819
 _MARIADB_PORT = 3306
 
 
 class Cluster:
-    """The sandbox from inside."""
+    """The sandbox, seen from inside."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -57,7 +57,7 @@ class Cluster:
         self._step("slurmd on every node", self._power_on, self._wait_for_nodes)
 
     def reap(self) -> None:
-        """Collect what has ended, orphans included."""
+        """Reap the processes that have ended, orphans included."""
         ended = self._daemons.reap()
         for node in self._nodes:
             node.ended(ended)
@@ -72,12 +72,13 @@ class Cluster:
                     "nodes": ["on" if node.is_on else "off" for node in self._nodes],
                 }
             case {"daemon": "slurmdbd"} if not self._settings.accounting:
-                raise BootError("slurmdbd is not part of it: that takes --accounting")
+                raise BootError("it has no slurmdbd: start it with --accounting")
             case {"do": "kill", "daemon": daemon}:
                 self._daemons.kill(daemon)
                 return f"{daemon} killed"
             case {"do": "start", "daemon": daemon}:
-                return self._start_daemon(daemon)
+                {"slurmctld": self._slurmctld, "slurmdbd": self._slurmdbd}[daemon]()
+                return f"{daemon} started"
             case {"do": "disk", "directory": directory, "mib": mib}:
                 return self._disk(Path(directory), mib)
             case {"do": action, "node": number}:
@@ -92,7 +93,7 @@ class Cluster:
 
     def _mounts(self) -> None:
         layout = self._layout
-        run(["mount", "--make-rshared", "/"])  # what is mounted here later, the nodes see as well
+        run(["mount", "--make-rshared", "/"])  # the nodes see later mounts too
         run(["mount", "-t", "proc", "proc", "/proc"])
         for source, target in (
             (layout.bin_inside, layout.bin),
@@ -126,7 +127,7 @@ class Cluster:
 
     def _mariadb(self) -> None:
         data = self._layout.state / "mariadb"
-        # In /tmp, which sandboxes share, files named by pids would meet those of another one's.
+        # Not /tmp: files there have pids for names, and other sandboxes have the same pids.
         tmpdir = f"--tmpdir={self._layout.state}"
         password = secrets.token_hex(16)
         init = self._layout.etc / "init.sql"
@@ -171,17 +172,10 @@ class Cluster:
             time.sleep(_POLL_S)
 
     def _unready(self) -> dict[str, str]:
-        text = self._client("sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
+        sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
+        text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
         rows = [line.split("|", 2) for line in text.splitlines()]
         return {name: f"{state} ({why})" for name, state, why in rows if state != "idle"}
-
-    def _client(self, command: str, *arguments: str) -> str:
-        return run([*self._user, str(self._host.client_dir / command), *arguments])
-
-    def _start_daemon(self, daemon: str) -> str:
-        starts = {"slurmctld": self._slurmctld, "slurmdbd": self._slurmdbd}
-        starts[daemon]()
-        return f"{daemon} started"
 
     def _node_order(self, node: NodeLink, action: str, order: dict[str, Any]) -> str:
         match action:
@@ -211,12 +205,14 @@ class Cluster:
     def _disk(self, directory: Path, mib: int) -> str:
         if mib == 0:
             if directory not in self._disks:
-                raise BootError(f"no file system of ours lies over {directory}")
+                raise BootError(f"no file system of the sandbox is mounted on {directory}")
             run(["umount", "--lazy", str(directory)])
             self._disks.remove(directory)
             return f"{directory} is as before"
         if directory in self._disks:
-            raise BootError(f"a file system lies over {directory} already: disk {directory} off")
+            raise BootError(
+                f"a file system is mounted on {directory} already: disk {directory} off"
+            )
         uid, gid = self._owner
         options = f"size={mib}M,mode=0700,uid={uid},gid={gid}"
         run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)])
@@ -225,7 +221,7 @@ class Cluster:
 
     @property
     def _owner(self) -> tuple[int, int]:
-        """The user as the holder sees it: root of its own user namespace."""
+        """The user as the holder sees it: root, in a user namespace."""
         return (0, 0) if self._host.user_namespace else (self._host.uid, self._host.gid)
 
     def _write_private(self, file: Path, text: str) -> None:

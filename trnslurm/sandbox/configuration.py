@@ -1,21 +1,23 @@
-"""The files that Slurm, munge and the database read in a sandbox: texts from settings, pure."""
+"""The files that Slurm, munge and the database read in a sandbox, made from its settings alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trnslurm.errors import did_you_mean
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.settings import (
     HEAD,
     HEAD_ADDRESS,
+    NODE_KEYS,
     PARTITION,
     Settings,
     node_address,
     split_settings,
 )
 
-# ParallelCluster's own settings (its cookbook's slurm.conf), those that work on one machine. Left
-# out: cgroups (an ordinary user has none), power saving (nothing to power up) and nss_slurm.
+# The settings of ParallelCluster's cookbook that work on one machine. Left out: cgroups (ordinary
+# users have none), power saving (there is nothing to power up) and nss_slurm.
 PARALLELCLUSTER: Mapping[str, str] = {
     "AuthInfo": "cred_expire=70",
     "EnforcePartLimits": "ALL",
@@ -43,7 +45,7 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "UnkillableStepTimeout": "180",
     "WaitTime": "0",
 }
-# What differs: claimed CPUs and memory, and process tracking without cgroups.
+# What differs here: CPUs and memory are claimed, and processes are tracked without cgroups.
 _HERE = {
     "SlurmdParameters": "config_overrides",
     "ProctrackType": "proctrack/linuxproc",
@@ -53,11 +55,12 @@ _SCHEDULABLE_MEMORY = 0.95
 
 
 def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) -> str:
-    """Return slurm.conf; a job number of an earlier sandbox must not come again."""
+    """Return slurm.conf. `first_job` keeps job numbers of earlier sandboxes from coming again."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
     values["FirstJobId"] = str(first_job)
-    partitions = {PARTITION: _partition()}
+    default = f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
+    partitions = {PARTITION: default}
     for key, value in extra:
         if key.lower() == "partitionname":
             partitions[value.split()[0]] = f"PartitionName={value}"
@@ -68,8 +71,17 @@ def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) ->
     lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
     lines += [f"{key}={value}" for key, value in _owned(layout, user).items()]
     lines += [f"{key}={value}" for key, value in sorted(values.items())]
-    lines += _nodes(settings)
+    facts = " ".join(f"{key}={value}" for key, value in _node_facts(settings).items())
+    lines += [
+        f"NodeName={name} NodeAddr={node_address(n)} {facts} State=UNKNOWN"
+        for n, name in enumerate(settings.node_names, 1)
+    ]
     return "\n".join([*lines, *partitions.values()]) + "\n"
+
+
+def unknown_key_hint(key: str) -> str:
+    """Return a suggestion for a key that slurmctld did not know."""
+    return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
 
 
 def gres(settings: Settings) -> list[tuple[str, str, int]]:
@@ -91,9 +103,9 @@ def gres_conf(layout: Layout, settings: Settings) -> str:
 
 
 def topology(settings: Settings) -> str:
-    """Return the processors that slurmd shall find, as hwloc's synthetic topologies are written.
+    """Return the processors that slurmd finds, in the syntax of hwloc's synthetic topologies.
 
-    Claimed CPUs alone would not do: task/affinity lays tasks out on what slurmd finds.
+    Claimed CPUs are not enough: task/affinity lays tasks out on the processors that slurmd finds.
     """
     words = _node_facts(settings)
     sockets = int(words.get("Sockets") or words.get("SocketsPerBoard") or words["CPUs"])
@@ -102,7 +114,7 @@ def topology(settings: Settings) -> str:
 
 
 def hosts(settings: Settings) -> str:
-    """Return /etc/hosts: what ParallelCluster's private DNS zone knows."""
+    """Return /etc/hosts, with the names that ParallelCluster's private DNS zone has."""
     lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}"]
     lines += [f"{node_address(n)} {name}" for n, name in enumerate(settings.node_names, 1)]
     return "\n".join(lines) + "\n"
@@ -161,18 +173,10 @@ def _accounting(layout: Layout, settings: Settings) -> dict[str, str]:
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": HEAD_ADDRESS,
-        "AccountingStoragePass": f"{layout.run}/munge.sock",  # to slurmdbd, AuthInfo is not used
+        "AccountingStoragePass": f"{layout.run}/munge.sock",  # not AuthInfo
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "30",
     }
-
-
-def _nodes(settings: Settings) -> list[str]:
-    line = " ".join(f"{key}={value}" for key, value in _node_facts(settings).items())
-    return [
-        f"NodeName={name} NodeAddr={node_address(n)} {line} State=UNKNOWN"
-        for n, name in enumerate(settings.node_names, 1)
-    ]
 
 
 def _node_facts(settings: Settings) -> dict[str, str]:
@@ -187,7 +191,3 @@ def _node_facts(settings: Settings) -> dict[str, str]:
         facts["Gres"] = f"gpu:{instance.accelerators}"
     _, words = split_settings(settings.set)
     return {**facts, **words}
-
-
-def _partition() -> str:
-    return f"PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=INFINITE State=UP"

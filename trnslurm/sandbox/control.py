@@ -1,4 +1,4 @@
-"""Gives orders to the holder of a sandbox, and looks at what it holds."""
+"""Gives orders to the holder of a sandbox, and shows the sandbox's state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTROLLER_S = 10
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """One node: whether it is on, and what the controller says of it."""
+    """A node: whether it is on, and its state according to the controller."""
 
     number: int
     name: str
@@ -40,11 +40,11 @@ class State:
     daemons: list[str]
     nodes: list[NodeState]
     controller: str
-    """Empty, or why the controller does not say anything of the nodes."""
+    """Empty, or why the controller does not answer."""
 
 
 def ask(layout: Layout, **order: Any) -> Any:
-    """Give the holder an order and return its answer, or raise with its reason."""
+    """Give the holder an order; return its answer, or raise its reason."""
     if not layout.is_up():
         raise SandboxError(f"sandbox {layout.name} is not up: `{up_command(layout)}` starts it")
     try:
@@ -59,14 +59,14 @@ def ask(layout: Layout, **order: Any) -> Any:
         raise SandboxError(
             f"sandbox {layout.name} does not answer ({error}): trnslurm sandbox down"
         ) from None
-    answer = json.loads(line) if line else {"error": "it ended while it was at it"}
+    answer = json.loads(line) if line else {"error": "it ended before it answered"}
     if "error" in answer:
         raise SandboxError(f"sandbox {layout.name}: {answer['error']}")
     return answer["ok"]
 
 
 def look(layout: Layout) -> State:
-    """Return the state of a sandbox: from its holder, and from its controller if that answers."""
+    """Return the state of a sandbox, from its holder, and from its controller if that answers."""
     held = ask(layout, do="state")
     settings = settings_of(layout)
     states, controller = _controller_states(layout)

@@ -1,4 +1,4 @@
-"""Owns the processes that the holder starts: their logs, whether they live, waiting for them."""
+"""The processes that the holder starts: their logs, whether they live, waiting for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _STEP_S = 90
 _POLL_S = 0.05
-# Errors that tell nothing: every daemon of Debian's says the first, and the others follow another.
+# Errors that say nothing: all of Debian's daemons print the first, and the others follow from one.
 _NOISE = re.compile(r"pmix|MPI|Unable to process configuration file|initialization failed")
 
 
 class BootError(Exception):
-    """A step that failed, in one line."""
+    """Why a step failed, in one line."""
 
 
 class Daemons:
@@ -29,18 +29,18 @@ class Daemons:
         self._running: dict[str, int] = {}
 
     def start(self, name: str, argv: Sequence[str]) -> None:
-        """Start a daemon; what it says before its own log is open goes to NAME.out."""
+        """Start a daemon; what it prints before it opens its own log goes to NAME.out."""
         if name in self._running:
             raise BootError(f"{name} runs already")
         with (self._log / f"{name}.out").open("ab") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        process.returncode = 0  # ours to wait for, not its
+        process.returncode = 0  # reap() waits for it, not Popen
         self._running[name] = process.pid
 
     def kill(self, name: str) -> None:
-        """End a daemon with KILL."""
+        """Kill a daemon."""
         pid = self._running.pop(name, 0)
         if not pid:
             raise BootError(f"{name} does not run")
@@ -52,7 +52,7 @@ class Daemons:
         return sorted(self._running)
 
     def reap(self) -> set[int]:
-        """Collect every child that has ended; return their pids."""
+        """Reap every child that has ended; return their pids."""
         ended = set()
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -61,23 +61,20 @@ class Daemons:
         return ended
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait until a daemon is ready; if it ends, or takes too long, raise its own words."""
+        """Wait until a daemon is ready; if it ends or takes too long, raise its own words."""
+        log = self._log / f"{name}.out"
         deadline = time.monotonic() + _STEP_S
         while not ready():
             self.reap()
             if name not in self._running:
-                raise BootError(f"{name} ended: {self.last_words(name)}")
+                raise BootError(f"{name} ended: {last_words(log)}")
             if time.monotonic() > deadline:
-                raise BootError(f"{name} not ready in {_STEP_S} s: {self.last_words(name)}")
+                raise BootError(f"{name} not ready in {_STEP_S} s: {last_words(log)}")
             time.sleep(_POLL_S)
-
-    def last_words(self, name: str) -> str:
-        """Return the error that a daemon ended with, from what it printed."""
-        return last_words(self._log / f"{name}.out")
 
 
 def last_words(log: Path) -> str:
-    """Return what is most telling of the end of what a daemon printed."""
+    """Return the error that a daemon ended with, from what it printed."""
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line]
         for word in ("fatal: ", "error: "):
@@ -86,11 +83,11 @@ def last_words(log: Path) -> str:
                 return telling[-1].partition(word)[2]
         if lines:
             return lines[-1]
-    return "no word of why"
+    return "no reason given"
 
 
 def run(argv: Sequence[str]) -> str:
-    """Run a short command and return its output; its failure is the step's."""
+    """Run a short command and return its output, or raise BootError."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_STEP_S,

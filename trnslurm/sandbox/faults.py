@@ -1,4 +1,4 @@
-"""Puts faults into a sandbox, and takes them away again; touches nothing outside it."""
+"""Puts faults into a sandbox and takes them away again; touches nothing outside it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.lifecycle import settings_of
 
 NODE_ACTIONS: Mapping[str, str] = {
-    "slurmd-kill": "KILL slurmd; what it started runs on",
+    "slurmd-kill": "KILL slurmd; what it started keeps running",
     "slurmd-start": "start slurmd again",
     "freeze": "STOP every process of the node, slurmd included",
-    "thaw": "let them go on",
+    "thaw": "CONT them",
     "link-down": "pull the network cable",
-    "link-up": "plug it in again",
+    "link-up": "plug it back in",
     "reboot": "end every process of the node at once, and start it again",
     "power-off": "the same, and leave it off",
     "power-on": "start it again",
@@ -30,13 +30,13 @@ OTHER_FAULTS: Mapping[str, str] = {
     "ctld kill|start": "KILL slurmctld, or start it again",
     "dbd kill|start": "the same with slurmdbd (--accounting)",
     "proc NODE PATTERN SIGNAL": "signal the processes whose command line matches",
-    "disk DIRECTORY SIZE|off": "lay a small file system over an empty directory",
-    "neuron NODE|all TOOL BEHAVIOUR": "let a stand-in of a Neuron tool misbehave",
+    "disk DIRECTORY SIZE|off": "mount a small file system on an empty directory",
+    "neuron NODE|all TOOL BEHAVIOUR": "make a stand-in of a Neuron tool misbehave",
 }
 
 
 def inject(layout: Layout, words: Sequence[str]) -> str:
-    """Put in the fault that the words name; return what was done."""
+    """Inject the fault that the words name; return what was done."""
     target, *rest = words
     forms: dict[str, tuple[int, Callable[..., str]]] = {
         "proc": (3, _proc),
@@ -46,15 +46,12 @@ def inject(layout: Layout, words: Sequence[str]) -> str:
     }
     count, act = forms.get(target, (1, _node))
     if len(rest) != count:
-        raise SandboxError(f"fault {' '.join(words)}: expected {_usage(target)}")
+        usage = [form for form in OTHER_FAULTS if form.split()[0] == target]
+        expected = usage[0] if usage else f"NODE {'|'.join(NODE_ACTIONS)}"
+        raise SandboxError(f"fault {' '.join(words)}: expected {expected}")
     if act in (_daemon, _node):
         return act(layout, target, *rest)
     return act(layout, *rest)
-
-
-def _usage(target: str) -> str:
-    forms = [form for form in OTHER_FAULTS if form.split()[0] == target]
-    return forms[0] if forms else f"NODE {'|'.join(NODE_ACTIONS)}"
 
 
 def _daemon(layout: Layout, target: str, action: str) -> str:
@@ -88,7 +85,9 @@ def _signal(word: str) -> int:
     try:
         return signal.Signals(int(word)) if word.isdecimal() else signal.Signals[f"SIG{name}"]
     except (KeyError, ValueError):
-        raise SandboxError(f"fault proc: no signal {word!r}, use as in TERM, KILL, USR1") from None
+        raise SandboxError(
+            f"fault proc: no signal {word!r}: use TERM, KILL, USR1 or the like"
+        ) from None
 
 
 def _disk(layout: Layout, directory: str, size: str) -> str:
@@ -97,7 +96,7 @@ def _disk(layout: Layout, directory: str, size: str) -> str:
         return str(ask(layout, do="disk", directory=str(path), mib=0))
     match = re.fullmatch(r"([1-9]\d{0,5})([MG]?)", size)
     if not match:
-        raise SandboxError(f"fault disk: size {size!r}, use as in 8M or 1G, or off")
+        raise SandboxError(f"fault disk: size {size!r}: use 8M, 1G or the like, or off")
     if not path.is_dir() or path.stat().st_uid != os.getuid() or any(path.iterdir()):
         raise SandboxError(f"fault disk: {path} must be an empty directory of yours")
     mib = int(match[1]) * (1024 if match[2] == "G" else 1)

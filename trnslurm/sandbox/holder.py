@@ -1,7 +1,7 @@
-"""The first process of a sandbox: builds it, obeys orders, and takes everything along when it ends.
+"""The first process of a sandbox: builds it, obeys orders, and ends everything in it when it ends.
 
-It runs in pid, network, mount and host name namespaces of its own (an ordinary user's: in a user
-namespace too), so that its end is the end of every process, link and mount of the sandbox.
+It runs in pid, network, mount and host name namespaces of its own (for an ordinary user, in a user
+namespace too), so every process, link and mount of the sandbox ends with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trnslurm.sandbox.daemons import BootError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.namespaces import announce
 
-_LOOK_S = 5
+_LOOK_S = 1
 
 
 def main() -> None:
@@ -31,12 +31,14 @@ def main() -> None:
     owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
     lock = _lock(layout)
     if os.fstat(lock).st_ino != int(sys.argv[2]):
-        sys.exit(1)  # the `up` that started this one was stopped, and has cleaned up
+        sys.exit(1)  # the `up` that started this process was stopped and has cleaned up
     pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
     cluster = Cluster(layout)
     try:
         cluster.boot()
-        server = _listen(layout.socket)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(layout.socket))
+        server.listen()
         announce(layout, pid)
     except (BootError, TrnslurmError, OSError) as error:
         layout.failure.write_text(f"{' '.join(str(error).split())}\n", encoding="utf-8")
@@ -45,23 +47,16 @@ def main() -> None:
 
 
 def _lock(layout: Layout) -> int:
-    """Take the lock that says the sandbox lives; who looks for it holds it for a moment."""
+    """Take the lock that says the sandbox lives; wait for those who only look, for a moment."""
     fd = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
 
-def _listen(path: Path) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(path))
-    server.listen()
-    return server
-
-
 def _serve(
     cluster: Cluster, layout: Layout, server: socket.socket, owner: int | None, lock: int
 ) -> None:
-    """Obey until the directory, or the process that the sandbox belongs to, is gone."""
+    """Obey orders until the directory, or the process that owns the sandbox, is gone."""
     wake, wake_write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_write, False)
@@ -103,7 +98,7 @@ def _answer(cluster: Cluster, server: socket.socket) -> None:
             stream.write(json.dumps(answer) + "\n")
             stream.flush()
         except OSError:
-            pass  # who asked has gone
+            pass  # the client has gone
 
 
 if __name__ == "__main__":

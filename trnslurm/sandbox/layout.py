@@ -1,4 +1,4 @@
-"""Owns where a sandbox keeps its files, and how one sees whether it is up."""
+"""Where a sandbox keeps its files, and how to see whether it is up."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SOCKET_MAX = 107
 
 
 def base_dir() -> Path:
-    """Return the directory of all sandboxes of this user on this machine.
+    """Return the directory of all this user's sandboxes on this machine.
 
-    Local to the machine, unlike a home directory: a sandbox is processes of one machine. And short,
-    because the path of a socket may have 107 bytes.
+    It is local to the machine, unlike a home directory, because a sandbox is processes of one
+    machine; and it is short, because the path of a socket has at most 107 bytes.
     """
     return Path(os.environ.get("TRNSLURM_SANDBOXES") or f"/tmp/trnslurm-{os.getuid()}")
 
@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def entry(self) -> Path:
-        """Pid and network namespace of the holder, as seen from outside. It is there once up."""
+        """Pid and network namespace of the holder, as seen from outside. It exists once up."""
         return self.path / "entry"
 
     @property
@@ -88,16 +88,16 @@ class Layout:
 
     @property
     def socket(self) -> Path:
-        """Where the holder takes orders."""
+        """The socket on which the holder takes orders."""
         return self.path / "run" / "holder.sock"
 
     def node_pid(self, number: int) -> Path:
-        """Pid of a node's first process, as seen from the head node. It is there while it is on."""
+        """Pid of a node's first process, as seen from the head node. It exists while it is on."""
         return self.run / f"node-{number}.pid"
 
     @property
     def etc(self) -> Path:
-        """slurm.conf and its like; /etc/slurm inside."""
+        """slurm.conf and related files; /etc/slurm inside."""
         return self.path / "etc"
 
     @property
@@ -117,22 +117,22 @@ class Layout:
 
     @property
     def devices(self) -> Path:
-        """Links to /dev/null in the place of GPUs."""
+        """Links to /dev/null that stand for GPUs."""
         return self.state / "devices"
 
     @property
     def bin(self) -> Path:
-        """Slurm's commands, for use from outside; inside, links to the real ones lie over it."""
+        """Slurm's commands, for use from outside; inside, `bin_inside` is mounted on it."""
         return self.path / "bin"
 
     @property
     def bin_inside(self) -> Path:
-        """The links that lie over `bin` inside."""
+        """The links that are mounted on `bin` inside."""
         return self.path / "bin-inside"
 
     @property
     def neuron(self) -> Path:
-        """The stand-ins of the Neuron tools, if they were asked for."""
+        """The stand-ins of the Neuron tools, if asked for."""
         return self.path / "neuron"
 
     @property
@@ -145,11 +145,11 @@ class Layout:
         return self.path / "cluster-config" / f"{self.cluster}.yaml"
 
     def is_up(self) -> bool:
-        """Whether it can be used: its holder lives and has finished `up`."""
+        """Return whether it can be used: its holder lives and has finished `up`."""
         return self.is_held() and self.entry.is_file()
 
     def is_held(self) -> bool:
-        """Whether its holder lives: the kernel drops a lock with the process that has it."""
+        """Return whether its holder lives: the kernel drops a lock with the process that has it."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -178,7 +178,7 @@ def search_roots() -> list[Path]:
 
 @contextmanager
 def base_locked() -> Iterator[Path]:
-    """Let one `up` or `down` of this user run at a time; leave no empty directory behind."""
+    """Allow one `up` or `down` of this user at a time, and leave no empty directory behind."""
     base = base_dir()
     fd = _open_base(base)
     try:

@@ -1,4 +1,4 @@
-"""Starts and ends sandboxes: files, wrappers, profile, holder; and leaves nothing behind."""
+"""Starts and ends sandboxes (files, wrappers, profile, holder), and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from trnslurm.sandbox.layout import Layout, base_locked
 from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.namespaces import wrapper
 from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import Settings, unknown_key_hint
+from trnslurm.sandbox.settings import Settings
 
 _UP_S = 240
 _DOWN_S = 30
 _POLL_S = 0.05
 _JOB_IDS = 60_000_000  # below Slurm's MaxJobId, 67 108 863
-_JOB_IDS_PER_S = 4  # a sandbox may follow another within a second; for 173 days none comes again
+_JOB_IDS_PER_S = 4  # sandboxes may be started seconds apart; no number comes again within 173 days
 
 
 def up(
     layout: Layout, settings: Settings, *, owner: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Start a sandbox; False: it was up already. What a crash left behind is removed first.
+    """Start a sandbox, or return False if it is up already. What a crash left is removed first.
 
-    `owner` is the pid of a process with whose end the sandbox shall end.
+    The sandbox ends with the process whose pid is `owner`.
     """
     with base_locked():
         if layout.is_up():
@@ -53,7 +53,7 @@ def up(
 
 
 def down(layout: Layout) -> bool:
-    """End a sandbox and remove its files; False: there was none."""
+    """End a sandbox and remove its files; return False if there was none."""
     with base_locked():
         found = layout.path.exists() or bool(_holders(layout))
         _remove(layout)
@@ -61,7 +61,7 @@ def down(layout: Layout) -> bool:
 
 
 def settings_of(layout: Layout) -> Settings:
-    """Return what a sandbox was asked to be."""
+    """Return the settings that a sandbox was started with."""
     try:
         return Settings.from_json(layout.settings.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError):  # cut short, or of another version
@@ -157,14 +157,14 @@ def _wait_until_up(
         if time.monotonic() > deadline:
             raise SandboxError(f"sandbox {layout.name}: not up in {_UP_S} s")
         time.sleep(_POLL_S)
-    holder.returncode = 0  # it lives on; nobody waits for it
+    holder.returncode = 0  # it stays up: no warning when this object is dropped
 
 
 def _why(layout: Layout) -> str:
     if layout.failure.is_file():
         words = layout.failure.read_text(encoding="utf-8").strip()
         unknown = re.search(r"unrecognized key: (\w+)", words)
-        return words + (unknown_key_hint(unknown[1]) if unknown else "")
+        return words + (configuration.unknown_key_hint(unknown[1]) if unknown else "")
     log = (layout.log / "holder.log").read_text(errors="replace").split("\n")
     return next((line for line in reversed(log) if line), "its first process was killed")
 
@@ -185,7 +185,7 @@ def _remove(layout: Layout) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process has not ended: the first of a namespace ends after all others of it."""
+    """Return whether a process lives: the first one of a namespace ends after all others in it."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
@@ -193,7 +193,7 @@ def _lives(pid: int) -> bool:
 
 
 def _holders(layout: Layout) -> list[int]:
-    """Return the processes whose command line is that of this sandbox's holder."""
+    """Return the processes whose command line is that of the sandbox's holder."""
     wanted = f"\0trnslurm.sandbox.holder\0{layout.path}\0".encode()
     found = []
     for directory in Path("/proc").glob("[0-9]*"):

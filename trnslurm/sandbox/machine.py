@@ -1,4 +1,4 @@
-"""What this machine must have for a sandbox: commands, and the right to make namespaces."""
+"""What a sandbox needs of this machine: commands, and the right to make namespaces."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import SandboxError
 
-# Where daemons lie: on root's PATH, on Debian's /usr/sbin, in ParallelCluster's own directory.
+# Where daemons are: on root's PATH, on Debian's /usr/sbin, in ParallelCluster's own directory.
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
 # Command -> Debian package.
 _COMMANDS = {
@@ -36,7 +36,7 @@ _CLIENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The machine and the user that a sandbox is made on and by."""
+    """The machine that a sandbox is made on, and its user."""
 
     user: str
     uid: int
@@ -50,7 +50,7 @@ class Host:
 
     @classmethod
     def look(cls, *, accounting: bool) -> Host:
-        """Look at this machine, or say what is missing."""
+        """Inspect this machine, or say what is missing."""
         return cls(
             user=_user_name(),
             uid=os.getuid(),
@@ -84,18 +84,22 @@ class Host:
 
 
 def find_command(name: str) -> str | None:
-    """Return the absolute path of a command, sandboxes' own wrappers left aside."""
-    path = [d for d in os.environ.get("PATH", "").split(":") if not _of_a_sandbox(d)]
+    """Return the absolute path of a command; the wrappers of sandboxes are skipped."""
+    path = [
+        directory
+        for directory in os.environ.get("PATH", "").split(":")
+        if not os.access(Path(directory).parent / "settings.json", os.R_OK)  # of a sandbox
+    ]
     found = shutil.which(name, path=":".join([*path, *_PLACES]))
     return str(Path(found).absolute()) if found else None
 
 
 def _needed_commands(*, accounting: bool) -> dict[str, str]:
-    """Return the path of each command that a sandbox runs, or say how to install the missing."""
+    """Return the path of each command that a sandbox runs, or say how to install those missing."""
     packages = _COMMANDS | (_ACCOUNTING if accounting else {})
     found = {name: find_command(name) for name in packages}
     if missing := [name for name, path in found.items() if path is None]:
-        words = " ".join(_unique(packages[name] for name in missing))
+        words = " ".join(dict.fromkeys(packages[name] for name in missing))
         raise SandboxError(
             f"{', '.join(missing)} not found: sudo apt-get install --no-install-recommends {words}"
         )
@@ -103,7 +107,7 @@ def _needed_commands(*, accounting: bool) -> dict[str, str]:
 
 
 def _user_name() -> str:
-    """Return this user's name, which Slurm looks up."""
+    """Return the user's name, which Slurm looks up."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -126,15 +130,7 @@ def _unshare_options() -> list[str]:
             return options
         words = words or " ".join(done.stderr.split())
     raise SandboxError(
-        f"this machine lets you make no namespaces ({words}): run as root, or have its "
+        f"this machine does not let you make namespaces ({words}): run as root, or have its "
         "administrator allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
         "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --privileged)"
     )
-
-
-def _of_a_sandbox(directory: str) -> bool:
-    return os.access(Path(directory).parent / "settings.json", os.R_OK)
-
-
-def _unique(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))

@@ -1,4 +1,4 @@
-"""Owns the ways into a sandbox: the argument lists of nsenter, and the wrappers made of them."""
+"""The ways into a sandbox: argument lists of nsenter, and the wrappers made from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import Host
 
 _NAMESPACES = ("--mount", "--uts", "--net", "--pid")
-# nsenter leaves the command in the root directory: go back. And let it end with nsenter.
+# nsenter leaves the command in the root directory: go back. The command ends with nsenter.
 _RUN = 'cd -- "$1" && shift && exec setpriv --pdeathsig TERM "$@"'
 
 
 def announce(layout: Layout, pid: int) -> None:
-    """Write down the holder's pid and network namespace: from then on the sandbox is up."""
+    """Record the holder's pid and network namespace: from then on the sandbox is up."""
     temporary = layout.entry.with_suffix(".new")
     temporary.write_text(f"{pid} {Path('/proc/self/ns/net').readlink()}\n", encoding="utf-8")
     temporary.replace(layout.entry)
@@ -56,19 +56,19 @@ def enter(layout: Layout, command: Sequence[str], *, node: int | None = None) ->
 
 
 def as_user(host: Host) -> list[str]:
-    """Return what makes the sandbox's root the ordinary user again who started it."""
+    """Return the words that turn the sandbox's root back into the ordinary user who started it."""
     if not host.user_namespace:
         return []
     return ["unshare", f"--map-user={host.uid}", f"--map-group={host.gid}"]
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """Return what a process inside needs besides its own environment."""
+    """Return the variables that a process inside needs besides its own."""
     return {"SLURM_CONF": str(layout.etc / "slurm.conf")}
 
 
 def wrapper(layout: Layout, host: Host) -> str:
-    """Return the script that runs one of Slurm's commands, whose name is the script's, inside."""
+    """Return the script that runs the command of Slurm that has the script's name, inside."""
     outer = " ".join(_outer(host, '"$pid"'))
     user = shlex.join(as_user(host))
     directory = shlex.quote(str(host.client_dir))

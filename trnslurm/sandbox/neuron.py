@@ -1,4 +1,4 @@
-"""Owns the stand-ins of the Neuron tools in a sandbox: where they lie, and how they behave."""
+"""The stand-ins of the Neuron tools in a sandbox: where they are, and how they behave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_NODE = "all"
 
 
 def write(layout: Layout, instance: InstanceType, host: Host) -> None:
-    """Write the tools' wrappers, and what instance they pretend to be on."""
+    """Write the tools' wrappers, and the instance that they pretend to run on."""
     layout.neuron_bin.mkdir(parents=True)
     facts = {
         "instance_type": instance.name,
@@ -33,7 +33,7 @@ def write(layout: Layout, instance: InstanceType, host: Host) -> None:
 
 
 def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
-    """Let a tool behave in one of its documented ways, on one node or on `all`."""
+    """Make a tool behave in one of its documented ways, on one node or on `all`."""
     if not layout.neuron.is_dir():
         raise SandboxError(
             f"sandbox {layout.name} has no Neuron tools: start it with --neuron-stand-ins"

@@ -1,4 +1,4 @@
-"""Plays neuron_parallel_compile for neuron_stand_ins: runs a command, reports on its graphs."""
+"""neuron_parallel_compile for neuron_stand_ins: runs a command, reports on its graphs."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]
     workdir.mkdir(parents=True)
     if options.command != "compile" and not options.run:
         parser.print_help()
-        return 0  # the real one, too, takes this for success
+        return 0  # the real one, too, calls this success
     if options.command != "compile" and not trial_run(options.run, workdir, behaviour):
         return 1
     return 0 if options.command == "collect" else compile_graphs(behaviour)
@@ -46,7 +46,7 @@ def trial_run(command: list[str], workdir: Path, behaviour: str) -> bool:
 
 
 def run(command: list[str]) -> int:
-    """Run a command and pass signals on to it; a signal that is to end us ends it first."""
+    """Run a command and pass signals on to it; a signal that ends this process ends it first."""
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -99,7 +99,7 @@ def compile_graphs(behaviour: str) -> int:
         log(text, "ERROR")
     if behaviour == "exception":
         log("sub-process 1 got exception: None")
-        del graphs[2:]  # what that process compiled is in no report
+        del graphs[2:]  # no report has what that process compiled
     for graph in graphs[num_failed:]:
         write(graph.replace("hlo_module.pb", "neff"))
     status = [index >= num_failed for index in range(len(graphs))]
@@ -114,7 +114,7 @@ def compile_graphs(behaviour: str) -> int:
 
 
 def write(path: str) -> None:
-    """Write a small file of a cache that is a directory."""
+    """Write a small file, if the cache is a directory."""
     if "://" not in path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(f"{path}: written by a stand-in\n", encoding="utf-8")

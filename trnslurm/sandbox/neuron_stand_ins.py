@@ -1,4 +1,4 @@
-"""Stands in for three Neuron tools on the nodes of a sandbox: their output, exit codes and traps.
+"""Stand-ins of three Neuron tools on the nodes of a sandbox: their output, exit codes and traps.
 
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
@@ -48,7 +48,7 @@ BEHAVIOURS: dict[str, dict[str, str]] = {
         "exit": "ends at once: exit code 1",
     },
 }
-LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so that no one can kill it
+LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so nobody can kill it
 _INSTANCE_ID = "i-00000000000000000"
 _PCI = """10:1b 10:1e a0:1b a0:1e 20:1e 20:1c 90:1e 90:1c
           20:1d 20:1b 90:1d 90:1b 10:1c 10:1d a0:1c a0:1d"""
@@ -56,7 +56,7 @@ _KINDS = {"trn1": ("trainium", "v2", "v2"), "trn2": ("trainium2", "v4", "v3")}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Play the tool that the command line names; return its exit code."""
+    """Run the tool that the command line names; return its exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when the reader is gone
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_behaviour(home: Path, tool: str) -> str:
-    """The fault to show, for this host or for all."""
+    """Return the fault to show, for this host or for all."""
     for path in (home / socket.gethostname() / tool, home / "all" / tool):
         if path.is_file():
             word = path.read_text(encoding="utf-8", errors="replace").strip()
@@ -79,7 +79,7 @@ def read_behaviour(home: Path, tool: str) -> str:
 
 
 def read_instance(home: Path) -> dict[str, Any]:
-    """The instance to play."""
+    """Return the instance to play."""
     try:
         found = json.loads((home / "instance.json").read_text(encoding="utf-8"))
         sizes = (int(found[key]) for key in ("devices", "cores_per_device", "device_gib"))
@@ -89,7 +89,7 @@ def read_instance(home: Path) -> dict[str, Any]:
 
 
 def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
-    """Play the compiler; its part is in a file beside this one, which runs without any package."""
+    """Play the compiler, which is in a file next to this one: this one runs without any package."""
     file = Path(__file__).with_name("neuron_compile_stand_in.py")
     play: Any = runpy.run_path(str(file))["neuron_parallel_compile"]
     return int(play(home, behaviour, arguments))
@@ -119,7 +119,7 @@ def neuron_ls(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
 
 
 def describe(instance: dict[str, Any], device: int, busy: bool) -> dict[str, Any]:
-    """A device; 16 of them are a torus of 4 x 4, links above, to the left, below, to the right."""
+    """Return a device; 16 are a torus of 4 x 4, linked above, to the left, below, to the right."""
     _, num, cores, gib = instance.values()
     bdf, affinity, numa, links = "0000:00:1e.0", "0-7", "-1", None
     if num > 1:
@@ -136,7 +136,7 @@ def describe(instance: dict[str, Any], device: int, busy: bool) -> dict[str, Any
 
 
 def print_table(devices: list[dict[str, Any]]) -> None:
-    """Print one row per device; columns with nothing in them are left out."""
+    """Print one row per device; empty columns are left out."""
     titles = "NEURON DEVICE,NEURON CORES,NEURON CORE IDS,NEURON MEMORY,CONNECTED DEVICES,PCI BDF"
     titles += ",PID ,COMMAND ,CPU AFFINITY,NUMA NODE,RUNTIME VERSION"
     rows = [*map(list, zip(*(title.split(" ", 1) for title in titles.split(",")), strict=True))]
@@ -171,7 +171,7 @@ def neuron_monitor(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
 
 
 def read_period(path: str) -> float:
-    """The period of a configuration file in seconds; those of single groups have no effect."""
+    """Return the period of a configuration file in seconds; those of groups have no effect."""
     text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
     period = str(dict(json.loads(text)).get("period", "5s"))
     unit_s = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}.get(period.lstrip("0123456789."), "no unit")
@@ -179,7 +179,7 @@ def read_period(path: str) -> float:
 
 
 def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict[str, Any]:
-    """What neuron-monitor says of an instance on which no application runs."""
+    """Return what neuron-monitor prints for an instance on which no application runs."""
     keys = "neuron_device_index mem_ecc_uncorrected mem_ecc_corrected sram_ecc_uncorrected"
     kind, num, cores, gib = instance.values()
     ecc = [named(f"{keys} sram_ecc_corrected", n, int(bad and n == 0), 0, 0, 0) for n in range(num)]
@@ -194,7 +194,7 @@ def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict
 
 
 def named(keys: str, *values: Any) -> dict[str, Any]:
-    """Give names to values."""
+    """Return a dictionary of these keys and values."""
     return dict(zip(keys.split(), values, strict=True))
 
 

@@ -1,7 +1,7 @@
 """The first process of a node: sets up its namespaces, starts slurmd, and obeys the holder.
 
-Orders and answers are lines of JSON on stdin and stdout. When stdin ends, the node ends; and with
-this process, the first of its pid namespace, ends everything on the node.
+Orders and answers are lines of JSON on stdin and stdout. When stdin ends, this process ends, and
+with it, as the first of its pid namespace, everything on the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trnslurm.sandbox.daemons import last_words
 
 
 class Node:
-    """One node: its slurmd, and everything else in its namespaces."""
+    """A node: its slurmd, and everything else in its namespaces."""
 
     def __init__(self, name: str, slurmd: list[str], log: Path) -> None:
         self._name = name
@@ -51,7 +51,7 @@ class Node:
                 raise ValueError(f"unknown order {unknown!r}")
 
     def reap(self) -> None:
-        """Collect what has ended: orphans come to the first process of a pid namespace."""
+        """Reap what has ended: orphans become children of the first process of a pid namespace."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 if pid == self._pid:
@@ -76,7 +76,7 @@ class Node:
                 [*self._slurmd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        process.returncode = 0  # reap() waits for it; it must not do so itself when it is dropped
+        process.returncode = 0  # reap() waits for it, not Popen
         self._pid = process.pid
         return "slurmd started"
 
@@ -96,13 +96,13 @@ class Node:
 
     @staticmethod
     def _signal_all(number: int, word: str) -> str:
-        for _ in range(2):  # what forked while the first one went round
+        for _ in range(2):  # again for what forked during the first round
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, number)
         return word
 
     def _signal(self, pattern: re.Pattern[str], number: int) -> str:
-        """Signal every process here whose command line matches, but this one."""
+        """Signal every process here but this one whose command line matches."""
         count = 0
         for directory in Path("/proc").glob("[0-9]*"):
             pid = int(directory.name)

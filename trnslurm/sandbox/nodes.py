@@ -1,4 +1,4 @@
-"""Owns one node as the holder sees it: its first process, its cable, its orders."""
+"""A node as the holder sees it: its first process, its cable, its orders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NodeLink:
             )  # fmt: skip
 
     def connect(self) -> None:
-        """Wait for the first process, plug the cable in, and start slurmd."""
+        """Wait for the first process, plug in the cable, and start slurmd."""
         assert self._process
         inner = self._answer()
         self._layout.node_pid(self._number).write_text(f"{inner}\n", encoding="utf-8")
@@ -71,20 +71,20 @@ class NodeLink:
             run(["ip", "link", "delete", self._cable])
 
     def link(self, state: str) -> str:
-        """Pull the cable out (`down`) or plug it in (`up`)."""
+        """Pull the cable (`down`) or plug it in (`up`)."""
         self._on()
         run(["ip", "link", "set", self._cable, state])
         return f"link {state}"
 
     def order(self, **words: Any) -> str:
-        """Give the first process an order and return its answer."""
+        """Give the first process an order; return its answer."""
         stream = _open(self._on().stdin)
         stream.write(json.dumps(words) + "\n")
         stream.flush()
         return self._answer()
 
     def ended(self, pids: set[int]) -> None:
-        """Learn which children have ended; a node whose first process has is off."""
+        """Note which children have ended; a node whose first process has ended is off."""
         if self._process and self._process.pid in pids:
             self._process.returncode = -signal.SIGKILL
             self._off()

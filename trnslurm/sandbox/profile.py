@@ -24,7 +24,9 @@ def profile_text(layout: Layout, settings: Settings) -> str:
         "prefer_preset": "tiny",
         "workers_per_node": 1,
         "python": settings.python,
-        "activate": _activate(layout, settings),
+        "activate": [f'export PATH="{layout.neuron_bin}:$PATH"']
+        if settings.neuron_stand_ins
+        else [],
         "slurm": {
             "partition": PARTITION,
             "max_nodes": settings.nodes,
@@ -39,7 +41,7 @@ def profile_text(layout: Layout, settings: Settings) -> str:
 
 
 def _instance(settings: Settings) -> dict[str, Any]:
-    """Return the claimed type with this machine's CPU for a device, and no price."""
+    """Return the claimed type with this machine's CPU as its device, and no price."""
     facts = asdict(settings.instance)
     del facts["name"]
     _, words = split_settings(settings.set)
@@ -47,9 +49,3 @@ def _instance(settings: Settings) -> dict[str, Any]:
         facts["vcpus"] = int(words["CPUs"])
     facts |= {"device": "xla-cpu", "workers": [*_WORKERS], "multi_node_workers": [*_WORKERS]}
     return facts | {"efa": 0, "bf16_tflops": 0.0, "device_gib": 0, "price_per_hour": None}
-
-
-def _activate(layout: Layout, settings: Settings) -> list[str]:
-    if not settings.neuron_stand_ins:
-        return []
-    return [f'export PATH="{layout.neuron_bin}:$PATH"']

@@ -1,4 +1,4 @@
-"""What a sandbox can be asked to be, checked; and the node names and addresses that follow."""
+"""The settings of a sandbox, checked, and the node names and addresses that follow from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trnslurm.config.catalog import InstanceType, catalog, find
-from trnslurm.errors import SandboxError, did_you_mean
+from trnslurm.errors import SandboxError
 
 MAX_NODES = 64
 HEAD = "head-node"
@@ -24,9 +24,9 @@ NODE_KEYS = (
     "Weight",
 )  # fmt: skip
 _NODE_KEY_OF = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
-# Of these, those that slurmd's processors are made of.
+# The numbers among them; slurmd's processors are made of these.
 COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
-# What holds the sandbox together.
+# Keys that hold the sandbox together: not for --set.
 OWNED_KEYS = (
     "ClusterName", "SlurmctldHost", "SlurmUser", "SlurmdUser", "AuthType", "StateSaveLocation",
     "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmdPidFile", "SlurmctldLogFile", "SlurmdLogFile",
@@ -122,7 +122,7 @@ def _check_setting(setting: str) -> None:
     if not value.strip():
         raise SandboxError(f"--set {setting}: {key} needs a value")
     if key.lower() in {k.lower() for k in OWNED_KEYS}:
-        raise SandboxError(f"--set {setting}: {key} holds the sandbox together and is not yours")
+        raise SandboxError(f"--set {setting}: {key} holds the sandbox together and cannot be set")
     word = _NODE_KEY_OF.get(key.lower(), "")
     if word and " " in value:
         raise SandboxError(f"--set {setting}: {word} takes one word")
@@ -130,10 +130,3 @@ def _check_setting(setting: str) -> None:
         raise SandboxError(f"--set {setting}: Gres takes name:count or name:type:count")
     if word in COUNTS and not re.fullmatch(r"[1-9]\d{0,6}", value):
         raise SandboxError(f"--set {setting}: {word} takes a number")
-
-
-def unknown_key_hint(key: str) -> str:
-    """Return a suggestion for a key that slurmctld did not know."""
-    from trnslurm.sandbox.configuration import PARALLELCLUSTER
-
-    return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
