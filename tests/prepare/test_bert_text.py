@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from trnslurm.prepare.bert import sentences, wordpiece
+from trnslurm.prepare import wordpiece
+from trnslurm.prepare.bert import sentences
 from trnslurm.prepare.bert.corpus import Corpus
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.prepare.documents import Lines, Rule
+from trnslurm.prepare.text.documents import Lines, Rule
 
 RULES = [
     Rule(per="line"),

@@ -22,7 +22,7 @@ from .stand_ins import Stage
 # has failed: before the job, requeued, begins anew (cred_expire), as on a real cluster.
 SETTINGS = (
     "KillWait=5", "MinJobAge=2", "AuthInfo=cred_expire=5", "InactiveLimit=0",
-    "SchedulerParameters=sched_interval=2,bf_interval=2",
+    "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
     "PartitionName=shared Nodes=ALL OverSubscribe=FORCE:2 State=UP",
 )  # fmt: skip
 

@@ -5,9 +5,9 @@ import os
 import re
 from pathlib import Path
 
-from trnslurm.prepare.documents import BY_FILE, JSON_LINES, PER, Rule
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.sources import TABLES, Found, dataset_notes, text_files
+from trnslurm.prepare.text.documents import BY_FILE, JSON_LINES, PER, Rule
+from trnslurm.prepare.text.sources import TABLES, Found, dataset_notes, text_files
 from trnslurm.prepare.tokenizer import FILE
 
 HOLDOUT = 0.005

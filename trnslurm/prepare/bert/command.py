@@ -13,7 +13,7 @@ from trnslurm.prepare.bert.settings import Settings
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import HOLDOUT, as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import TEXT_OPTION, dataset_files
+from trnslurm.prepare.text.sources import TEXT_OPTION, dataset_files
 
 
 def run(arguments: Sequence[str]) -> None:

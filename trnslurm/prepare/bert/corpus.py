@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.prepare.bert import sentences, wikiextractor, wordpiece
-from trnslurm.prepare.bert.wordpiece import WordPieces
-from trnslurm.prepare.chunks import path_of, read_arrays
-from trnslurm.prepare.cutting import Chunk
+from trnslurm.prepare import wordpiece
+from trnslurm.prepare.arrays import path_of, read_arrays
+from trnslurm.prepare.bert import sentences, wikiextractor
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.text.cutting import Chunk
+from trnslurm.prepare.wordpiece import WordPieces
 
 
 @dataclass(frozen=True, kw_only=True)

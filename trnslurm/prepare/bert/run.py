@@ -8,17 +8,17 @@ from typing import Any
 import h5py
 import numpy as np
 
-from trnslurm.prepare import tokenizer, workers
-from trnslurm.prepare.bert import corpus, wordpiece
+from trnslurm.prepare import tokenizer, wordpiece, workers
+from trnslurm.prepare.bert import corpus
 from trnslurm.prepare.bert.corpus import Corpus, Form, Tokenizing
 from trnslurm.prepare.bert.settings import SHORT_SHARE, Settings
 from trnslurm.prepare.bert.shards import Made, Shard, Sharding
-from trnslurm.prepare.cutting import choose_chunk_bytes, cut, in_turn
-from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
-from trnslurm.prepare.sources import Found, Source, read_through
+from trnslurm.prepare.text.cutting import choose_chunk_bytes, cut, in_turn
+from trnslurm.prepare.text.documents import Rule
+from trnslurm.prepare.text.sources import Found, Source, read_through
 
 # Of text in a shard, if nobody says how many there shall be: WikiCorpus gets about a thousand.
 _SHARD_BYTES = 16_000_000

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.pairs import A_END, A_FIRST, B_END, B_FIRST, RANDOM_NEXT
 from trnslurm.prepare.bert.settings import SPECIAL, Settings
-from trnslurm.prepare.bert.wordpiece import WordPieces
+from trnslurm.prepare.wordpiece import WordPieces
 
 Samples = dict[str, NDArray[np.int64]]
 

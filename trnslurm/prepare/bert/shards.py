@@ -11,15 +11,15 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.prepare.bert import wordpiece
+from trnslurm.prepare import wordpiece
+from trnslurm.prepare.arrays import read_arrays
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.pairs import RANDOM_NEXT, make_pairs
 from trnslurm.prepare.bert.samples import make_samples
 from trnslurm.prepare.bert.settings import Settings
-from trnslurm.prepare.bert.wordpiece import WordPieces
-from trnslurm.prepare.chunks import read_arrays
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import describe
+from trnslurm.prepare.wordpiece import WordPieces
 
 # Each array's type, as NVIDIA's create_pretraining_data.py has them.
 DTYPES = {

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trnslurm.prepare.documents import Rule
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.sources import Found, files_below
+from trnslurm.prepare.text.documents import Rule
+from trnslurm.prepare.text.sources import Found, files_below
 
 RULE = Rule(per="start", start="^<doc ")
 _BEGIN, _END = "<doc ", "</doc>"

@@ -9,11 +9,11 @@ from typing import Any
 
 from trnslurm.prepare import options
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.labelled.reading import FORMATS, FOUND
+from trnslurm.prepare.labelled.formats import FORMATS, FOUND
 from trnslurm.prepare.labelled.tasks import TASKS
 from trnslurm.prepare.options import as_output, as_path
 from trnslurm.prepare.prepared import Result, report
-from trnslurm.prepare.sources import TEXT_OPTION, Found, dataset_files, split_of, text_files
+from trnslurm.prepare.text.sources import TEXT_OPTION, Found, dataset_files, split_of, text_files
 
 HOLDOUT = 0.1
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.prepare.documents import JSON_LINES
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.labelled.formats import Values, read_rows, unit
 from trnslurm.prepare.labelled.labels import Labels
-from trnslurm.prepare.labelled.reading import Values, read_rows, unit
 from trnslurm.prepare.progress import Progress
-from trnslurm.prepare.sources import Found
+from trnslurm.prepare.text.documents import JSON_LINES
+from trnslurm.prepare.text.sources import Found
 
 NO_TEXT = "no text"
 NOT_TEXT = "a value that is no text"

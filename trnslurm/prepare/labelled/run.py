@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trnslurm.prepare import tokenizer, workers
-from trnslurm.prepare.bert import wordpiece
-from trnslurm.prepare.cutting import choose_chunk_bytes
+from trnslurm.prepare import tokenizer, wordpiece, workers
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.labelled.labels import Labels
@@ -20,7 +18,8 @@ from trnslurm.prepare.labelled.splits import write_splits
 from trnslurm.prepare.labelled.tasks import DEFAULT_METRICS, find_task
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.progress import Progress
-from trnslurm.prepare.sources import Found, read_through
+from trnslurm.prepare.text.cutting import choose_chunk_bytes
+from trnslurm.prepare.text.sources import Found, read_through
 
 LEAST_SEQ_LEN = 8
 VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__}

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 
-from trnslurm.prepare import chunks, tokenizer
-from trnslurm.prepare.bert import wordpiece
+from trnslurm.prepare import tokenizer, wordpiece
+from trnslurm.prepare.arrays import path_of, read_arrays
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.labelled.rows import Piece
 
@@ -60,7 +60,7 @@ class Tokenizing:
 
     def find(self, piece: Piece) -> Made | None:
         """Look for what an earlier run made of the piece."""
-        arrays = chunks.read_arrays(self._path(piece))
+        arrays = read_arrays(self._path(piece))
         if arrays is None:
             return None
         return Made(samples=len(arrays["samples"]), cut=int(arrays["cut"]))
@@ -75,11 +75,11 @@ class Tokenizing:
 
     def samples(self, piece: Piece) -> Samples | None:
         """Give the samples of a finished piece; None if it is damaged."""
-        arrays = chunks.read_arrays(self._path(piece))
+        arrays = read_arrays(self._path(piece))
         return None if arrays is None else arrays["samples"]
 
     def _path(self, piece: Piece) -> Path:
-        return chunks.path_of(self.directory, piece.number)
+        return path_of(self.directory, piece.number)
 
     def _make(self, piece: Piece, framed: Tokenizer, kind: np.dtype[Any], pad: int) -> Made:
         made, cut = [], 0

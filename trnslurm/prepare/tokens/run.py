@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trnslurm.prepare import assemble, tokenizer, workers
-from trnslurm.prepare.chunks import Tokenizing
-from trnslurm.prepare.cutting import choose_chunk_bytes, cut, in_turn
-from trnslurm.prepare.documents import Rule
+from trnslurm.prepare import tokenizer, workers
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
-from trnslurm.prepare.sources import Found, read_through
+from trnslurm.prepare.text.cutting import choose_chunk_bytes, cut, in_turn
+from trnslurm.prepare.text.documents import Rule
+from trnslurm.prepare.text.sources import Found, read_through
+from trnslurm.prepare.tokens.assemble import write_splits
+from trnslurm.prepare.tokens.tokenizing import Tokenizing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def _make(
     finished = directory / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
-    splits = assemble.write_splits(todo, counts, work.directory, finished, request.holdout)
+    splits = write_splits(todo, counts, work.directory, finished, request.holdout)
     with replacing(finished / tokenizer.FILE) as stream:
         stream.write(tokenizer_file.read_bytes())
     name = tokenizer.short_name(request.tokenizer)

@@ -1,20 +1,19 @@
 """A dataset and a tokenizer from the Hugging Face Hub, as files: the only place with a network."""
 
-import importlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare import tokenizer
-from trnslurm.prepare.documents import JSON_LINES
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.fetch.hub import ask_hub, library
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.parsing import parse
-from trnslurm.prepare.sources import DATASET
+from trnslurm.prepare.text.documents import JSON_LINES
+from trnslurm.prepare.text.sources import DATASET
 
 FORMAT = 1
 _ROWS = 1000
@@ -48,7 +47,7 @@ class Wanted:
         }
 
 
-def fetch(wanted: Wanted) -> str:
+def fetch_dataset(wanted: Wanted) -> str:
     """Fetch what is not there; say in one line what was done."""
     if wanted.output.exists() and any(wanted.output.iterdir()):
         before = _fetched(wanted.output)
@@ -68,7 +67,7 @@ def fetch(wanted: Wanted) -> str:
         finished = directory / "finished"
         shutil.rmtree(finished, ignore_errors=True)
         finished.mkdir()
-        rows = _fetch_dataset(wanted, finished, directory / "cache")
+        rows = _fetch_rows(wanted, finished, directory / "cache")
         if wanted.tokenizer:
             _fetch_tokenizer(wanted.tokenizer, finished, directory / "cache")
         with replacing(finished / DATASET) as stream:
@@ -85,7 +84,7 @@ def _fetched(directory: Path) -> Any:
         return None
 
 
-def _fetch_dataset(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
+def _fetch_rows(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
     load_dataset = library("datasets").load_dataset
     splits = ask_hub(
         f"dataset {wanted.dataset}",
@@ -125,27 +124,3 @@ def _fetch_tokenizer(name: str, finished: Path, cache: Path) -> None:
     )
     with replacing(finished / tokenizer.FILE) as stream:
         stream.write(Path(path).read_bytes())
-
-
-def library(name: str) -> Any:
-    """Import one of the Hub's libraries."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise PrepareError(
-            f"fetch needs the Python package {name}: pip install {name}, here or on any machine "
-            "with a network, and copy what it fetched"
-        ) from None
-
-
-def ask_hub(what: str, ask: Callable[[], Any]) -> Any:
-    """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
-    try:
-        return ask()
-    except Exception as error:  # these libraries raise what they please
-        words = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        if token := os.environ.get("HF_TOKEN"):
-            words = words.replace(token, "***")
-        raise PrepareError(
-            f"{what}: the Hub did not give it ({words}): check the name, the network and HF_TOKEN"
-        ) from None

@@ -7,10 +7,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.prepare import chunks
-from trnslurm.prepare.cutting import Chunk
+from trnslurm.prepare.arrays import path_of
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.text.cutting import Chunk
+from trnslurm.prepare.tokens.tokenizing import load
 
 
 class TokenFile:
@@ -62,9 +63,9 @@ def write_splits(
     with replacing(output / "train.bin") as train, replacing(output / "eval.bin") as evaluation:
         files = {"train": TokenFile(train), "eval": TokenFile(evaluation)}
         for chunk in todo:
-            part = chunks.load(finished, chunk.number)
+            part = load(finished, chunk.number)
             if part is None:
-                raise KeptError(f"{chunks.path_of(finished, chunk.number)} is damaged")
+                raise KeptError(f"{path_of(finished, chunk.number)} is damaged")
             if chunk.split == "eval":
                 files["eval"].write(part.tokens, len(part.lengths))
                 continue

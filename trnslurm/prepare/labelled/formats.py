@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trnslurm.prepare import tables
-from trnslurm.prepare.documents import JSON_LINES
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.parsing import parse
-from trnslurm.prepare.sources import TABLES
+from trnslurm.prepare.text import tables
+from trnslurm.prepare.text.documents import JSON_LINES
+from trnslurm.prepare.text.sources import TABLES
 
 FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
 """What is taken of a directory, by suffix."""

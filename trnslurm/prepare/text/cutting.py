@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trnslurm.prepare import tables
-from trnslurm.prepare.documents import JSON_LINES, Lines, Rule
 from trnslurm.prepare.progress import Progress
-from trnslurm.prepare.sources import TABLES, Found, Source
+from trnslurm.prepare.text import tables
+from trnslurm.prepare.text.documents import JSON_LINES, Lines, Rule
+from trnslurm.prepare.text.sources import TABLES, Found, Source
 
 _MOST_CHUNKS = 4096
 # Text given to a tokenizer at once: its answer takes some fifty times as much memory.

@@ -1,20 +1,17 @@
 """What others published: a tar of BERT's shards, or a single file, fetched and checked once."""
 
-import argparse
 import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.prepare.bert.command import import_late
-from trnslurm.prepare.downloading import download, file_name
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.fetch.download import download, file_name
 from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.options import as_output
 from trnslurm.prepare.parsing import parse
 from trnslurm.prepare.progress import Progress
 
@@ -36,33 +33,13 @@ class Wanted:
     force: bool
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Fetch, and say what was done."""
-    print(fetch(Wanted(**vars(_parser().parse_args(arguments)))))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trnslurm.prepare download",
-        description="Fetch a published file, and unpack it if it is a tar of shards for BERT.",
-    )
-    add = parser.add_argument
-    add("--url", required=True, metavar="URL", help="http:// or https://")
-    add("--output", type=as_output, required=True, metavar="DIR", help="where it shall be")
-    add("--shards", action="store_true", help="it is a tar of shards: unpack and check them")
-    add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
-    add("--max-pred", type=int, metavar="N", help="masked tokens that they must have at most")
-    add("--force", action="store_true", help="replace what was fetched before")
-    return parser
-
-
 def fetch(wanted: Wanted) -> str:
     """Fetch what is not there; say in one line what was done."""
     if not wanted.url.startswith(("http://", "https://")) or not file_name(wanted.url):
         raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
     if _is_there(wanted):
         return f"{wanted.output} was fetched before, nothing to do"
-    check = import_late("reading") if wanted.shards else None  # before anything is fetched
+    check = import_late("check") if wanted.shards else None  # before anything is fetched
     key = hashlib.sha256(wanted.url.encode()).hexdigest()[:16]
     with partial(wanted.output, key) as directory:
         file = download(wanted.url, directory, unpacked=wanted.shards)
@@ -106,7 +83,7 @@ def verify(directory: Path) -> str:
     notes = _read_notes(directory)
     if notes is not None and (damaged := _find_damage(directory, notes)):
         raise PrepareError(f"{directory}: {damaged} is damaged: fetch it again with --force")
-    return str(import_late("reading").check_shards(directory, whole=True))
+    return str(import_late("check").check_shards(directory, whole=True))
 
 
 def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.fetching import ask_hub, library
+from trnslurm.prepare.fetch.hub import ask_hub, library
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.parsing import parse
 

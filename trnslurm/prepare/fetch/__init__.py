@@ -1,0 +1,1 @@
+"""What comes over the network: datasets and models of the Hub, and published files."""

@@ -1,0 +1,1 @@
+"""The text to prepare: its files, its documents, and the chunks that are worked on."""

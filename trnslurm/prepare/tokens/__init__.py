@@ -1,0 +1,1 @@
+"""From text to token files: what language models train on."""

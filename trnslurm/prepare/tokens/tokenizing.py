@@ -1,0 +1,67 @@
+"""Chunks of text to files of tokens."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.prepare import tokenizer
+from trnslurm.prepare.arrays import path_of, read_arrays
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.text.cutting import Chunk
+from trnslurm.prepare.tokenizer import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """A finished chunk: the tokens of its documents, joined, and how many each has."""
+
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizing:
+    """The work on a chunk; its result is the number of documents."""
+
+    name = "tokenizing"
+    unit = "bytes"
+
+    directory: Path
+    """Holds the finished chunks."""
+    tokenizer: Path
+    end_of_text: str
+    dtype: str
+
+    def find(self, chunk: Chunk) -> int | None:
+        """Look for what an earlier run made of the chunk."""
+        finished = load(self.directory, chunk.number)
+        return None if finished is None else len(finished.lengths)
+
+    def start(self) -> Callable[[Chunk], int]:
+        """Set up one worker."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
+        loaded = tokenizer.load(self.tokenizer, self.end_of_text)
+        return lambda chunk: self._tokenize(chunk, loaded)
+
+    def _tokenize(self, chunk: Chunk, loaded: Loaded) -> int:
+        tokens, lengths = [np.zeros(0, self.dtype)], []
+        for documents in chunk.batches():
+            for ids in tokenizer.encode(loaded, documents):
+                lengths.append(len(ids))
+                tokens.append(np.array(ids, self.dtype))
+        with replacing(path_of(self.directory, chunk.number)) as stream:
+            np.savez(stream, tokens=np.concatenate(tokens), lengths=np.array(lengths, np.int64))
+        return len(lengths)
+
+
+def load(directory: Path, number: int) -> Tokens | None:
+    """Read a finished chunk; None if it is missing or damaged."""
+    arrays = read_arrays(path_of(directory, number))
+    if arrays is None:
+        return None
+    return Tokens(tokens=arrays["tokens"], lengths=arrays["lengths"])
