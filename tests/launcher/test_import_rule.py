@@ -89,6 +89,8 @@ BESIDE = {
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
 TRAIN_GROUND = {"__init__", "background", "environment", "errors", "plan", "say", "settings"}
 TRAIN_FLOORS = ["devices", "checkpoint", "data", "optim", "sharded", "loop", "trainer", "export"]
+# The rooms of data preparation, in turn; what lies at the top of prepare/ is their ground.
+PREPARE_FLOORS = [{"text"}, {"options"}, {"tokens", "bert", "labelled"}, {"fetch"}, {"__main__"}]
 # What launcher rooms may import of these: two libraries of the nodes, and cli the sandbox.
 SHARED = {"node.graphs", "node.triage"}
 
@@ -128,6 +130,16 @@ def test_the_rooms_of_train_import_only_lower_ones() -> None:
     for room, found in rooms.items():
         floor = TRAIN_FLOORS.index(room) + 1 if room in TRAIN_FLOORS else 0
         assert found <= {*TRAIN_GROUND, *TRAIN_FLOORS[:floor]}, room
+
+
+def test_the_rooms_of_prepare_import_only_lower_ones() -> None:
+    above = set().union(*PREPARE_FLOORS)
+    for file in files("prepare"):
+        room = file.relative_to(PACKAGE / "prepare").parts[0].removesuffix(".py")
+        words = [name.split(".") for name in imports(file) if name.startswith("trnslurm.prepare.")]
+        found = {word[2] for word in words} & above - {room}
+        floor = next((n for n, rooms in enumerate(PREPARE_FLOORS) if room in rooms), 0)
+        assert found <= set().union(*PREPARE_FLOORS[:floor]), file
 
 
 @pytest.mark.parametrize("part", ["train", "prepare", "sandbox"])

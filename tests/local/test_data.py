@@ -91,7 +91,7 @@ def test_tweets_are_prepared_trained_on_by_two_nodes_and_the_best_exported(
 ) -> None:
     for words, error in {
         ("--label-column", "mood"): "line 1: no column mood, but text, labels: choose with --text-",
-        ("--label", "good", "--label", "bad"): "is none of good, bad, nor of 0 to 1: mend it, or",
+        ("--label", "good", "--label", "bad"): "is none of good, bad, nor of 0 to 1: fix it, or",
         ("--task", "mrcp"): "--task mrcp: no task of GLUE, which are cola, sst2, mrpc,",
     }.items():
         refused = run_cli("data", "prepare", *TWEETS, *words)

@@ -83,7 +83,7 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     assert notes["revision"] == "v2"
     (tmp_path / "set" / "dataset.json").unlink()
     # Nor is any other directory replaced, not even by force.
-    assert "is there, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
+    assert "exists, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
     assert (tmp_path / "set" / "train.jsonl").exists()
 
 
@@ -91,8 +91,8 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     ("arguments", "environ", "words"),
     [
         (WIKITEXT, {"STAND_IN_NETWORK": "no"}, "ConnectionError: Couldn't reach the Hub with ***"),
-        (("--dataset", "wikitxt"), {}, "dataset wikitxt: the Hub did not give it (FileNotFound"),
-        ((*WIKITEXT, "--tokenizer", "gtp2"), {}, "tokenizer gtp2: the Hub did not give it"),
+        (("--dataset", "wikitxt"), {}, "dataset wikitxt: not fetched from the Hub (FileNotFound"),
+        ((*WIKITEXT, "--tokenizer", "gtp2"), {}, "tokenizer gtp2: not fetched from the Hub"),
         ((*WIKITEXT, "--column", "body"), {}, "no column body, but text, n: choose one with"),
     ],
 )
@@ -135,13 +135,13 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
     assert fetch_model(*other, "--force").code == 0
     assert "v2" in (folder / "model.safetensors").read_text()
     (folder / "model.json").unlink()
-    assert "is there, and was not fetched" in fetch_model(*other, "--force").error
+    assert "exists, and was not fetched" in fetch_model(*other, "--force").error
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("some/brt", "model some/brt: the Hub did not give it (FileNotFoundError"),
+        ("some/brt", "model some/brt: not fetched from the Hub (FileNotFoundError"),
         ("old/bert", "model old/bert: has no weights in safetensors, and others are not read: "),
     ],
 )

@@ -46,7 +46,7 @@ def rows(tmp_path):
         (
             "a.csv",
             "text,label\nx,1\ny,3\nz,0\n",
-            "line 3: label '3', but 2 is nowhere: mend it, or",
+            "line 3: label '3', but 2 is nowhere: fix it, or",
         ),
         ("a.csv", "text,label\nx,0\ny,-1\n", "line 3: label '-1': whole numbers must be 0, 1, 2"),
         ("a.json", "{}", "is no list of rows: lines with a row each go into a .jsonl"),
@@ -55,7 +55,7 @@ def rows(tmp_path):
         (
             "a.json",
             '[{"text": "x", "label": [1]}]',
-            "row 1: label [1] is neither a name nor a number: mend it, or choose the column",
+            "row 1: label [1] is neither a name nor a number: fix it, or choose the column",
         ),
         ("a.jsonl", '{"text": "x", "label": 1}\n[]\n', "line 2: no row: expected {'text': …, …}"),
         ("a.jsonl", '{"text": "x", "label": 1}\n\n{\n', "line 3: not JSON ("),
@@ -95,7 +95,7 @@ def test_a_file_that_is_not_utf8(refused, rows):
             ("--task", "stsb", "--label", "a", "--label", "b"),
             "2 names (a, b), but --task stsb has numbers and no labels: name as",
         ),
-        (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: mend it, or name all"),
+        (("--label", "0", "--label", "2"), "label '1' is none of 0, 2: fix it, or name all"),
         (("--label", "no"), "--label no: is the only one: name all labels"),
         (
             ("--label", "no", "--label", "yes", "--text-column", "label", "--label-column", "text"),
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_utf8(refused, rows):
         ),
         (
             ("--text-column", "text", "--text-column", "label"),
-            "--text-column label: is the label's column too, and would tell it: name another, or",
+            "--text-column label: is the label's column too, and would reveal it: name another, or",
         ),
         (("--label-column", "text"), "--text-column text: is the label's column too, and would"),
         (("--seq-len", 7), "--seq-len 7: must be 8 or more"),
@@ -125,7 +125,7 @@ def test_labels_out_of_range(refused, rows):
     rows.write_text(ROWS + "fine,2\n")
     error = refused("--text", rows, "--label", "bad", "--label", "good")
     assert error == (
-        f"{rows}: line 4: label '2' is none of bad, good, nor of 0 to 1: mend it, or name all "
+        f"{rows}: line 4: label '2' is none of bad, good, nor of 0 to 1: fix it, or name all "
         "labels with --label"
     )
     rows.write_text("text,label\n" + "".join(f"x,l{n}\n" for n in range(1001)))
@@ -137,7 +137,7 @@ def test_labels_out_of_range(refused, rows):
         pairs = [{"sentence1": "x", "sentence2": "y", "label": label} for label in (1.5, wrong)]
         path.write_text(json.dumps(pairs))
         error = refused("--text", path, "--task", "stsb")
-        assert error == f"{path}: row 2: label '{wrong}' is no number from 0 to 5: mend it"
+        assert error == f"{path}: row 2: label '{wrong}' is not a number from 0 to 5: fix it"
 
 
 def test_rows_for_evaluation_leave_no_holdout(refused, rows):

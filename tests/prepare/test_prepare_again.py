@@ -93,7 +93,7 @@ def test_damaged_data_is_found_and_made_again(prepare, text, tmp_path):
 def test_a_directory_of_something_else_is_never_replaced(prepare, text, tmp_path):
     (tmp_path / "precious").write_text("x")
     done = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300", "--force")
-    assert done.error == f"{tmp_path}: is there, and is no prepared data: choose another name"
+    assert done.error == f"{tmp_path}: exists, and is not prepared data: choose another name"
     assert (tmp_path / "precious").read_text() == "x"
     (tmp_path / "index.json").write_text("[" * 100_000)
     again = prepare("--output", tmp_path, "--text", text, "--tokenizer", "train:300")

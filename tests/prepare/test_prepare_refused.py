@@ -133,7 +133,7 @@ def test_a_tokenizer_without_an_end_of_text(refused, a_text, words_tokenizer):
     error = refused("--text", a_text, "--tokenizer", words_tokenizer(9), "--end-of-text", "</x>")
     assert "has no token </x>: name the one that ends a text with --end-of-text" in error
     assert refused("--text", a_text, *TOKENIZER, "--end-of-text", "</x>") == (
-        "--end-of-text </x>: a tokenizer that is trained has no such token, but <|endoftext|>: "
+        "--end-of-text </x>: a trained tokenizer has no such token, only <|endoftext|>: "
         "leave it out"
     )
 

@@ -86,7 +86,7 @@ def test_a_run_goes_on_where_another_was_stopped(
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert err.endswith("stopped: what is finished is kept, run again to go on\n"), err
+        assert err.endswith("stopped: what is finished is kept, run again to resume\n"), err
         assert "Traceback" not in err
     assert not output.exists()
     finished = finished_chunks(output)
@@ -118,7 +118,7 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
         assert process.returncode == 1
     assert err.splitlines()[-1] == (
         "error: a tokenizing process died (where memory is short, use fewer --processes): what is "
-        "finished is kept, run again to go on"
+        "finished is kept, run again to resume"
     )
     assert not output.exists()
     finished = finished_chunks(output)
@@ -177,7 +177,7 @@ def full_disk(run_prepare, text, tmp_path):
 
 def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
     done, output, command = full_disk
-    assert done.error.endswith("File too large: what is finished is kept, run again to go on")
+    assert done.error.endswith("File too large: what is finished is kept, run again to resume")
     assert not output.exists()
     assert len(finished_chunks(output)) > 10
     assert prepare("--output", output, *command).code == 0

@@ -125,7 +125,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
 @pytest.mark.parametrize("etag", [None, '"0123456789abcdef0123456789abcdef-7"'])
 def test_what_was_cut_off_goes_on(fetch, bucket, output, etag):
     bucket.cut_after, bucket.etag = 5000, etag
-    kept = "what is finished is kept, run again to go on"
+    kept = "what is finished is kept, run again to resume"
     said = fetch().error
     assert said == f"{bucket.url(TAR)}: cut off after 5,000 of {len(ARCHIVE):,} bytes: {kept}"
     bucket.refusals[TAR] = 503
@@ -171,7 +171,7 @@ def test_what_changed_on_the_server_begins_anew(fetch, bucket, output, etag, par
     bucket.files[TAR], bucket.cut_after, bucket.parts = ARCHIVE, None, parts
     done = fetch()
     assert done.code == 0, done
-    assert ("has changed, or comes whole only: starting again" in done.err) == (etag is None)
+    assert ("has changed, or cannot be resumed: starting again" in done.err) == (etag is None)
     assert contents(output) == SHARDS
 
 
@@ -251,7 +251,7 @@ def test_a_file_is_taken_as_it_is(prepare, bucket, output):
 def test_what_was_not_fetched_is_not_replaced(fetch, output):
     output.mkdir()
     (output / "mine.hdf5").touch()
-    assert fetch("--force").error == f"{output}: is there, and was not fetched: choose another name"
+    assert fetch("--force").error == f"{output}: exists, and was not fetched: choose another name"
 
 
 def test_verify_reads_shards_of_others_whole(prepare, tmp_path):

@@ -15,7 +15,7 @@ from trnslurm.prepare.options import as_path
 from trnslurm.prepare.prepared import INDEX, find_damage, read_index
 from trnslurm.prepare.tokens import command as tokens
 
-_KEPT = "what is finished is kept: run again to resume"
+_KEPT = "what is finished is kept, run again to resume"
 
 
 class _Stopped(BaseException):

@@ -2,8 +2,8 @@
 
 
 class PrepareError(Exception):
-    """Something the user can mend; the message is one line that says where, what and what to do."""
+    """Something the user can fix; the message is one line that says where, what and what to do."""
 
 
 class KeptError(Exception):
-    """Something that is not in the input, such as a full disk: what is finished is kept."""
+    """Something outside the input, such as a full disk: what is finished is kept."""

@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync(directory: Path) -> None:
-    """Put the names in a directory on the disk."""
+    """Sync a directory, so that the names in it are on the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -39,16 +39,17 @@ def sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def partial(output: Path, key: str) -> Iterator[Path]:
-    """Give the work directory of an output, kept for the next run unless the work is done.
+    """Yield the work directory of an output, kept for the next run unless the work is done.
 
-    One key always gets the same directory, so a run after a kill finds what was finished. Only one
-    process at a time gets it. A PrepareError leaves nothing: the next run will have other inputs.
+    The same key always has the same directory, so a run after a kill finds what was finished.
+    Only one process at a time has it. A PrepareError leaves nothing: the next run has other
+    inputs.
     """
     _make_parent(output)
     directory = output.with_name(f".{output.name}.partial-{key}")
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
-        # Nobody's directory any more if it was removed between mkdir and the lock.
+        # No link: it was removed between mkdir and the lock.
         if not _lock(lock) or not os.fstat(lock.fileno()).st_nlink:
             raise PrepareError(f"{output}: another process is preparing it right now")
         try:
@@ -71,7 +72,7 @@ def _make_parent(output: Path) -> None:
 
 
 def publish(finished: Path, output: Path) -> None:
-    """Give a finished directory its name; what had the name before is removed."""
+    """Rename a finished directory to its name, and remove what had the name before."""
     sync(finished)
     old = output.with_name(f".{output.name}.replaced-{os.getpid()}")
     if output.exists():
@@ -87,7 +88,7 @@ def publish(finished: Path, output: Path) -> None:
 
 
 def _remove_abandoned(output: Path) -> None:
-    """Remove the work of killed runs with other inputs, which nobody will finish now."""
+    """Remove the work of killed runs with other inputs, which nobody will finish."""
     for directory in output.parent.iterdir():
         if directory.name.startswith(f".{output.name}.replaced-"):
             shutil.rmtree(directory, ignore_errors=True)

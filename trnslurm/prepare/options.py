@@ -1,4 +1,4 @@
-"""Options of the command line that more than one kind of preparation takes."""
+"""Options of the command line that several kinds of preparation take."""
 
 import argparse
 import os
@@ -12,12 +12,12 @@ from trnslurm.prepare.tokenizer import FILE
 
 HOLDOUT = 0.005
 _ROWS = (JSON_LINES, *TABLES)
-# Rows as well, that only labelled data are read of: as text they would be learnt with commas.
+# Also rows, but only for labelled data: as text, their commas would be learnt.
 _OTHER_ROWS = (".json", ".csv", ".tsv")
 
 
 def as_path(text: str) -> Path:
-    """Read a path; no shell has seen what comes from a cluster's profile."""
+    """Read a path; what comes from a cluster's profile has not been through a shell."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -25,7 +25,7 @@ def as_path(text: str) -> Path:
 
 
 def as_output(text: str) -> Path:
-    """Read the path of an output: its parent is where the work is done, so "." will not do."""
+    """Read the path of an output, made absolute: the work is done in its parent."""
     return as_path(text).resolve()
 
 
@@ -35,7 +35,7 @@ def tokenizer(name: str) -> str:
 
 
 def source_tokenizer(given: argparse.Namespace) -> str:
-    """Give the tokenizer that was asked for, or else the dataset's own."""
+    """Return the tokenizer that was asked for, else the dataset's own."""
     if given.tokenizer:
         return tokenizer(given.tokenizer)
     if given.dataset and (given.dataset / FILE).is_file():
@@ -44,7 +44,7 @@ def source_tokenizer(given: argparse.Namespace) -> str:
 
 
 def add_document(parser: argparse.ArgumentParser) -> None:
-    """Add what says where documents begin and end."""
+    """Add the options for where documents begin and end."""
     document = parser.add_mutually_exclusive_group()
     default = "default: blank-line; of JSON lines, tables and datasets a row"
     document.add_argument("--document-per", choices=PER, help=default)
@@ -53,7 +53,7 @@ def add_document(parser: argparse.ArgumentParser) -> None:
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
-    """Add what says how it is worked out, which makes no other data."""
+    """Add the options for how the work is done, which do not change the data."""
     add = parser.add_argument
     add("--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)))
     add("--chunk-bytes", type=int, metavar="N", help="text done at a time (default: by size)")
@@ -62,13 +62,13 @@ def add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def check_work(options: argparse.Namespace) -> None:
-    """Refuse numbers that cannot be."""
+    """Refuse impossible numbers."""
     if options.processes < 1 or (options.chunk_bytes is not None and options.chunk_bytes < 1):
         raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
 
 
 def own_text(paths: list[Path]) -> list[Found]:
-    """Find the files that were named in the place of a dataset."""
+    """Return the files that were named instead of a dataset."""
     files = text_files(paths)
     for file in files:
         if file.path.suffix in _OTHER_ROWS:
@@ -80,7 +80,7 @@ def own_text(paths: list[Path]) -> list[Found]:
 
 
 def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
-    """Give the rule that says where documents begin and end: as asked, or as the files have it."""
+    """Return the rule for where documents begin and end, as asked or as the files have it."""
     notes = dataset_notes(given.dataset) if given.dataset else {}
     start = given.document_start
     if not given.document_per and start is None:
@@ -97,6 +97,6 @@ def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
 
 
 def _usual(files: list[Found]) -> str:
-    """Tell what documents are of files that nothing is known of: rows are documents."""
+    """Return what a document is in files about which nothing is known: rows are documents."""
     are_rows = {file.path.suffix in _ROWS for file in files}
     return BY_FILE if len(are_rows) > 1 else "line" if are_rows == {True} else "blank-line"

@@ -1,4 +1,4 @@
-"""JSON that others wrote: whatever is wrong with it is a ValueError."""
+"""JSON that others wrote: anything wrong with it is a ValueError."""
 
 import json
 from typing import Any

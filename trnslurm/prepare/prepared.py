@@ -1,4 +1,4 @@
-"""Prepared data: a directory with an index, made once and never replaced unasked."""
+"""Prepared data: a directory with an index, made once and never replaced unless asked."""
 
 import hashlib
 import json
@@ -43,10 +43,10 @@ def make_once(
     *,
     force: bool,
 ) -> Result:
-    """Make prepared data, unless it is there: make fills a directory's finished/, gives the index.
+    """Make prepared data, unless it is there: `make` fills finished/ and returns the index.
 
-    wanted is what the index will have of the input; work is what says whether an earlier run's work
-    can be gone on with, which then lies in the directory.
+    `wanted` is what the index will say about the input. `work` identifies the work of an earlier
+    run that can be resumed, which is then in the directory.
     """
     if (found := _finished(output, wanted, force)) is not None:
         return Result(output=output, made=False, index=found)
@@ -71,14 +71,14 @@ def read_index(directory: Path) -> dict[str, Any] | None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Give the name, size and checksum of a file, as the index has them."""
+    """Return the name, size and checksum of a file, as in the index."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest}
 
 
 def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
-    """Read the files of prepared data whole; give the name of one that is not as the index says."""
+    """Read the files of prepared data whole; return the name of one that differs from the index."""
     splits = index["splits"]
     if not isinstance(splits, dict) or "train" not in splits:
         return INDEX
@@ -94,7 +94,7 @@ def find_damage(directory: Path, index: dict[str, Any]) -> str | None:
 
 
 def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
-    """Find what describes a file, however deep."""
+    """Yield the entries of files, however deep."""
     if isinstance(values, dict) and "file" in values:
         yield values
     elif isinstance(values, dict | list):
@@ -103,12 +103,12 @@ def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
 
 
 def _finished(output: Path, wanted: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Give the index of data that is there, whole and as wanted; refuse to replace any other."""
+    """Return the index of existing data, whole and as wanted; refuse to replace other data."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     index = read_index(output)
     if index is None:
-        raise PrepareError(f"{output}: is there, and is no prepared data: choose another name")
+        raise PrepareError(f"{output}: exists, and is not prepared data: choose another name")
     if force:
         return None
     if differing := _differences(index, wanted):

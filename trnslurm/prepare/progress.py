@@ -12,13 +12,13 @@ class Progress:
     """Shows one step at a time on stderr; stdout is for the result."""
 
     def __init__(self, what: str, total: int, *, before: int = 0, unit: str = "bytes") -> None:
-        """Take how much there is; what was done in an earlier run does not count in the speed."""
+        """Set the total; what an earlier run did (`before`) does not count in the speed."""
         self._what, self._total, self._before, self._unit = what, total, before, unit
         self._terminal = sys.stderr.isatty()
         self._start = self._shown = time.monotonic()
 
     def show(self, done: int) -> None:
-        """Show how much is done, if it is time for it."""
+        """Show how much is done, if it is time to."""
         now = time.monotonic()
         if now - self._shown >= (BAR_EVERY_S if self._terminal else LINE_EVERY_S):
             self._shown = now

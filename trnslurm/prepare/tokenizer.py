@@ -15,7 +15,7 @@ from trnslurm.prepare.files import replacing
 VERSION: str = tokenizers.__version__
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
-# What widespread tokenizers call it.
+# The names that common tokenizers have for it.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Every byte, and the end of text.
 _LEAST = 257
@@ -26,7 +26,7 @@ _LARGEST_UINT16 = 65535
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A tokenizer that gives tokens only: nothing added, cut off or left out."""
+    """A tokenizer that returns tokens only: nothing added, cut off or left out."""
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -35,12 +35,12 @@ class Loaded:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """Give the smallest type for token ids."""
+    """Return the smallest type for token ids."""
     return "uint16" if vocab_size <= _LARGEST_UINT16 else "uint32"
 
 
 def trained_size(name: str, least: int = _LEAST) -> int | None:
-    """Give V of train:V, or None for the name of a file."""
+    """Return V of train:V, or None for the name of a file."""
     if not name.startswith(_TRAIN):
         return None
     size = name.removeprefix(_TRAIN)
@@ -50,7 +50,7 @@ def trained_size(name: str, least: int = _LEAST) -> int | None:
 
 
 def find(name: str) -> Path:
-    """Find the tokenizer.json that a name means: itself, or the one in a directory."""
+    """Return the tokenizer.json that a name means: itself, or the one in a directory."""
     path = Path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
@@ -62,7 +62,7 @@ def find(name: str) -> Path:
 
 
 def short_name(name: str) -> str:
-    """Give the name for the index: a directory's or a file's, without the way to it."""
+    """Return the name for the index: that of the directory or file, without its path."""
     if name.startswith(_TRAIN):
         return name
     path = find(name).absolute()
@@ -70,7 +70,7 @@ def short_name(name: str) -> str:
 
 
 def keep(name: str, directory: Path, train: Callable[[int], bytes]) -> Path:
-    """Put the tokenizer.json to use into a directory, trained if that was asked for."""
+    """Put the tokenizer.json into a directory, trained if asked for."""
     path = directory / FILE
     if not path.exists():
         if name.startswith(_TRAIN):
@@ -83,20 +83,20 @@ def keep(name: str, directory: Path, train: Callable[[int], bytes]) -> Path:
 
 
 def read(path: Path) -> Tokenizer:
-    """Read a tokenizer.json; it will give tokens only: nothing cut off, and text is but text."""
+    """Read a tokenizer.json, set to return tokens only: nothing cut off, text only text."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises no other
         raise PrepareError(f"{path}: not a {FILE} ({_first_line(error)})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # What a text spells like a special token is text: only a document's end is an end of text.
+    # Text that is spelt like a special token stays text: only a document's end is an end of text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def load(path: Path, end_of_text: str) -> Loaded:
-    """Load a tokenizer.json; an empty end_of_text means the usual one."""
+    """Load a tokenizer.json; an empty end_of_text means the default."""
     tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS
@@ -112,7 +112,7 @@ def load(path: Path, end_of_text: str) -> Loaded:
 
 
 def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
-    """Train a byte-level BPE tokenizer, as GPT-2's is; the same text gives the same bytes."""
+    """Train a byte-level BPE tokenizer like GPT-2's; the same text makes the same bytes."""
     os.environ["RAYON_NUM_THREADS"] = str(processes)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     tokenizer = Tokenizer(models.BPE())
@@ -130,7 +130,7 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
 
 
 def encode(loaded: Loaded, documents: list[str]) -> list[list[int]]:
-    """Give the tokens of each document, and an end of text behind."""
+    """Return the tokens of each document, with an end of text after them."""
     encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
     return [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
 

@@ -18,9 +18,9 @@ from trnslurm.prepare.errors import PrepareError
 LEAST = 100
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUES = "##"
-# More characters than this would crowd a vocabulary; what is left out becomes [UNK].
+# More characters would crowd a vocabulary; those left out become [UNK].
 _MOST_CHARACTERS = 1000
-# Words whose tokens are kept at hand: some hundred megabytes.
+# Words whose tokens are remembered: some hundred megabytes.
 _MOST_KNOWN = 500_000
 
 
@@ -36,18 +36,18 @@ class WordPieces:
     sep: int
     mask: int
     continues: NDArray[np.bool_]
-    """Of each token id: whether it goes on with a word."""
+    """For each token id, whether it continues a word."""
     ordinary: NDArray[np.int64]
     """The token ids that stand for text, in order."""
 
     known: dict[str, list[int]] | None
-    """The tokens of words met before, if words are independent of each other."""
+    """The tokens of words seen before, if words are independent of each other."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Give the tokens of each text, and nothing else."""
+        """Return the tokens of each text, and nothing else."""
         if self.known is None:
             return self._encode(texts)
-        # Several times faster than whole texts, most words of which were met before.
+        # Several times faster than whole texts: most of their words were seen before.
         if len(self.known) > _MOST_KNOWN:
             self.known.clear()
         words = [text.replace("\n", " ").split(" ") for text in texts]
@@ -87,7 +87,7 @@ def load(path: Path) -> WordPieces:
 
 
 def _is_word_by_word(read: Tokenizer) -> bool:
-    """Tell whether a text's tokens are those of its words, as of BERT's own tokenizers."""
+    """Return whether a text's tokens are those of its words, as with BERT's own tokenizers."""
     parts = json.loads(read.to_str())
     kinds = [(parts[key] or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
     added = {token["content"] for token in parts["added_tokens"]}
@@ -95,16 +95,16 @@ def _is_word_by_word(read: Tokenizer) -> bool:
 
 
 def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int) -> bytes:
-    """Train a tokenizer in lower case, as BERT's is; the same text gives the same bytes.
+    """Train a lower-case tokenizer like BERT's; the same text makes the same bytes.
 
-    texts gives all the text, for something called by a name; it is read twice.
+    `texts` returns all the text, for a step of that name; it is called twice.
     """
     os.environ["RAYON_NUM_THREADS"] = str(processes)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     trained = _tokenizer(models.WordPiece(unk_token="[UNK]"))
     characters = _count_characters(trained, texts("counting characters"))
-    # The trainer numbers the characters that go on with a word as a hash table happens to have
-    # them, so that each run would merge others first. Special tokens get their numbers in order.
+    # The trainer numbers the characters that continue a word in the order of a hash table, so that
+    # each run would merge others first. Special tokens are numbered in order.
     inside = [character for character in characters if _is_inside(trained, character)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -124,12 +124,12 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
 
 
 def _as_json(vocabulary: dict[str, int]) -> bytes:
-    """Give the tokenizer.json whose special tokens are BERT's alone."""
+    """Return the tokenizer.json, whose only special tokens are BERT's."""
     made = _tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.decoder = decoders.WordPiece(prefix=_CONTINUES)
     made.add_special_tokens(list(_SPECIAL))
     values = json.loads(made.to_str())
-    # The library writes the vocabulary in another order each time.
+    # The library writes the vocabulary in a different order each time.
     values["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda item: item[1]))
     return f"{json.dumps(values, indent=2, ensure_ascii=False)}\n".encode()
 
@@ -142,7 +142,7 @@ def _tokenizer(model: models.WordPiece) -> Tokenizer:
 
 
 def _is_inside(made: Tokenizer, character: str) -> bool:
-    """Tell whether a character can go on with a word; a mark, or a Chinese one, is a word."""
+    """Return whether a character can continue a word; a mark, or a Chinese character, is a word."""
     text = made.normalizer.normalize_str(f"a{character}")
     return len(made.pre_tokenizer.pre_tokenize_str(text)) == 1
 

@@ -1,4 +1,4 @@
-"""Work on many pieces, in many processes if that helps; none outlives the one that started them."""
+"""Work on many pieces, in several processes if that helps; none outlives its parent."""
 
 import contextlib
 import multiprocessing
@@ -23,7 +23,7 @@ class Piece(Protocol):
 
     @property
     def size(self) -> int:
-        """How much of the work it is."""
+        """How much of the work the piece is."""
 
 
 P = TypeVar("P", bound=Piece)
@@ -33,32 +33,32 @@ M_co = TypeVar("M_co", covariant=True)
 
 
 class Work(Protocol[P_contra, M_co]):
-    """What is done with each piece: its result is a file, what it gives is about that file.
+    """What is done with each piece. It writes a file, and returns facts about that file.
 
     Every worker gets a copy.
     """
 
     @property
     def name(self) -> str:
-        """What it is called: tokenizing, for example."""
+        """Its name, for example tokenizing."""
 
     @property
     def unit(self) -> str:
-        """What the sizes of the pieces count."""
+        """The unit of the pieces' sizes."""
 
     @property
     def directory(self) -> Path:
         """Where the results are."""
 
     def find(self, piece: P_contra, /) -> M_co | None:
-        """Look for what an earlier run made of the piece, whole."""
+        """Return what an earlier run made of the piece, if it is whole."""
 
     def start(self) -> Callable[[P_contra], M_co]:
-        """Set up one worker; give what it does with a piece."""
+        """Set up one worker; return what it does with a piece."""
 
 
 def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
-    """Do the pieces that are not finished yet; give what there is to say of each."""
+    """Do the pieces that are not finished yet; return the facts about each."""
     work.directory.mkdir(exist_ok=True)
     made = {n: found for n, piece in enumerate(pieces) if (found := work.find(piece)) is not None}
     left = [number for number in range(len(pieces)) if number not in made]
@@ -76,18 +76,18 @@ def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
 
 
 def _run_here(todo: list[P], work: Work[P, M]) -> Iterator[tuple[int, M]]:
-    """Do the pieces one after another: a process of its own takes longer to start than most."""
+    """Do the pieces one after another, here: starting a process takes longer than most do."""
     if todo:
         yield from enumerate(map(work.start(), todo))
 
 
 def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int, M]]:
-    """Do the pieces, no more of them waiting than keep everyone busy; give each when it is done."""
+    """Do the pieces in processes; yield each when it is done. Only a few wait at a time."""
     waiting = iter(range(len(todo)))
     running: dict[Future[M], int] = {}
     # Spawned and not forked: the tokenizers library does not survive a fork from its threads.
     context = multiprocessing.get_context("spawn")
-    # Made first: with it Python starts a helper of its own, and unblocks these signals then.
+    # Before signals are blocked: with it Python starts a helper process, and unblocks them.
     pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(work,))
     with _signals_blocked() as let_in:
         try:
@@ -100,8 +100,8 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
                 for future in wait(running, _LOOK_S, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result()
         except BrokenProcessPool:
-            # The others may wait for a lock that the dead one held; and what the pool sends them,
-            # TERM, they block.
+            # The others may wait for a lock that the dead one held, and they block TERM, which
+            # the pool sends them.
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise KeptError(
@@ -113,10 +113,10 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[Callable[[], None]]:
-    """Block what Ctrl-C and scancel send to every process; give a function that lets it in.
+    """Block what Ctrl-C and scancel send to every process; yield a function that lets it in.
 
-    Workers started here block it too, and finish their pieces. And no handler raises in the middle
-    of the pool, which would leave it with a lock that nobody gives back.
+    Workers started here block it too, and finish their pieces. No handler raises in the middle
+    of the pool, which would leave it with a lock that nobody releases.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -139,7 +139,7 @@ def _start(work: Work[Any, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the parent is gone, which a pool alone does not notice."""
+    """End this process when its parent is gone, which a pool alone does not notice."""
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()

@@ -1,4 +1,4 @@
-"""Shards that someone else may have made: whether training can read them."""
+"""Checks of shards that someone else may have made: whether training can read them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class Shards:
 
 
 def find_shards(directory: Path) -> list[Path]:
-    """Find the shards of a directory, of every split."""
+    """Return the shards of a directory, of every split."""
     return sorted(directory.glob("*.hdf5"))
 
 
@@ -66,7 +66,7 @@ def check_shards(directory: Path, *, whole: bool) -> Shards:
 
 
 def _check(path: Path, whole: bool) -> tuple[int, int, int]:
-    """Give the samples, the tokens of each and the masked ones at most, or say what is wrong."""
+    """Return samples, tokens of each and most masked tokens of a shard, or raise what is wrong."""
     try:
         with h5py.File(path, "r") as file:
             shape = _shape(path, file)

@@ -17,7 +17,7 @@ from trnslurm.prepare.text.sources import TEXT_OPTION, dataset_files
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Prepare, and say what there is now."""
+    """Prepare, and print what there is now."""
     given = _parser().parse_args(arguments)
     result = _prepare(given)
     report(result, _summary(result.index), as_json=given.json)
@@ -97,7 +97,7 @@ def _prepare(given: argparse.Namespace) -> Result:
 
 
 def _sort_out(given: argparse.Namespace) -> None:
-    """Take what --text names for WikiExtractor's output, if it is."""
+    """Move what --text names to --wikiextractor, if it is WikiExtractor's output."""
     theirs = [path for path in given.text or () if wikiextractor.is_output(path)]
     if not theirs:
         return

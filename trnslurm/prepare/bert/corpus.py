@@ -1,4 +1,4 @@
-"""The tokens of a whole corpus on the disk: documents, of sentences, of tokens."""
+"""The tokens of a whole corpus on the disk: documents of sentences of tokens."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from trnslurm.prepare.wordpiece import WordPieces
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How text has sentences in it."""
+    """How text is divided into sentences."""
 
     articles: bool
     """Documents are WikiExtractor's, with their markup."""
@@ -30,12 +30,12 @@ class Form:
     """Lines are wrapped: their ends mean nothing."""
 
     def sentences(self, chunk: Chunk) -> Iterator[str]:
-        """Give the sentences of all documents of a chunk."""
+        """Yield the sentences of all documents of a chunk."""
         for document in chunk.documents():
             yield from self.split(document, chunk.lines.path)
 
     def split(self, document: str, path: Path) -> Iterator[str]:
-        """Give the sentences of a document, none of them blank."""
+        """Return the sentences of a document, none of them blank."""
         text = wikiextractor.article(document, path) if self.articles else document
         return sentences.split(text, wrapped=self.wrapped)
 
@@ -48,13 +48,13 @@ class Tokenizing:
     unit = "bytes"
 
     directory: Path
-    """Of the finished chunks."""
+    """Holds the finished chunks."""
     tokenizer: Path
     form: Form
     dtype: str
 
     def find(self, chunk: Chunk) -> bool | None:
-        """Look for what an earlier run made of the chunk."""
+        """Return what an earlier run made of the chunk, if anything."""
         return read_arrays(path_of(self.directory, chunk.number)) is not None or None
 
     def start(self) -> Callable[[Chunk], bool]:
@@ -89,7 +89,7 @@ class Tokenizing:
 
 
 class Corpus:
-    """A corpus that is mapped into memory: what is not looked at takes none."""
+    """A corpus that is mapped into memory: what is not read takes none."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
         self._starts = _map(directory / "sentences.bin", "int64")
@@ -98,7 +98,7 @@ class Corpus:
         self.num_documents = len(self._documents) - 1
 
     def starts(self, document: int) -> list[int]:
-        """Give where in the tokens each sentence of a document starts, and where the last ends."""
+        """Return where in the tokens each sentence of a document starts, and the last ends."""
         first, end = self._documents[document : document + 2]
         starts: list[int] = self._starts[first : end + 1].tolist()
         return starts

@@ -17,9 +17,9 @@ A_FIRST, A_END, B_FIRST, B_END, RANDOM_NEXT = range(5)
 def make_pairs(
     corpus: Corpus, documents: list[int], settings: Settings, seed: str
 ) -> NDArray[np.int64]:
-    """Give the pairs of some documents, a row each, in random order and none too long.
+    """Return the pairs of some documents, a row each, in random order, none too long.
 
-    Sentences lie one behind another in the corpus, so that A and B are but a place each.
+    Sentences follow one another in the corpus, so A and B are a place each.
     """
     maker = _Maker([corpus.starts(number) for number in documents], settings, seed)
     for _ in range(settings.dupe_factor):
@@ -42,7 +42,7 @@ class _Maker:
         self.rows = array("q")
 
     def add(self, number: int) -> None:
-        """Add the pairs of one document: as many sentences for each as it may have tokens."""
+        """Add the pairs of one document, each with as many sentences as its tokens allow."""
         starts, target = self._starts[number], self._most
         if self._random() < SHORT_SHARE:
             target = 2 + self._below(self._most - 1)
@@ -54,16 +54,16 @@ class _Maker:
             if self._is_random(alone=not choices):
                 b_first, b_end = self._random_part(number, target - starts[middle] + starts[first])
                 self.rows.extend((starts[first], starts[middle], b_first, b_end, 1))
-                first = middle  # what was to follow is not used yet
+                first = middle  # what would have followed is not used yet
             else:
                 self.rows.extend((starts[first], starts[middle], starts[middle], starts[last], 0))
                 first = last
 
     def _is_random(self, *, alone: bool) -> bool:
-        """Decide by the flip of a coin; but nothing can follow a sentence that is left alone.
+        """Flip a coin; but nothing can follow a sentence that is left alone.
 
-        For each of those, the next pair that leaves a choice is one of sentences in a row, so that
-        both kinds stay as many.
+        For each such sentence, the next pair with a choice is one of sentences in a row, so
+        both kinds stay equally frequent.
         """
         if alone:
             self._owed += 1
@@ -74,7 +74,7 @@ class _Maker:
         return self._random() < 0.5
 
     def _random_part(self, number: int, length: int) -> tuple[int, int]:
-        """Give some sentences of any other document, about as long."""
+        """Return some sentences of any other document, about as long."""
         other = self._below(len(self._starts) - 1)
         starts = self._starts[other + (other >= number)]
         end = len(starts) - 1
@@ -83,7 +83,7 @@ class _Maker:
         return starts[first], starts[last]
 
     def _below(self, count: int) -> int:
-        # Several times faster than randrange, which is most of the time here.
+        # Several times faster than randrange, and most of the time is spent here.
         return int(self._random() * count)
 
 
@@ -91,7 +91,7 @@ def _truncate(pairs: NDArray[np.int64], most: int, numbers: np.random.Generator)
     """Cut pairs that are too long: tokens of the longer part, at random from its front or end."""
     lengths = pairs[:, [A_END, B_END]] - pairs[:, [A_FIRST, B_FIRST]]
     shorter = np.minimum(lengths[:, 0], lengths[:, 1])
-    # What the longer may have: what the shorter leaves, or a half; of an odd number, A the more.
+    # The longer may have what the shorter leaves, or half; of an odd number, A has one more.
     halves = np.array([(most + 1) // 2, most // 2])
     kept = np.minimum(lengths, np.maximum(most - shorter[:, None], halves))
     too_long = lengths.sum(axis=1) > most

@@ -20,7 +20,7 @@ from trnslurm.prepare.text.cutting import choose_chunk_bytes, cut, in_turn
 from trnslurm.prepare.text.documents import Rule
 from trnslurm.prepare.text.sources import Found, Source, read_through
 
-# Of text in a shard, if nobody says how many there shall be: WikiCorpus gets about a thousand.
+# Text per shard, if their number is not set: WikiCorpus makes about a thousand.
 _SHARD_BYTES = 16_000_000
 _FILE_WORDS = {"train": "training", "eval": "test"}
 VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__, "h5py": h5py.__version__}
@@ -28,7 +28,7 @@ VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__, "h5py": h5
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be prepared, and where."""
+    """What to prepare, and where."""
 
     output: Path
     files: list[Found]
@@ -43,7 +43,7 @@ class Request:
     """The share of the documents that goes to test shards."""
     processes: int
     chunk_bytes: int | None
-    """None: small enough to keep everyone busy, and not too many."""
+    """None: small enough to keep all processes busy, and large enough not to be too many."""
     force: bool
 
 
@@ -52,7 +52,7 @@ def prepare(request: Request) -> Result:
     name = request.tokenizer
     if tokenizer.trained_size(name, wordpiece.LEAST) is None:
         path = tokenizer.find(name)
-        wordpiece.load(path)  # its errors should come before the reading
+        wordpiece.load(path)  # its errors come before the reading
         name = describe(path)["sha256"]
     sources = read_through(request.files)
     shards = request.shards or _choose_shards(sources)
@@ -107,7 +107,7 @@ def _make(
 
 
 def _make_corpus(request: Request, chunk_bytes: int, directory: Path) -> tuple[Path, str]:
-    """Tokenize all text, unless that is done; give the tokenizer and the type of the tokens."""
+    """Tokenize all text, unless that is done; return the tokenizer and the type of the tokens."""
     form, output = request.form, directory / "corpus"
     chunks = cut(request.files, request.rule, chunk_bytes, directory)
 
@@ -131,7 +131,7 @@ def _make_corpus(request: Request, chunk_bytes: int, directory: Path) -> tuple[P
 def _make_shards(
     request: Request, shards: int, tokenizer_file: Path, dtype: str, directory: Path
 ) -> dict[str, Any]:
-    """Make all shards; give the splits as the index has them."""
+    """Make all shards; return the splits' entries in the index."""
     todo, num_documents = _deal(request, shards, dtype, directory)
     finished, notes = directory / "finished", directory / "notes"
     notes.mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ def _make_shards(
 def _deal(
     request: Request, shards: int, dtype: str, directory: Path
 ) -> tuple[list[Shard], dict[str, int]]:
-    """Deal the documents out, in random order, one after another to each shard of a split."""
+    """Deal the documents out in random order, one to each shard of a split in turn."""
     total = Corpus(directory / "corpus", dtype).num_documents
     held_out = _hold_out(total, request.holdout, shards, request.test_shards)
     counts = {"train": total - held_out, "eval": held_out}
@@ -175,7 +175,7 @@ def _deal(
 
 
 def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
-    """Give how many documents are for test shards: their share, but two at least for each shard."""
+    """Return how many documents go to test shards: their share, but at least two for each shard."""
     asked = f"--shards {shards}" + (f" --test-shards {test_shards}" if test_shards else "")
     if total < 2 * (shards + test_shards):
         raise PrepareError(
@@ -194,9 +194,9 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def _join(parts: list[Made], split: str, output: Path) -> dict[str, Any]:
-    """Give what the index says of a split; write its samples' counts of masked tokens.
+    """Return a split's entry in the index; write its samples' counts of masked tokens.
 
-    A training divides its loss by the masked tokens of a whole step, which it so knows beforehand.
+    Training divides its loss by the masked tokens of a whole step, which it must know beforehand.
     """
     path = output / f"bert_{_FILE_WORDS[split]}_masked_tokens.bin"
     with replacing(path) as stream:

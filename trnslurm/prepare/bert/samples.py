@@ -1,4 +1,4 @@
-"""Samples as the model gets them: token ids of pairs, some of them masked."""
+"""Samples as the model reads them: token ids of pairs, some of them masked."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ def make_samples(
     settings: Settings,
     numbers: np.random.Generator,
 ) -> Samples:
-    """Give the samples of pairs: arrays by the names that they have in a shard."""
+    """Return the samples of pairs: arrays by their names in a shard."""
     ids, is_text, segments = _lay_out(corpus, pairs, pieces, settings.seq_len)
     lengths = is_text.sum(axis=1) + SPECIAL
     wanted = np.rint(lengths * settings.masked_lm_prob).astype(np.int64)
@@ -51,7 +51,7 @@ def make_samples(
 def _lay_out(
     corpus: Corpus, pairs: NDArray[np.int64], pieces: WordPieces, seq_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-    """Give [CLS] A [SEP] B [SEP] with padding; where A and B are; the segment of each token."""
+    """Return [CLS] A [SEP] B [SEP] with padding, where A and B are, and each token's segment."""
     column = np.arange(seq_len)
     first_sep = 1 + (pairs[:, A_END] - pairs[:, A_FIRST])[:, None]
     last_sep = first_sep + 1 + (pairs[:, B_END] - pairs[:, B_FIRST])[:, None]
@@ -81,7 +81,7 @@ def _choose_tokens(
 def _word_starts(
     ids: NDArray[np.int64], is_text: NDArray[np.bool_], pieces: WordPieces
 ) -> NDArray[np.bool_]:
-    """Tell where words start: what was cut off in front of a part leaves a word of the rest."""
+    """Return where words start; where a part's front was cut off, the rest is a word."""
     follows_text = np.zeros_like(is_text)
     follows_text[:, 1:] = is_text[:, :-1]
     return is_text & ~(pieces.continues[ids] & follows_text)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-# Marks that may end a sentence, what closes behind them, and the first letter behind the blank.
+# Marks that may end a sentence, the closing marks after them, and the first letter after a blank.
 # Chinese and Japanese marks need no blank.
 _END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*([^\s"'“‘«(\[]))|[。！？]["”’」』]*()""")
 _LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]*$")
@@ -22,7 +22,7 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def split(text: str, *, wrapped: bool) -> Iterator[str]:
-    """Give the sentences; a line's end ends one, unless lines are but wrapped paragraphs."""
+    """Yield the sentences; a line's end ends one, unless lines are wrapped."""
     for paragraph in _BLANK_LINES.split(text) if wrapped else text.split("\n"):
         first = 0
         for match in _END.finditer(paragraph):
@@ -41,7 +41,7 @@ def _ends(paragraph: str, first: int, match: re.Match[str]) -> bool:
         return False
     if paragraph[match.start() : match.start() + 2].rstrip() != ".":
         return True
-    # The word before a lone full stop that no quotation mark or bracket follows.
+    # The word before a single full stop with no quotation mark or bracket after it.
     found = _LAST_WORD.search(paragraph, first, match.start())
     word = found[0] if found else ""
     if word.lower() in _ABBREVIATIONS or (word.lower() in _BEFORE_NUMBERS and behind.isdigit()):

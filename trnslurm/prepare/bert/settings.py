@@ -1,11 +1,11 @@
-"""What decides the samples, beside the text and the tokenizer."""
+"""The settings that decide the samples, besides the text and the tokenizer."""
 
 from dataclasses import dataclass
 
 from trnslurm.prepare.errors import PrepareError
 
-# Of the passes over a document, this share aims at shorter samples than would fit, so that the
-# model knows them too. BERT's own share, which nobody seems to change.
+# The share of passes over a document that aim at shorter samples than would fit, so that the model
+# sees them too. It is BERT's, which nobody seems to change.
 SHORT_SHARE = 0.1
 # [CLS] and two [SEP].
 SPECIAL = 3
@@ -14,7 +14,7 @@ _LEAST_SEQ_LEN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the command line says of samples."""
+    """What the command line says about samples."""
 
     seq_len: int
     max_pred: int
@@ -28,7 +28,7 @@ class Settings:
     seed: int
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible values."""
         if self.seq_len < _LEAST_SEQ_LEN:
             raise PrepareError(f"--seq-len {self.seq_len}: must be {_LEAST_SEQ_LEN} or more")
         if not 1 <= self.max_pred <= self.seq_len - SPECIAL:

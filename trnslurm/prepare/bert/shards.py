@@ -30,8 +30,8 @@ DTYPES = {
     "masked_lm_ids": "i4",
     "next_sentence_labels": "i1",
 }
-# What is compressed together, and so read together: whole samples, and not many, for those who
-# read in another order. HDF5's own choice would cut samples into pieces.
+# What is compressed, and so read, together: whole samples, and few of them, for those who read in
+# another order. HDF5's own choice would cut samples into pieces.
 _ROWS_TOGETHER = 128
 _ROWS_AT_ONCE = 8 * _ROWS_TOGETHER
 
@@ -50,10 +50,10 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What there is to say of a finished shard."""
+    """The facts about a finished shard."""
 
     entry: dict[str, Any]
-    """In the index."""
+    """The shard's entry in the index."""
     masked: NDArray[np.uint16]
     """The masked tokens of each sample."""
 
@@ -66,9 +66,9 @@ class Sharding:
     unit = "shards"
 
     directory: Path
-    """Of the finished shards."""
+    """Holds the finished shards."""
     notes: Path
-    """The directory of what is said of each."""
+    """Holds the facts about each shard."""
     corpus: Path
     order: Path
     """The documents' numbers in random order."""
@@ -77,7 +77,7 @@ class Sharding:
     settings: Settings
 
     def find(self, shard: Shard) -> Made | None:
-        """Look for a shard that an earlier run made, whole."""
+        """Return the shard that an earlier run made, if it is whole."""
         path = self.directory / shard.name
         notes = read_arrays(self._notes_of(shard))
         if notes is None or not path.is_file():
@@ -117,7 +117,7 @@ class Sharding:
                 masked[rows] = np.count_nonzero(samples["masked_lm_positions"], axis=1)
         random_next = int(pairs[:, RANDOM_NEXT].sum())
         sha256 = hashlib.sha256(data.getbuffer()).hexdigest()
-        # The notes first: a shard that is there is finished.
+        # The notes first: a shard that exists is finished.
         with replacing(self._notes_of(shard)) as stream:
             np.savez(stream, sha256=sha256, masked=masked, random_next=random_next)
         with replacing(self.directory / shard.name) as stream:

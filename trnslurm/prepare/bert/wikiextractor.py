@@ -1,4 +1,4 @@
-"""What WikiExtractor writes: directories of files, in them articles between <doc …> and </doc>."""
+"""WikiExtractor's output: directories of files with articles between <doc …> and </doc>."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ _FILES = "wiki_*"
 
 
 def is_output(path: Path) -> bool:
-    """Tell whether a path is a directory of WikiExtractor's, by the names of its files."""
+    """Return whether a path is WikiExtractor's output, by the names of its files."""
     return path.is_dir() and any(file.is_file() for file in path.rglob(_FILES))
 
 
 def article_files(directories: list[Path]) -> list[Found]:
-    """Find the files, such as AA/wiki_00; each must begin with an article."""
+    """Return the files, such as AA/wiki_00; each must begin with an article."""
     found = []
     for directory in directories:
         if not directory.is_dir():
@@ -34,7 +34,7 @@ def article_files(directories: list[Path]) -> list[Found]:
 
 
 def article(document: str, path: Path) -> str:
-    """Give the text of an article, without its title."""
+    """Return the text of an article, without its title."""
     head, _, rest = document.partition("\n")
     text, end, _ = rest.rpartition(_END)
     if not end:

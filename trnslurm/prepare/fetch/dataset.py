@@ -1,4 +1,4 @@
-"""A dataset and a tokenizer from the Hugging Face Hub, as files: the only place with a network."""
+"""A dataset and a tokenizer from the Hugging Face Hub, as files."""
 
 import json
 import shutil
@@ -31,11 +31,11 @@ class Wanted:
     revision: str | None
     tokenizer: str | None
     column: str | None
-    """None: all of them."""
+    """None: all columns."""
     force: bool
 
     def notes(self) -> dict[str, Any]:
-        """Give what dataset.json says; the same wish gives the same."""
+        """Return the contents of dataset.json, which depend on this request alone."""
         return {
             "format": FORMAT,
             "dataset": self.dataset,
@@ -48,13 +48,11 @@ class Wanted:
 
 
 def fetch_dataset(wanted: Wanted) -> str:
-    """Fetch what is not there; say in one line what was done."""
+    """Fetch what is not there; return in one line what was done."""
     if wanted.output.exists() and any(wanted.output.iterdir()):
         before = _fetched(wanted.output)
         if before is None:
-            raise PrepareError(
-                f"{wanted.output}: is there, and was not fetched: choose another name"
-            )
+            raise PrepareError(f"{wanted.output}: exists, and was not fetched: choose another name")
         if not wanted.force and before == wanted.notes():
             return f"{wanted.output} was fetched before, nothing to do"
         if not wanted.force:

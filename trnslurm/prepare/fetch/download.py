@@ -1,4 +1,4 @@
-"""A file over HTTP: gone on with where it was cut off, and checked when it is whole."""
+"""A file over HTTP: resumed where it was cut off, and checked when it is whole."""
 
 import hashlib
 import http.client
@@ -28,17 +28,17 @@ _NO_PART = (http.client.PRECONDITION_FAILED, http.client.REQUESTED_RANGE_NOT_SAT
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What the server says of the file that it has now."""
+    """What the server says about the file that it has now."""
 
     url: str
     etag: str
-    """Empty: the server gave none that tells it from any other byte for byte."""
+    """Empty: the server has none that identifies the file byte for byte."""
     bytes: int
     md5: str | None
 
 
 def file_name(url: str) -> str:
-    """Give the name that a URL's file gets."""
+    """Return the name of a URL's file."""
     name = PurePosixPath(unquote(urlsplit(url).path)).name
     if name in ("", "..") or not name.isprintable():
         raise PrepareError(f"{url}: does not end in the name of a file")
@@ -59,7 +59,7 @@ def download(url: str, directory: Path, *, unpacked: bool) -> Path:
 
 
 def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies: int) -> Version:
-    """Fetch what is missing, of the version that is known if the server still has it."""
+    """Fetch what is missing of the known version, if the server still has it, else everything."""
     have = _size(path)
     if known is not None and known.url == url and known.etag and 0 < have < known.bytes:
         only_rest = {"Range": f"bytes={have}-", "If-Range": known.etag}
@@ -67,10 +67,12 @@ def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies
             if response is not None and response.headers["ETag"] == known.etag:
                 _write(response, path, known, have, copies)
                 return known
-        print(f"{url}: has changed, or comes whole only: starting again", file=sys.stderr)
+        print(f"{url}: has changed, or cannot be resumed: starting again", file=sys.stderr)
     with _request(url, 0, {}) as response:
         version = _version(url, response)
-        path.unlink(missing_ok=True)  # before the notes: it would pass for a part of that version
+        path.unlink(
+            missing_ok=True
+        )  # before the notes change: it would pass for a part of the new version
         with replacing(notes) as stream:
             stream.write(json.dumps(asdict(version)).encode())
         _write(response, path, version, 0, copies)
@@ -79,9 +81,9 @@ def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies
 
 @contextmanager
 def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
-    """Ask for the file; None in the place of a part that the server does not give."""
+    """Ask for the file; None if the server does not send the missing part alone."""
     request = urllib.request.Request(url, headers={"User-Agent": "trnslurm", **headers})
-    # With something to go on with later, that is what to say.
+    # With a part to resume from later, the message says so.
     failure = KeptError if have else PrepareError
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
@@ -115,7 +117,7 @@ def _version(url: str, response: Any) -> Version:
     etag = headers["ETag"] or ""
     if etag.startswith("W/"):
         etag = ""
-    # S3's is the MD5 of the file, unless it came there in parts or is encrypted with a key.
+    # On S3 the ETag is the file's MD5, unless it was uploaded in parts or is encrypted with a key.
     match = re.fullmatch(r'"([0-9a-f]{32})"', etag)
     is_keyed = (headers["x-amz-server-side-encryption"] or "").startswith("aws:kms")
     md5 = match[1] if match and not is_keyed else None
@@ -123,7 +125,7 @@ def _version(url: str, response: Any) -> Version:
 
 
 def _write(response: Any, path: Path, version: Version, have: int, copies: int) -> None:
-    """Write what comes behind what is there."""
+    """Append what comes to what is there."""
     _require_room(path.parent, copies * version.bytes - have)
     progress = Progress("fetching", version.bytes, before=have)
     with path.open("ab") as stream:
@@ -139,7 +141,7 @@ def _write(response: Any, path: Path, version: Version, have: int, copies: int) 
 
 
 def _read_block(response: Any) -> bytes:
-    """Read on; a connection that breaks is one that ends: how much has come says the rest."""
+    """Read a block. A broken connection counts as its end: the caller compares the sizes."""
     try:
         block: bytes = response.read(_BLOCK)
     except http.client.IncompleteRead as error:
@@ -158,7 +160,7 @@ def _require_room(directory: Path, needed: int) -> None:
 
 
 def _check(path: Path, version: Version) -> None:
-    """Refuse what is not as the server says."""
+    """Refuse a file whose checksum is not the server's."""
     if version.md5 is None:
         return
     progress = Progress("checking", version.bytes)

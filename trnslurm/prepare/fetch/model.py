@@ -12,25 +12,25 @@ from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.parsing import parse
 
 NOTES = "model.json"
-# Weights without pickle, whole or in parts, and what says how to read them.
+# Weights without pickle, whole or in parts, and the files that describe them.
 _FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer.json",
           "tokenizer_config.json", "vocab.txt")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which, of the Hub's."""
+    """A model of the Hub."""
 
     model: str
     revision: str | None
 
 
 def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
-    """Fetch it if it is not there; say in one line what was done."""
+    """Fetch the model if it is not there; return in one line what was done."""
     if output.exists() and any(output.iterdir()):
         before = _fetched(output)
         if before is None:
-            raise PrepareError(f"{output}: is there, and was not fetched: choose another name")
+            raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
         if not force and before == asdict(wanted):
             return f"{output} was fetched before, nothing to do"
         if not force:

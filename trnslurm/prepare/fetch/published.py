@@ -1,4 +1,4 @@
-"""What others published: a tar of BERT's shards, or a single file, fetched and checked once."""
+"""Published files: a tar of BERT's shards, or a single file, fetched and checked once."""
 
 import hashlib
 import json
@@ -27,14 +27,14 @@ class Wanted:
     url: str
     output: Path
     shards: bool
-    """It is a tar of shards, to be unpacked."""
+    """Whether it is a tar of shards, to be unpacked."""
     seq_len: int | None
     max_pred: int | None
     force: bool
 
 
 def fetch(wanted: Wanted) -> str:
-    """Fetch what is not there; say in one line what was done."""
+    """Fetch what is not there; return in one line what was done."""
     if not wanted.url.startswith(("http://", "https://")) or not file_name(wanted.url):
         raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
     if _is_there(wanted):
@@ -59,13 +59,13 @@ def fetch(wanted: Wanted) -> str:
 
 
 def _is_there(wanted: Wanted) -> bool:
-    """Tell whether it was fetched before, whole; refuse to replace what was not fetched."""
+    """Return whether it was fetched before, whole; refuse to replace what was not fetched."""
     output = wanted.output
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     notes = _read_notes(output)
     if notes is None:
-        raise PrepareError(f"{output}: is there, and was not fetched: choose another name")
+        raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
     if wanted.force:
         return False
     if notes["url"] != wanted.url:
@@ -79,7 +79,7 @@ def _is_there(wanted: Wanted) -> bool:
 
 
 def verify(directory: Path) -> str:
-    """Read published shards whole; say what they are."""
+    """Read published shards whole; return in one line what they are."""
     notes = _read_notes(directory)
     if notes is not None and (damaged := _find_damage(directory, notes)):
         raise PrepareError(f"{directory}: {damaged} is damaged: fetch it again with --force")
@@ -87,7 +87,7 @@ def verify(directory: Path) -> str:
 
 
 def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:
-    """Give the name of a file that has not the size that it had when it was fetched."""
+    """Return the name of a file whose size is not that when it was fetched, if there is one."""
     for name, size in notes["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != size:
@@ -112,10 +112,10 @@ def _note(url: str, finished: Path) -> None:
 
 
 def _unpack(archive: Path, finished: Path, url: str) -> None:
-    """Unpack the shards, without the directories that they lie in, and nothing else.
+    """Unpack the shards, without their directories, and nothing else.
 
-    Their names and contents are all that is taken: no path, link, owner or mode can do harm, with
-    any Python. What an earlier run unpacked is left as it is.
+    Only their names and contents are used, so no path, link, owner or mode can do harm, whatever
+    the version of Python. What an earlier run unpacked is left as it is.
     """
     progress = Progress("unpacking", archive.stat().st_size)
     names: set[str] = set()
@@ -146,6 +146,6 @@ def _unpack_one(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> 
     if target.is_file() and target.stat().st_size == member.size:
         return
     source = tar.extractfile(member)
-    assert source is not None  # as of every file
+    assert source is not None  # it is a file
     with source, replacing(target) as stream:
         shutil.copyfileobj(source, stream)

@@ -19,7 +19,7 @@ HOLDOUT = 0.1
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Prepare, and say what there is now."""
+    """Prepare, and print what there is now."""
     given = _parser().parse_args(arguments)
     result = _prepare(given)
     for part in result.index["left_out"]:
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _prepare(given: argparse.Namespace) -> Result:
-    # Late: whoever prepares something else needs none of it.
+    # Late: other preparations do not need it.
     from trnslurm.prepare.labelled.run import Request, prepare
 
     options.check_work(given)
@@ -88,7 +88,7 @@ def _prepare(given: argparse.Namespace) -> Result:
 
 
 def _files(given: argparse.Namespace) -> list[Found]:
-    """Find the files of every split; those of --eval take the place of a dataset's own."""
+    """Return the files of every split; those of --eval replace a dataset's own."""
     if given.dataset:
         found = [_split_of(file) for file in dataset_files(given.dataset, FOUND)]
     else:
@@ -103,13 +103,13 @@ def _files(given: argparse.Namespace) -> list[Found]:
 
 
 def _split_of(file: Found) -> Found:
-    """Keep MNLI's second split for evaluation, validation_mismatched, apart from the first."""
+    """Return the file, with MNLI's second evaluation split, validation_mismatched, kept apart."""
     mismatched = file.split == "eval" and "mismatched" in file.name
     return replace(file, split="eval_mismatched") if mismatched else file
 
 
 def _to_train_on(file: Found, named: list[Path]) -> Found:
-    """Refuse what a directory has for something else: scores would not show that it was learnt."""
+    """Refuse files of another split: scores would not show that they were trained on."""
     inside = Path(*Path(file.name).parts[1:])
     if file.path not in named and (split := split_of(inside)) not in (None, "train"):
         raise PrepareError(
@@ -125,7 +125,7 @@ def _check_format(path: Path) -> None:
 
 
 def _bad_rows(part: dict[str, Any]) -> str:
-    """Say what was left out of a file, and where."""
+    """Return what was left out of a file, and where, as a sentence."""
     unit = "line" if "first_lines" in part else "row"
     first = part[f"first_{unit}s"]
     places = ", ".join(map(str, first)) + (", …" if len(first) < part["rows"] else "")

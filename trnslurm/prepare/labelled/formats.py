@@ -1,4 +1,4 @@
-"""Rows of files: the values of some columns, and which rows are none."""
+"""Formats of rows: the values of some columns, and which rows are unreadable."""
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,27 +12,27 @@ from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import TABLES
 
 FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
-"""What is taken of a directory, by suffix."""
+"""What is read from a directory, by suffix."""
 FORMATS = (*FOUND, ".json")
 FIELDS = "another number of fields than the first line"
 QUOTE = "a quote within a quoted field"
 JOINED = "a backslash at the end of the line, outside of quotes"
-# The reader's own, 128 KiB, is less than some texts have.
+# The reader's default, 128 KiB, is too small for some texts.
 _MOST_OF_A_FIELD = 1 << 24
 
 Values = list[Any] | str
-"""A row's values in the order of the columns, or in one of the words above why it has none."""
+"""A row's values in the order of the columns, or one of the reasons above why it has none."""
 
 
 def unit(path: Path) -> str:
-    """Say what the numbers of rows count: lines of a text, or rows where it has none."""
+    """Return what the numbers of rows count: lines of text, or rows where there are no lines."""
     return "row" if path.suffix in (*TABLES, ".json") else "line"
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
-    """Give every row of a file, which is UTF-8, and the number of the line where it begins."""
+    """Return every row of a file, which is UTF-8, with the number of the line where it begins."""
     if path.suffix == ".tsv":
-        # As GLUE's own files are: a quote is a quote, and nothing can hold a tab.
+        # Like GLUE's own files: a quote is a quote, and no field holds a tab.
         return _read_fields(path, columns, delimiter="\t", quoting=csv.QUOTE_NONE)
     if path.suffix == ".csv":
         return _read_fields(path, columns, escapechar="\\", strict=True)
@@ -59,27 +59,27 @@ def _read_fields(
             if isinstance(fields, list) and len(fields) == len(header):
                 yield line, [fields[place] for place in places]
             elif fields:  # an empty line has none
-                # Whatever a quote or backslash too many has joined may have been a row by itself.
+                # Each line that a stray quote or backslash has joined may have been a row.
                 why = fields if isinstance(fields, str) else FIELDS
                 yield from ((line + place, why) for place in range(len(lines)))
 
 
 def _remember(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
-    """Give the lines on, and keep them."""
+    """Pass the lines on, and keep them."""
     for line in stream:
         lines.append(line)
         yield line
 
 
 def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | None:
-    """Give the next row's fields, and its lines in the list, or why it is none; None: the end."""
+    """Return the next row's fields, or why it is not a row, or None at the end; fill `lines`."""
     line = rows.line_num + 1
     lines.clear()
     try:
         fields: list[str] | None = next(rows, None)
         return JOINED if len(lines) > 1 and '"' not in "".join(lines) else fields
     except csv.Error as error:
-        if "expected after" in str(error):  # the reader goes on with the line behind
+        if "expected after" in str(error):  # the reader continues with the next line
             return QUOTE
         raise PrepareError(
             f"{path}: line {line}: the row that begins here does not end ({error}): close or "

@@ -1,4 +1,4 @@
-"""Labels as they stand in rows, and the numbers that training has in their place."""
+"""Labels as they are in rows, and the numbers that stand for them in training."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,30 +7,30 @@ from typing import Any
 from trnslurm.prepare.errors import PrepareError
 
 MOST = 1000
-"""Different labels: more are no labels, but another column."""
+"""Most labels that there can be: with more, it is another column."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(kw_only=True)
 class Labels:
-    """What labels mean: numbers on a scale, one of names, or whatever the rows say."""
+    """What labels mean: numbers on a scale, known names, or whatever the rows have."""
 
     names: list[str]
-    """In the order of their numbers; none: they are not known beforehand."""
+    """In the order of their numbers; empty: not known beforehand."""
     scale: tuple[float, float] | None
     """Labels are numbers between these two, and have no names."""
     found: dict[str, str] = field(default_factory=dict)
     """Each label, and where it was found first."""
 
     def take(self, value: Any, where: str) -> str | None:
-        """Give the text of a row's label, if it can be one; None: the row has none."""
+        """Return the text of a row's label; None if the row has none. Refuse what is not one."""
         if value is not None and not isinstance(value, str | int | float):
             raise PrepareError(
-                f"{where}: label {str(value)[:40]} is neither a name nor a number: mend it, or "
+                f"{where}: label {str(value)[:40]} is neither a name nor a number: fix it, or "
                 "choose the column with --label-column"
             )
         if isinstance(value, float) and value.is_integer() and not self.scale:
-            value = int(value)  # what a table makes of whole numbers once one of them is missing
+            value = int(value)  # a table has whole numbers as floats once one of them is missing
         text = "" if value is None else str(value).strip()
         if not text or text == "nan":
             return None
@@ -44,12 +44,12 @@ class Labels:
         if self.scale and not _is_between(text, *self.scale):
             least, most = self.scale
             raise PrepareError(
-                f"{where}: label {text[:40]!r} is no number from {least:g} to {most:g}: mend it"
+                f"{where}: label {text[:40]!r} is not a number from {least:g} to {most:g}: fix it"
             )
         if self.names and text not in self._known():
             numbers = "" if self._are_numbers() else f", nor of 0 to {len(self.names) - 1}"
             raise PrepareError(
-                f"{where}: label {text[:40]!r} is none of {', '.join(self.names)}{numbers}: mend "
+                f"{where}: label {text[:40]!r} is none of {', '.join(self.names)}{numbers}: fix "
                 "it, or name all labels with --label"
             )
         if len(self.found) > MOST:
@@ -60,14 +60,14 @@ class Labels:
 
     def _known(self) -> dict[str, int]:
         known = {name: number for number, name in enumerate(self.names)}
-        # Where a name is a number itself, 0 and 2 say, 1 is no label's number, but a mistake.
+        # Where names are numbers, as 0 and 2, 1 is a mistake and not the number of a label.
         return known if self._are_numbers() else {str(n): n for n in known.values()} | known
 
     def _are_numbers(self) -> bool:
         return any(_INTEGER.fullmatch(name) for name in self.names)
 
     def numbers(self) -> dict[str, int]:
-        """Give the number of every label, when all rows were read; none on a scale."""
+        """Return the number of every label, once all rows are read; nothing on a scale."""
         if self.scale:
             return {}
         if not self.names:
@@ -83,13 +83,13 @@ class Labels:
         for text, where in self.found.items():
             if int(text) < 0 or str(int(text)) != text:
                 raise PrepareError(
-                    f"{where}: label {text!r}: whole numbers must be 0, 1, 2, …: mend it, or name "
+                    f"{where}: label {text!r}: whole numbers must be 0, 1, 2, …: fix it, or name "
                     "all labels with --label"
                 )
         missing = [n for n in range(min(int(last), MOST)) if str(n) not in self.found]
         if missing:
             raise PrepareError(
-                f"{self.found[last]}: label {last!r}, but {missing[0]} is nowhere: mend it, or "
+                f"{self.found[last]}: label {last!r}, but {missing[0]} is nowhere: fix it, or "
                 "name all labels with --label"
             )
         return [str(number) for number in range(int(last) + 1)]

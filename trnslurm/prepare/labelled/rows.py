@@ -1,4 +1,4 @@
-"""Rows as the work on them wants them: checked once, one JSON line each, cut into pieces."""
+"""Rows for tokenizing: checked once, one JSON line each, cut into pieces."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ NO_TEXT = "no text"
 NOT_TEXT = "a value that is no text"
 NO_LABEL = "no label"
 NAMED = 5
-"""Of the rows left out for one reason so many are named."""
+"""How many of the rows left out for a reason are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Piece:
         return self.end - self.first
 
     def rows(self) -> Iterator[tuple[str, list[str]]]:
-        """Give the label and the texts of every row."""
+        """Yield the label and the texts of every row."""
         with self.path.open("rb") as stream:
             stream.seek(self.first)
             for line in stream.read(self.size).splitlines():
@@ -48,11 +48,11 @@ class Piece:
 
 @dataclass(kw_only=True)
 class Gathered:
-    """What reading all files came to."""
+    """The result of reading all files."""
 
     pieces: list[Piece] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
-    """Of each file and reason: how many rows, and the first of them."""
+    """For each file and reason, how many rows, and the first of them."""
 
 
 def gather(
@@ -90,7 +90,7 @@ def gather(
 def _checked(
     file: Found, columns: list[str], labels: Labels, left_out: list[dict[str, Any]]
 ) -> Iterator[bytes]:
-    """Give the rows that are whole; note down those that are not."""
+    """Yield the rows that are whole; record those that are not."""
     bad: dict[str, list[int]] = {}
     for number, values in read_rows(file.path, columns):
         where = f"{file.path}: {unit(file.path)} {number}"
@@ -111,7 +111,7 @@ def _checked(
 
 
 def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
-    """Give a row's label and texts, or why it is left out."""
+    """Return a row's label and texts, or why it is left out."""
     if isinstance(values, str):
         return values
     *texts, label = values
@@ -127,7 +127,7 @@ def _is_text(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     try:
-        value.encode()  # JSON can spell half a character, which is no text
+        value.encode()  # JSON can spell half a character, which is not text
     except UnicodeEncodeError:
         return False
     return True

@@ -27,25 +27,25 @@ VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be prepared, and where."""
+    """What to prepare, and where."""
 
     output: Path
     files: list[Found]
     text: list[str]
-    """The columns of the text: one, or two of a pair; none: the task's, else text."""
+    """The columns of the text, one or a pair; empty: the task's, else text."""
     label: str
     """The column of the label; empty: label."""
     labels: list[str]
-    """Their names in the order of their numbers; none: the task's, else those in the rows."""
+    """In the order of their numbers; empty: the task's, else those in the rows."""
     task: str
-    """Of GLUE, or empty."""
+    """A task of GLUE, or empty."""
     tokenizer: str
     seq_len: int
     holdout: float
-    """The share of the rows for evaluation; 0: none, or files of their own."""
+    """The share of the rows for evaluation; 0: none, or there are files for it."""
     processes: int
     chunk_bytes: int | None
-    """None: small enough to keep everyone busy, and not too many."""
+    """None: small enough to keep all processes busy, and large enough not to be too many."""
     force: bool
 
 
@@ -55,7 +55,7 @@ def prepare(request: Request) -> Result:
     name = request.tokenizer
     if tokenizer.trained_size(name, wordpiece.LEAST) is None:
         path = tokenizer.find(name)
-        wordpiece.load(path)  # its errors should come before the reading
+        wordpiece.load(path)  # its errors come before the reading
         name = describe(path)["sha256"]
     sources = read_through(request.files)
     wanted = {
@@ -80,7 +80,7 @@ def prepare(request: Request) -> Result:
 
 
 def _check(request: Request) -> None:
-    """Refuse what cannot be."""
+    """Refuse impossible values."""
     if len(request.text) > 2:
         raise PrepareError(
             f"--text-column: {len(request.text)} columns: name one of a text, or two of a pair"
@@ -88,7 +88,7 @@ def _check(request: Request) -> None:
     *text, label = _columns(request)
     if label in text:
         raise PrepareError(
-            f"--text-column {label}: is the label's column too, and would tell it: name another, "
+            f"--text-column {label}: is the label's column too, and would reveal it: name another, "
             "or another --label-column"
         )
     if len(set(request.labels)) < len(request.labels):
@@ -110,7 +110,7 @@ def _check(request: Request) -> None:
 
 
 def _columns(request: Request) -> list[str]:
-    """Give the columns of the text, and that of the label."""
+    """Return the columns of the text, then that of the label."""
     task = find_task(request.task)
     text = request.text or list(task.text if task else ("text",))
     return [*text, request.label or "label"]
@@ -163,7 +163,7 @@ def _make(
 
 
 def _keep_tokenizer(request: Request, pieces: list[Piece], directory: Path) -> Path:
-    """Put the tokenizer to use into the directory, trained on the rows to train on if asked for."""
+    """Put the tokenizer into the directory, trained on the training rows if asked for."""
     train = [piece for piece in pieces if piece.split == "train"]
 
     def texts(what: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ Samples = NDArray[Any]
 
 
 def sample_type(seq_len: int, vocab_size: int, *, scale: bool) -> np.dtype[Any]:
-    """Give the type of a sample in files; all of one lie together, so that one place is read."""
+    """Return the type of a sample in files: all its fields together, to be read in one piece."""
     return np.dtype(
         [
             ("input_ids", np.dtype(tokenizer.dtype_for(vocab_size)).newbyteorder("<"), (seq_len,)),
@@ -37,7 +37,7 @@ def sample_type(seq_len: int, vocab_size: int, *, scale: bool) -> np.dtype[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What there is to say of a finished piece."""
+    """The facts about a finished piece."""
 
     samples: int
     cut: int
@@ -52,14 +52,14 @@ class Tokenizing:
     unit = "bytes"
 
     directory: Path
-    """Of the finished pieces."""
+    """Holds the finished pieces."""
     tokenizer: Path
     seq_len: int
     numbers: dict[str, int]
-    """Of labels; none: they are numbers on a scale themselves."""
+    """The number of each label; empty: labels are numbers on a scale."""
 
     def find(self, piece: Piece) -> Made | None:
-        """Look for what an earlier run made of the piece."""
+        """Return what an earlier run made of the piece, if anything."""
         arrays = read_arrays(self._path(piece))
         if arrays is None:
             return None
@@ -74,7 +74,7 @@ class Tokenizing:
         return lambda piece: self._make(piece, framed, kind, pieces.pad)
 
     def samples(self, piece: Piece) -> Samples | None:
-        """Give the samples of a finished piece; None if it is damaged."""
+        """Return the samples of a finished piece; None if it is damaged."""
         arrays = read_arrays(self._path(piece))
         return None if arrays is None else arrays["samples"]
 
@@ -102,7 +102,7 @@ class Tokenizing:
 
 
 def frame(read: Tokenizer, *, cls: int, sep: int, seq_len: int) -> Tokenizer:
-    """Have a tokenizer frame texts as BERT's does, and cut the longer of a pair first."""
+    """Make a tokenizer frame texts as BERT's does, and cut the longer of a pair first."""
     read.post_processor = BertProcessing(("[SEP]", sep), ("[CLS]", cls))
     read.enable_truncation(seq_len, strategy="longest_first")
     return read

@@ -1,4 +1,4 @@
-"""Finished samples to the files of splits: which are held out, and how many of each label."""
+"""Finished samples to the files of splits: which are held out, how many of each label."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from trnslurm.prepare.labelled.samples import Samples, Tokenizing
 from trnslurm.prepare.prepared import describe
 
 SPLITS = ("train", "eval", "eval_mismatched")
-"""The last is MNLI's: rows of other kinds of text than those trained on."""
+"""The last is MNLI's: rows of kinds of text that were not trained on."""
 
 
 def write_splits(
     pieces: list[Piece], work: Tokenizing, names: list[str], holdout: float, output: Path
 ) -> dict[str, Any]:
-    """Write a file for every split; give their entries in the index."""
+    """Write a file for every split; return their entries in the index."""
     by_split: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_split.setdefault(piece.split, []).append(piece)
@@ -70,7 +70,7 @@ def _write(
 
 
 def _write_head(stream: Any, kind: np.dtype[Any], samples: int) -> None:
-    """Write what a .npy file begins with: the samples follow as they are."""
+    """Write the beginning of a .npy file, which the samples follow as they are."""
     head = {
         "descr": np.lib.format.dtype_to_descr(kind),
         "fortran_order": False,

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from trnslurm.prepare.errors import PrepareError
 
 DEFAULT_METRICS = ("accuracy", "macro_f1")
-"""Of rows that belong to no task."""
+"""For rows that belong to no task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is known of a task without looking at its rows."""
+    """What is known about a task without reading its rows."""
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
-    """In the order of their numbers; none: a label is a number on the scale."""
+    """In the order of their numbers; empty: a label is a number on the scale."""
     metrics: tuple[str, ...] = ("accuracy",)
     scale: tuple[float, float] | None = None
-    """The least and the greatest number that a label can be, where it has no name."""
+    """The least and the greatest number that a label without a name can be."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
@@ -43,7 +43,7 @@ TASKS = {
 
 
 def find_task(name: str) -> Task | None:
-    """Give a task by its name; of no name None."""
+    """Return the task, or None if unnamed."""
     if not name:
         return None
     if name not in TASKS:

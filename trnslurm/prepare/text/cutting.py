@@ -11,7 +11,7 @@ from trnslurm.prepare.text.documents import JSON_LINES, Lines, Rule
 from trnslurm.prepare.text.sources import TABLES, Found, Source
 
 _MOST_CHUNKS = 4096
-# Text given to a tokenizer at once: its answer takes some fifty times as much memory.
+# Characters per call of a tokenizer, whose answer takes some fifty times as much memory.
 _BATCH_CHARACTERS = 200_000
 
 
@@ -27,15 +27,15 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """The bytes of the text."""
+        """Return the size of the text in bytes."""
         return self.end - self.first
 
     def documents(self) -> Iterator[str]:
-        """Give the documents, none of them blank."""
+        """Yield the documents, none of them blank."""
         return self.lines.documents(self.first, self.end)
 
     def batches(self) -> Iterator[list[str]]:
-        """Give the documents, as many at once as a tokenizer should get."""
+        """Yield the documents, as many at once as a tokenizer should get."""
         batch, characters = [], 0
         for document in self.documents():
             batch.append(document)
@@ -48,14 +48,14 @@ class Chunk:
 
 
 def choose_chunk_bytes(sources: list[Source]) -> int:
-    """Give a size that keeps everyone busy, and makes not too many."""
+    """Return a size that keeps all processes busy without making too many chunks."""
     total = sum(source.bytes for source in sources)
-    # Not by the number of processes: a run with another number can go on with the same chunks.
+    # Not by the number of processes: a run with another number resumes with the same chunks.
     return min(max(total // _MOST_CHUNKS, 1 << 20), 64 << 20)
 
 
 def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> list[Chunk]:
-    """Cut the files; tables are unpacked into the directory first."""
+    """Cut the files into chunks; tables are first unpacked into the directory."""
     chunks: list[Chunk] = []
     for number, file in enumerate(files):
         path = file.path
@@ -72,7 +72,7 @@ def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> li
 
 
 def in_turn(chunks: list[Chunk], what: str) -> Iterator[Chunk]:
-    """Give chunk after chunk, and show how far that is."""
+    """Yield the chunks in order, and show the progress."""
     progress = Progress(what, sum(chunk.size for chunk in chunks))
     done = 0
     for chunk in chunks:

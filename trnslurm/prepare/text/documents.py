@@ -1,4 +1,4 @@
-"""What a document is: how lines of text, or rows of a dataset, join into documents."""
+"""Documents: how lines of text, or rows of a dataset, join into them."""
 
 import io
 import re
@@ -13,7 +13,7 @@ from trnslurm.prepare.parsing import parse
 PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
 BY_FILE = "line of JSON lines, else blank-line"
-"""What text and rows together are cut by, unless it is said."""
+"""The default for text and rows together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class Rule:
     """The key of a row's text in JSON lines."""
 
     def of(self, path: Path) -> "Rule":
-        """Give the rule for one file."""
+        """Return the rule for one file."""
         if self.per != BY_FILE:
             return self
         return replace(self, per="line" if path.suffix == JSON_LINES else "blank-line")
 
     def as_json(self) -> dict[str, str]:
-        """Give what the index keeps."""
+        """Return what the index keeps."""
         return asdict(self)
 
 
@@ -47,7 +47,7 @@ class Lines:
     rule: Rule
 
     def text(self, line: bytes, offset: int) -> str | None:
-        """Give the text of one line; None is an empty line between rows."""
+        """Return the text of one line; None for an empty line between rows."""
         if self.path.suffix != JSON_LINES:
             text = line.decode("utf-8")
             return text.removeprefix("\ufeff") if offset == 0 else text
@@ -63,25 +63,25 @@ class Lines:
             text = row[self.rule.column]
             if not isinstance(text, str):
                 raise TypeError
-            text.encode("utf-8")  # JSON can spell half a character, which is no text
+            text.encode("utf-8")  # JSON can spell half a character, which is not text
         except (ValueError, LookupError, TypeError):
             raise PrepareError(
                 f"{self._line_at(offset)} is no row with a text {self.rule.column!r}: another can "
                 "be chosen with --column"
             ) from None
-        # Rows that stay alone are taken as they are.
+        # Rows that are documents are taken as they are.
         return text if self.rule.per == "line" or text.endswith("\n") else text + "\n"
 
     def _line_at(self, offset: int) -> str:
         return f"{self.path}: the line at byte {offset}"
 
     def documents(self, first: int, end: int) -> Iterator[str]:
-        """Give the documents between two cuts, none of them blank."""
+        """Yield the documents between two cuts, none of them blank."""
         with self.path.open("rb") as stream:
             stream.seek(first)
             data = stream.read(end - first)
         for document in _join(self._texts(data, first), self.rule):
-            # Between documents stands an end of text in the place of the line's end.
+            # Between documents, an end of text replaces the line's end.
             text = document
             if self.rule.per in ("line", "blank-line") and self.path.suffix != JSON_LINES:
                 text = document.removesuffix("\n").removesuffix("\r")
@@ -97,7 +97,7 @@ class Lines:
                 yield text
 
     def cuts(self, chunk_bytes: int) -> list[int]:
-        """Give the places, from 0 to the end, that cut the file into chunks of documents."""
+        """Return the offsets, from 0 to the end, that cut the file between documents."""
         cuts = [0]
         with self.path.open("rb") as stream:
             size = stream.seek(0, io.SEEK_END)

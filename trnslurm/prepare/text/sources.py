@@ -1,4 +1,4 @@
-"""The files that text comes from: which, of what split, with what contents."""
+"""The files that text comes from: which ones, their splits and their contents."""
 
 import codecs
 import hashlib
@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file that was read through once: the name, size and contents are the input's identity."""
+    """A file that was read once; name, size and contents identify the input."""
 
     name: str
     split: str
@@ -39,19 +39,19 @@ class Source:
     sha256: str
 
     def as_json(self) -> dict[str, Any]:
-        """Give what the index keeps."""
+        """Return what the index keeps."""
         return asdict(self)
 
 
 def text_files(
     paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
 ) -> list[Found]:
-    """Take text files as they are named, all to train on; of directories those in them."""
+    """Return the named text files, and those in the named directories, all to train on."""
     return [found for path in paths for found in _text_files_of(path, suffixes, option)]
 
 
 def files_below(directory: Path, pattern: str) -> list[Found]:
-    """Find files in a directory, to train on; hidden ones are none."""
+    """Return the files in a directory, to train on; hidden ones are skipped."""
     return [
         Found(name=f"{directory.name}/{path.relative_to(directory)}", path=path, split="train")
         for path in _files(directory)
@@ -60,7 +60,7 @@ def files_below(directory: Path, pattern: str) -> list[Found]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Find every file in a directory but hidden ones, in order."""
+    """Return every file in a directory but hidden ones, in order."""
 
     def refuse(error: OSError) -> NoReturn:
         raise PrepareError(f"{error.filename}: cannot be read ({error.strerror})")
@@ -82,7 +82,7 @@ def _text_files_of(path: Path, suffixes: tuple[str, ...], option: str) -> list[F
 
 
 def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)) -> list[Found]:
-    """Find the files of a dataset; their names, or directories, begin with their split."""
+    """Return the files of a dataset, whose names or directories begin with their split."""
     if not directory.is_dir():
         raise PrepareError(f"--dataset {directory}: no such directory")
     found = []
@@ -98,7 +98,7 @@ def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)
 
 
 def split_of(name: Path) -> str | None:
-    """Tell a file's split by how its name, or that of a directory around it, begins."""
+    """Return a file's split, from the beginning of its name or of a directory's above it."""
     words = [part.replace(".", "-").replace("_", "-").split("-")[0] for part in name.parts]
     return next((_SPLITS[word] for word in words if word in _SPLITS), None)
 
@@ -118,7 +118,7 @@ def dataset_notes(directory: Path) -> dict[str, Any]:
 
 
 def read_through(files: list[Found]) -> list[Source]:
-    """Read every file once: its checksum, and that its text is UTF-8."""
+    """Read every file once, for its checksum, and check that text is UTF-8."""
     sizes = [_size(file.path) for file in files]
     progress = Progress("reading", sum(sizes))
     sources, done = [], 0
@@ -170,7 +170,7 @@ def _check_utf8(
 
 
 def _line_at(path: Path, place: int) -> int:
-    """Give the number of the line that a byte lies in."""
+    """Return the number of the line that holds a byte."""
     line = 1
     with path.open("rb") as stream:
         while place > 0 and (block := stream.read(min(place, _BLOCK))):

@@ -21,13 +21,13 @@ def unpack(path: Path, column: str, output: Path) -> None:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Give the values of some columns, row by row."""
+    """Yield the values of some columns, row by row."""
     for batch in _batches(path, columns):
         yield from zip(*batch, strict=True)
 
 
 def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
-    """Give the values of each column, some rows at a time."""
+    """Yield the values of each column, some rows at a time."""
     try:
         pyarrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")

@@ -1,4 +1,4 @@
-"""From finished chunks to token files, split by split."""
+"""Finished chunks to token files, split by split."""
 
 import hashlib
 from pathlib import Path
@@ -32,7 +32,7 @@ class TokenFile:
         self.documents += documents
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Give its entry in the index."""
+        """Return its entry in the index."""
         return {
             "file": name,
             "bytes": self.bytes,
@@ -45,16 +45,16 @@ class TokenFile:
 def write_splits(
     todo: list[Chunk], counts: list[int], finished: Path, output: Path, holdout: float
 ) -> dict[str, Any]:
-    """Write the token files from all chunks in order; give their entries in the index.
+    """Write the token files from all chunks in order; return their entries in the index.
 
-    With a holdout, eval gets that share of the documents (at least one), evenly spread: the last of
-    each n-th part of them. Files of a split eval go there as a whole.
+    With a holdout, eval has that share of the documents (at least one), evenly spread: the last of
+    each n-th part. Files of a split eval go there whole.
     """
     total = sum(counts[chunk.number] for chunk in todo if chunk.split == "train")
     held_out = max(1, round(total * holdout)) if holdout else 0
     if total <= held_out:
         if not total:
-            raise PrepareError("no text to train on: there are but blanks in the input")
+            raise PrepareError("no text to train on: the input is blank")
         raise PrepareError(
             f"too few documents ({total}) to hold out a share of {holdout}: use --holdout 0, or "
             "another --document-per"

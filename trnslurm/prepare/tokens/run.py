@@ -18,28 +18,28 @@ from trnslurm.prepare.tokens.tokenizing import Tokenizing
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be prepared, and where."""
+    """What to prepare, and where."""
 
     output: Path
     files: list[Found]
     rule: Rule
     tokenizer: str
     end_of_text: str
-    """Empty: the tokenizer's usual one."""
+    """Empty: the tokenizer's default."""
     holdout: float
     processes: int
     chunk_bytes: int | None
-    """None: small enough to keep everyone busy, and not too many."""
+    """None: small enough to keep all processes busy, and large enough not to be too many."""
     force: bool
 
 
 def prepare(request: Request) -> Result:
     """Make prepared data, unless it is there."""
-    made = _made(request)  # the tokenizer's errors should come before the reading
+    made = _made(request)  # first: the tokenizer's errors come before the reading
     sources = read_through(request.files)
     wanted = {"sources": [source.as_json() for source in sources], "made": made}
     chunk_bytes = request.chunk_bytes or choose_chunk_bytes(sources)
-    # The share held out is decided when all is tokenized, so another one can use the same work.
+    # Documents are held out after tokenizing, so another share can use the same work.
     decisive = made | {"holdout": None, "tokenizers": tokenizer.VERSION}
     return make_once(
         request.output,
@@ -51,7 +51,7 @@ def prepare(request: Request) -> Result:
 
 
 def _made(request: Request) -> dict[str, Any]:
-    """Give what decides the result beside the sources, as far as it is known beforehand."""
+    """Return what decides the result besides the sources, as far as it is known beforehand."""
     name = request.tokenizer
     if tokenizer.trained_size(name) is None:
         path = tokenizer.find(name)
@@ -59,8 +59,8 @@ def _made(request: Request) -> dict[str, Any]:
         name = describe(path)["sha256"]
     elif request.end_of_text not in ("", tokenizer.END_OF_TEXT):
         raise PrepareError(
-            f"--end-of-text {request.end_of_text}: a tokenizer that is trained has no such token, "
-            f"but {tokenizer.END_OF_TEXT}: leave it out"
+            f"--end-of-text {request.end_of_text}: a trained tokenizer has no such token, "
+            f"only {tokenizer.END_OF_TEXT}: leave it out"
         )
     return {
         "tokenizer": name,

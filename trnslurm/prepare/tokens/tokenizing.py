@@ -38,7 +38,7 @@ class Tokenizing:
     dtype: str
 
     def find(self, chunk: Chunk) -> int | None:
-        """Look for what an earlier run made of the chunk."""
+        """Return what an earlier run made of the chunk, if anything."""
         finished = load(self.directory, chunk.number)
         return None if finished is None else len(finished.lengths)
 
