@@ -25,6 +25,7 @@ STRATEGY = "strategy.json"
 CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
+CHECKPOINTS = "checkpoints"
 
 _MAX_JSON_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
@@ -90,7 +91,7 @@ class RunFiles:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def compiled(self) -> Path:
@@ -220,6 +221,11 @@ class RunFiles:
 def checkpoint_name(step: int) -> str:
     """Return the name of the checkpoint of a step: only a whole checkpoint ever has it."""
     return f"step-{step:08d}"
+
+
+def export_name(step: int) -> str:
+    """Return the name of what a checkpoint is exported to."""
+    return f"step-{step}"
 
 
 def step_of(name: str) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trnslurm.rundir import CHECKPOINTS
 from trnslurm.train.checkpoint import is_checkpoint, newest_whole, read_parameters
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
@@ -44,7 +45,7 @@ def load_parameters(
     path = Path(source).expanduser()
     if is_checkpoint(path):
         found: Mapping[str, Tensor] = read_parameters(path)
-    elif path.name == "checkpoints" and path.is_dir():
+    elif path.name == CHECKPOINTS and path.is_dir():
         found = _read_newest(path, asked_by)
     elif path.suffix == ".pt":
         found = read_state_dict(path)

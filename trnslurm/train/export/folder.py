@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from trnslurm.rundir import RunFiles, checkpoints_in, step_of
+from trnslurm.rundir import RunFiles, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import (
     Manifest,
     directory,
@@ -70,7 +70,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     plan = load_plan(options.plan)
     files = RunFiles(options.plan.resolve().parent)
     manifest = None if options.source else _choose(files.checkpoints, options.step)
-    name = f"step-{manifest.step}" if manifest else Path(options.source).stem
+    name = export_name(manifest.step) if manifest else Path(options.source).stem
     output = (options.output or files.export(name)).resolve()
     _check_place(output, force=options.force)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.plan import Plan
 from trnslurm.train.sharded.settings import (
-    STRATEGY_FILE,
     ShardedSettings,
     check_settings,
     read_strategy,
@@ -39,7 +39,7 @@ def shard_model(
         plan=plan,
         settings=settings,
         device=device,
-        file=read_strategy(run_dir / STRATEGY_FILE, plan, settings),
+        file=read_strategy(RunFiles(run_dir).strategy_file, plan, settings),
         blueprint=blueprint,
         make_model=make_model,
     )

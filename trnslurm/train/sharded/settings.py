@@ -11,8 +11,6 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings
 
-STRATEGY_FILE = "strategy.json"
-
 STRATEGIES = {
     "fsdp": ("cpu", "cuda"),
     "deepspeed": ("cpu", "cuda"),

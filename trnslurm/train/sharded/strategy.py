@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, Shard
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.optimizer import OPTIMIZERS
 from trnslurm.train.plan import Plan
 from trnslurm.train.sharded.settings import (
-    STRATEGY_FILE,
     ShardedSettings,
 )
 
@@ -128,12 +128,12 @@ def layers_to_wrap(asked: Asked) -> set[type[nn.Module]]:
     names = asked.file.get("fsdp_transformer_layer_cls_to_wrap")
     if not isinstance(names, list) or not names:
         raise TrainError(
-            f"{STRATEGY_FILE}: fsdp_transformer_layer_cls_to_wrap must name classes of layers"
+            f"{STRATEGY}: fsdp_transformer_layer_cls_to_wrap must name classes of layers"
         )
     there = {type(module).__name__: type(module) for module in asked.blueprint.modules()}
     for name in names:
         if name not in there:
             raise TrainError(
-                f"{STRATEGY_FILE}: fsdp_transformer_layer_cls_to_wrap: the model has no {name}"
+                f"{STRATEGY}: fsdp_transformer_layer_cls_to_wrap: the model has no {name}"
             )
     return {there[name] for name in names}

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from trnslurm.rundir import CHECKPOINTS
 from trnslurm.train.checkpoint import Manifest, is_checkpoint, newest_whole, prove
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.pretrained import mismatches
@@ -48,7 +49,7 @@ def saved_values(source: str, model: nn.Module, *, asked_by: str = "train.init_f
     path = Path(source).expanduser()
     if is_checkpoint(path):
         return _checkpoint_values(prove(path), path, model, asked_by)
-    if path.name == "checkpoints" and path.is_dir():
+    if path.name == CHECKPOINTS and path.is_dir():
         manifest, _ = newest_whole(path)
         if manifest is None:
             raise TrainError(f"{asked_by}: {path} has no whole checkpoint")

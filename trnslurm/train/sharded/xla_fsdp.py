@@ -15,12 +15,12 @@ from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 from torch_xla.distributed.fsdp.utils import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
+from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, Shard, num_rows
 from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 from trnslurm.train.sharded.flat import own_part, rows_of, split
-from trnslurm.train.sharded.settings import STRATEGY_FILE
 from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
 
 # What only TorchAcc's build of torch_xla takes, and what decides no value.
@@ -143,14 +143,14 @@ def _read_settings(asked: Asked) -> dict[str, Any]:
     known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
     for key in sorted(settings.keys() - known):
         if key not in TORCHACC_SETTINGS:
-            raise TrainError(f"{STRATEGY_FILE}: xla_fsdp_settings: torch_xla's FSDP has no {key}")
+            raise TrainError(f"{STRATEGY}: xla_fsdp_settings: torch_xla's FSDP has no {key}")
         del settings[key]
         if asked.device.rank == 0:
             say(f"note: {key} has no effect: only TorchAcc's torch_xla has it")
     for key in DTYPES:
         dtype = getattr(torch, str(settings.get(key, "float32")), None)
         if not isinstance(dtype, torch.dtype):
-            raise TrainError(f"{STRATEGY_FILE}: xla_fsdp_settings.{key} is no type of PyTorch")
+            raise TrainError(f"{STRATEGY}: xla_fsdp_settings.{key} is no type of PyTorch")
         settings[key] = dtype
     return settings
 
