@@ -22,8 +22,8 @@ def prepare_words(node_script: Path) -> list[str]:
     return shlex.split(array)
 
 
-def test_one_job_is_submitted_and_watched_as_any_run(site, fake_slurm, run_cli) -> None:
-    done = run_cli(*PREPARE)
+def test_one_job_is_submitted_and_watched_as_any_run(site, fake_slurm, cli) -> None:
+    done = cli(*PREPARE)
     run = site.run()
     assert (done.code, done.out) == (
         0, f"Submitted {run.name}  prepare 1001\nSee: trnslurm status {run.name}\n",
@@ -35,10 +35,10 @@ def test_one_job_is_submitted_and_watched_as_any_run(site, fake_slurm, run_cli) 
     )
     (call,) = fake_slurm.calls("sbatch")
     assert call.script == (run.path / "prepare.sbatch").read_bytes()
-    status = run_cli("status", "last").out
+    status = cli("status", "last").out
     assert status.startswith(f"{run.name}: PENDING (waiting for jobs of higher priority)")
     assert "gpt2_zero1 (small) on 1 node of pc" in status
-    assert run_cli("cancel", "last").out == f"Cancelled {run.name}\n"
+    assert cli("cancel", "last").out == f"Cancelled {run.name}\n"
     assert fake_slurm.calls("scancel")[0].arguments == ["1001"]
 
 

@@ -32,10 +32,10 @@ def test_two_phases_are_submitted_and_reported(site, fake_slurm, run_cli) -> Non
     assert run_cli("status", "last").out.startswith(f"{run.name}: PENDING (precompile: ")
 
 
-def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, run_cli) -> None:
+def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, cli) -> None:
     rendered = site.root / "rendered"
-    assert run_cli("render", *GPT2[1:], "-o", rendered).code == 0
-    assert run_cli(*GPT2).code == 0
+    assert cli("render", *GPT2[1:], "-o", rendered).code == 0
+    assert cli(*GPT2).code == 0
     run = site.run()
     sha256 = run.record().sha256
     for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
@@ -47,8 +47,8 @@ def test_rendered_recorded_and_submitted_bytes_are_the_same(site, fake_slurm, ru
         assert digest((rendered / name).read_bytes()) == checksum, name
 
 
-def test_only_the_dependency_stands_on_the_command_line(site, fake_slurm, run_cli) -> None:
-    assert run_cli(*GPT2).code == 0
+def test_only_the_dependency_stands_on_the_command_line(site, fake_slurm, cli) -> None:
+    assert cli(*GPT2).code == 0
     first, second = fake_slurm.calls("sbatch")
     assert first.arguments[:-1] == []
     assert second.arguments[:-1] == ["--dependency=afterok:1001", "--kill-on-invalid-dep=yes"]
@@ -61,15 +61,15 @@ def directives(script: bytes) -> bytes:
 
 
 def test_the_shells_own_slurm_variables_do_not_reach_sbatch(
-    site, fake_slurm, run_cli, monkeypatch
+    site, fake_slurm, cli, monkeypatch
 ) -> None:
     overriding = ("SBATCH_TIMELIMIT", "SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_CPU_BIND",
                   "SLURM_MEM_PER_NODE", "SRUN_CPUS_PER_TASK", "SQUEUE_FORMAT")  # fmt: skip
     for name in overriding:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("SLURM_CONF", "/shared/slurm.conf")
-    assert run_cli(*GPT2).code == 0
-    assert run_cli("status", "last").code == 0
+    assert cli(*GPT2).code == 0
+    assert cli("status", "last").code == 0
     calls = fake_slurm.calls()
     assert [c.command for c in calls] == ["sbatch", "sbatch", "squeue"]
     for call in calls:
@@ -78,18 +78,18 @@ def test_the_shells_own_slurm_variables_do_not_reach_sbatch(
         assert call.environ["HOME"] == os.environ["HOME"]
 
 
-def test_sbatch_runs_in_the_run_directory(site, fake_slurm, run_cli) -> None:
-    assert run_cli(*GPT2).code == 0
+def test_sbatch_runs_in_the_run_directory(site, fake_slurm, cli) -> None:
+    assert cli(*GPT2).code == 0
     run = site.run()
     assert [c.cwd for c in fake_slurm.calls("sbatch")] == [run.path, run.path]
     assert (run.path / "logs").is_dir() and (run.path / "state").is_dir()
 
 
-def test_nothing_of_submitit_is_left(site, fake_slurm, run_cli, monkeypatch, tmp_path) -> None:
+def test_nothing_of_submitit_is_left(site, fake_slurm, cli, monkeypatch, tmp_path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
-    assert run_cli(*GPT2).code == 0
+    assert cli(*GPT2).code == 0
     assert list(scratch.iterdir()) == []
     names = {f.name for f in site.run().path.iterdir()}
     assert names - {"git.patch"} == {
@@ -143,17 +143,17 @@ def test_two_runs_in_one_second_get_two_directories(site, fake_slurm, cli, monke
     ]  # fmt: skip
 
 
-def test_every_path_may_have_a_weird_name(site, fake_slurm, run_cli, weird_path: Path) -> None:
+def test_every_path_may_have_a_weird_name(site, fake_slurm, cli, weird_path: Path) -> None:
     site.run_root = weird_path / "runs"
     site.profile(python=f"{weird_path}/bin/python")
-    assert run_cli(*GPT2, "--set", f"data.path={weird_path}/text").code == 0
+    assert cli(*GPT2, "--set", f"data.path={weird_path}/text").code == 0
     run = site.run()
     for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
         assert call.cwd == run.path
         assert call.script == run.script(phase).read_bytes()
         subprocess.run(["bash", "-n", run.script(phase)], check=True, timeout=20)
     assert json.loads(run.plan_file.read_text())["data"] == f"{weird_path}/text"
-    assert run_cli("status", run.path).out.startswith(f"{run.name}: PENDING")
+    assert cli("status", run.path).out.startswith(f"{run.name}: PENDING")
 
 
 def test_bytes_do_not_depend_on_the_shells_locale(site, fake_slurm, run_cli) -> None:

@@ -195,14 +195,14 @@ def test_completion_script(cli, shell: str) -> None:
         ("trnslurm submit no_such_recipe --preset ", set()),
     ],
 )
-def test_completion_knows_our_names(make_run, run_cli, words: str, found: set[str]) -> None:
+def test_completion_knows_our_names(
+    make_run, cli, monkeypatch, words: str, found: set[str]
+) -> None:
     make_run()
-    environ = {
-        "_TRNSLURM_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(words.count(" ")),
-    }
-    done = run_cli(environ=environ)
+    monkeypatch.setenv("_TRNSLURM_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    done = cli()
     assert {line.partition(",")[2] for line in done.out.split()} == found
     assert done.err == ""
 
