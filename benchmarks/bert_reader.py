@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(readers: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Give samples/s of each reader in every round."""
+    """Return samples/s of each reader in every round."""
     results: dict[str, list[float]] = {name: [] for name in readers}
     for _ in range(rounds):
         for name, read in readers.items():

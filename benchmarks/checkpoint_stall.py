@@ -86,7 +86,7 @@ class Saves:
         self.num_bytes = BYTES_PER_PARAMETER * layers * WIDTH**2
 
     def state(self) -> dict[str, Any]:
-        """Give the state as training scripts do."""
+        """Return the state as training scripts do."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer._base.state_dict()}
 
     def ours(self, step: int) -> Callable[[], bool]:
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def compare(saves: Saves, rounds: int) -> list[reporting.Row]:
-    """Do the rounds, and give a row of medians for every way."""
+    """Run the rounds; return a row of medians for every way."""
     ways: dict[str, Save] = {
         "ours": saves.ours,
         PEER: saves.torch_save_durably,

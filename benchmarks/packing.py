@@ -110,7 +110,7 @@ def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> N
 
 
 def median(values: Iterable[float]) -> float | None:
-    """Give the median, or None if there was no peer."""
+    """Return the median, or None if there was no peer."""
     known = list(values)
     return statistics.median(known) if known else None
 

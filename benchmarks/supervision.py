@@ -82,7 +82,7 @@ def start_workers(options: argparse.Namespace) -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Take pairs of steps, one of each kind; print the rows as the first worker."""
+    """Run pairs of steps, one of each kind; print the rows as the first worker."""
     environment = read_environment()
     device = open_device("cpu", environment)
     products = calibrate(options.step_ms / 1000, device)
@@ -106,7 +106,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def row(name: str, steps: list[float], plain: list[float], calls: Sequence[float] = ()) -> Any:
-    """Give the medians of one kind of step."""
+    """Return the medians of one kind of step."""
     return {
         "name": name,
         "step_ms": 1000 * statistics.median(steps),
@@ -117,7 +117,7 @@ def row(name: str, steps: list[float], plain: list[float], calls: Sequence[float
 
 
 def calibrate(seconds: float, device: Device) -> int:
-    """Give the number of products that take so long; the same on every worker."""
+    """Return the number of products that take so long; the same on every worker."""
     matrix = torch.rand(WIDTH, WIDTH)
     start, count = time.monotonic(), 0
     while time.monotonic() - start < 1.0:
@@ -128,7 +128,7 @@ def calibrate(seconds: float, device: Device) -> int:
 
 
 def take_step(device: Device, products: int) -> float:
-    """Take a step that all workers begin together, and give the seconds that it took."""
+    """Run a step that all workers begin together; return the seconds that it took."""
     matrix, gradient = torch.rand(WIDTH, WIDTH), torch.rand(100_000)
     device.barrier("step")
     start = time.monotonic()

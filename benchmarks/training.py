@@ -47,7 +47,7 @@ class Racer:
 
     @property
     def command(self) -> list[str]:
-        """Give the script and its arguments."""
+        """Return the script and its arguments."""
         plan = str(self.bundle / "plan.json")
         job = self.bundle / "code" / JOB
         if self.name == "accelerate":

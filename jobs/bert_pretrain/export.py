@@ -40,7 +40,7 @@ def find_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
 
 
 def fingerprint(directory: Path, run_dir: Path) -> str | None:
-    """Give that of the shards as they are, or None where they have changed or gone."""
+    """Return that of the shards as they are, or None if they have changed or are gone."""
     try:
         return read_index(directory, "train", beside=run_dir / "data").fingerprint
     except TrainError:

@@ -59,7 +59,7 @@ def began_at_checkpoints(run: Training) -> None:
     """Each attempt went on right behind a checkpoint that had been there when it began."""
     for attempt in sorted({line["attempt"] for line in run.lines}):
         begin = min(run.steps(attempt)) - 1
-        loaded = re.search(r"going on from step-(\d+), .* in attempt (\d+)", _log(run, attempt))
+        loaded = re.search(r"resuming from step-(\d+), .* in attempt (\d+)", _log(run, attempt))
         assert begin == (int(loaded[1]) if loaded else 0), (attempt, begin)
         assert not loaded or int(loaded[2]) < attempt
         if "checkpoint" in (said := run.said(attempt)):

@@ -62,7 +62,7 @@ def test_it_goes_on_from_a_pretraining_with_its_tokenizer(run_cli, home: Path) -
         first / "checkpoints/step-00000003"
     )
     log = run_cli("logs", "last").out
-    assert "begins anew: classifier.weight, classifier.bias; left out: cls." in log
+    assert "new: classifier.weight, classifier.bias; left out: cls." in log
     assert "512 of" in log and len(metrics_of(run)) == 3
 
 

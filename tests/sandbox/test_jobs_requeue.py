@@ -108,7 +108,7 @@ def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
     assert sorted(losses[0] | losses[1]) == list(range(1, 201))
     again = losses[0].keys() & losses[1].keys()
     assert [losses[0][step] for step in again] == [losses[1][step] for step in again]
-    assert f"going on from step-{begin - 1:08d}, written by 2 workers" in run.logs("-n", "1000")
+    assert f"resuming from step-{begin - 1:08d}, written by 2 workers" in run.logs("-n", "1000")
 
 
 def ends(run) -> list[str]:

@@ -59,7 +59,7 @@ def test_cancelled_and_resumed_on_another_number_of_nodes(user) -> None:
 
     run.until("COMPLETED")
     control.until("COMPLETED")
-    assert re.search(r"going on from step-000000\d\d, written by 2 workers", run.logs("-n", "0"))
+    assert re.search(r"resuming from step-000000\d\d, written by 2 workers", run.logs("-n", "0"))
     assert losses(run).keys() == losses(control).keys() == set(range(1, 101))
     assert losses(run) == pytest.approx(losses(control), rel=1e-5)
     status = run.status()

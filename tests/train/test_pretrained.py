@@ -227,7 +227,7 @@ def test_a_head_of_ones_own_begins_anew_and_that_of_pretraining_is_left(tmp_path
         load_parameters(model, str(tmp_path / source), own=("classifier.",))
         said = capsys.readouterr().out
         assert said.count("\n") == 1, said
-        assert "begins anew: classifier.weight, classifier.bias; left out: cls." in said
+        assert "new: classifier.weight, classifier.bias; left out: cls." in said
         assert_same(model.bert, saved.bert)
         assert torch.equal(model.classifier.weight, head)
     with pytest.raises(TrainError, match=r"missing: classifier\.weight, .*not in the model: cls\."):

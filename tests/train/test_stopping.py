@@ -192,7 +192,7 @@ def test_a_training_stopped_and_terminated_is_that_of_an_uninterrupted_one(tmp_p
 
     with run.attempt(4) as attempt:
         assert attempt.end() == 0, attempt.text()
-        assert f"going on from step-{second:08d}" in attempt.text()
+        assert f"resuming from step-{second:08d}" in attempt.text()
     assert run.state("stopped-train-4") is None
     assert counting(run) == counting(whole)
     assert [line[0] for line in counting(run)] == list(range(1, steps + 1))

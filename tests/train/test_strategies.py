@@ -186,7 +186,7 @@ def test_each_strategy_goes_on_from_what_another_one_saved(trainings, single_pro
     assert_same(outcome, single_process(**ADAMW), 1e-4)
     outputs = "".join(trainings.outputs)
     for step, was in ((2, "2 workers (cpu)"), (4, "2 workers (xla-cpu)"), (6, "1 workers (cpu)")):
-        assert f"going on from step-{step:08d}, written by {was}" in outputs
+        assert f"resuming from step-{step:08d}, written by {was}" in outputs
     assert "note: train.strategy was 'fsdp', is 'xla_fsdp'" in outputs
 
 

@@ -118,7 +118,7 @@ def test_a_file_that_is_none_is_refused(made):
     ("device", "changes", "words"),
     [
         ("xla-cpu", {}, "strategy fsdp works on cpu, cuda, not on xla-cpu: choose another preset"),
-        ("cpu", {"precision": "mixed"}, "precision mixed is not to be had with a sharded model"),
+        ("cpu", {"precision": "mixed"}, "precision mixed is not supported with a sharded model"),
         ("cpu", {"train__optimizer": "lamb"}, "train.optimizer: 'lamb' is not one of adamw, sgd"),
         ("cpu", {"model__tie_word_embeddings": True}, "model.tie_word_embeddings is true"),
     ],

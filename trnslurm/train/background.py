@@ -32,7 +32,7 @@ class Asker:
         self._asked: Future[Any] | None = None
 
     def __call__(self, work: Callable[[], Result], *, patience_s: float) -> Result | None:
-        """Give the answer; None if it fails or does not come in this time.
+        """Return the answer; None if it fails or does not come in this time.
 
         While the one before is still out nothing more is asked, so that at most one thread hangs.
         """

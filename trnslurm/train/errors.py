@@ -2,4 +2,4 @@
 
 
 class TrainError(Exception):
-    """Something the user can mend; the message is one line that says where, what and what to do."""
+    """Something the user can fix; the message is one line: where, what, and what to do."""

@@ -114,7 +114,7 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
 
 
 def describe_plan(plan: Plan, environment: Environment) -> str:
-    """Say in a few lines what is about to run, and where."""
+    """Describe what is about to run, and where, in a few lines."""
     batch = plan.batch
     return f"""\
 {plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}

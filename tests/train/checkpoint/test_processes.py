@@ -155,7 +155,7 @@ def test_the_state_goes_through_any_device_and_number_of_workers(runs):
     sizes = {}
     for device, workers in [("xla-cpu", 1), ("xla-cpu", 3), ("cpu", 1)]:
         ends = runs.start(device, workers, steps=3, save_loaded=True)
-        assert "going on from step-00000003" in runs.output
+        assert "resuming from step-00000003" in runs.output
         assert_equal(runs.tensors(3), written)
         assert_no_padding(runs.root / "step-00000003", written)
         sizes[device, workers] = [end["state_bytes"] for end in ends]

@@ -81,7 +81,7 @@ def test_a_minimal_checkpoint_begins_the_moments_anew(team, capsys):
     again = team(3)
     capsys.readouterr()
     assert again.resume() == 7
-    assert "note: it has no optimizer state, which begins anew" in capsys.readouterr().out
+    assert "note: it has no optimizer state: the moments start at zero" in capsys.readouterr().out
     [optimizer, *_] = again.optimizers
     for name, parameter, holder in optimizer._triples():
         assert torch.equal(parameter, writers.value(name, "parameter", 7))

@@ -41,7 +41,7 @@ MINIMAL = ["parameter"]
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
 # rank 0 has died would wait for ever.
 ELECTION_S = 2 * 3600
-# So often worker 0 looks between saves whether a newer attempt has begun.
+# How often worker 0 checks between saves whether a newer attempt has begun.
 FENCE_S = 5.0
 
 
@@ -96,7 +96,7 @@ class Checkpoints:
         self._next_look = 0.0
 
     def resume(self, optimizer: TrainingState) -> int:
-        """Go on from the newest whole checkpoint, if there is one; give the steps it has seen."""
+        """Load the newest whole checkpoint, if there is one; return the steps it has seen."""
         saved = self.newest()
         if saved is None:
             return 0
@@ -114,7 +114,7 @@ class Checkpoints:
             return manifest
         message = self._exchange.announced("newest", ELECTION_S)
         if message is None:
-            raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to go on from")
+            raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to resume from")
         found = message["manifest"]
         return Manifest.from_json(found.encode(), where=str(self._root)) if found else None
 
@@ -123,26 +123,26 @@ class Checkpoints:
         checkpoint = directory.step_directory(self._root, manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
         kinds = list(optimizer.kinds)
-        anew = manifest.kinds == MINIMAL != kinds
+        fresh = manifest.kinds == MINIMAL != kinds
         wrong = [
             *differences(manifest.facts, self._facts),
-            *differences({"optimizer": kinds if anew else manifest.kinds}, {"optimizer": kinds}),
+            *differences({"optimizer": kinds if fresh else manifest.kinds}, {"optimizer": kinds}),
             *differences(manifest.shapes, shapes),
         ]
         if wrong:
             more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
             raise TrainError(
                 f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
-                "start a new run, or go on with the values of the old one"
+                "start a new run, or keep the values of the old one"
             )
         # With moments of 0 its updates count from 0 too, or the first of them were far too large.
-        optimizer.load(Reader(checkpoint, manifest), updates=0 if anew else manifest.step)
+        optimizer.load(Reader(checkpoint, manifest), updates=0 if fresh else manifest.step)
         self._say(
-            f"going on from {checkpoint.name}, written by {manifest.workers} workers "
+            f"resuming from {checkpoint.name}, written by {manifest.workers} workers "
             f"({manifest.device}) in attempt {manifest.attempt}"
         )
-        if anew:
-            self._say("note: it has no optimizer state, which begins anew, as at step 0")
+        if fresh:
+            self._say("note: it has no optimizer state: the moments start at zero, as at step 0")
         for change in differences(manifest.settings, self._settings):
             self._say(f"note: {change}")
 
@@ -179,7 +179,7 @@ class Checkpoints:
         self._running = in_background("checkpoint", lambda: saving.run(rows))
 
     def poll(self) -> Saved | Failed | None:
-        """Give the outcome of a save that has ended, once; rank 0 has then printed it.
+        """Return the outcome of a save that has ended, once; rank 0 has then printed it.
 
         Raise a TrainError if a newer attempt has taken over: found by a save, or by rank 0, which
         looks for one now and then. It never leaves a worker waiting, so call it at every step.
@@ -209,7 +209,7 @@ class Checkpoints:
         if isinstance(self._last, Failed):
             raise TrainError(
                 f"the last checkpoint, of step {self._last.step}, could not be made "
-                f"({self._last.reason}): mend that and run again, it goes on from the one before"
+                f"({self._last.reason}): fix that and run again: it resumes from the one before"
             )
 
     def _settle(self) -> None:

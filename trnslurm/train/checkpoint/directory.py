@@ -73,7 +73,7 @@ def set_aside(checkpoint: Path, attempt: int) -> Path:
 
 
 def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
-    """Give a directory the name of a checkpoint: from this moment on there is one."""
+    """Give a directory the name of a checkpoint: from this moment on it exists."""
     removed = None
     # Before one of the same step loses its name: a newer attempt, which has taken this one's
     # temporary directory away, may have made it.

@@ -30,7 +30,7 @@ class Exchange:
         self._store.set(f"{topic}/{self.rank}", json.dumps(message))
 
     def reports(self, topic: str, deadline_s: float) -> list[Message | None]:
-        """Give what each worker reported, in order; None for one that did not in this time.
+        """Return what each worker reported, in order; None for one that did not in this time.
 
         The time is that of all of them together.
         """

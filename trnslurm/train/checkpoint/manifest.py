@@ -36,7 +36,7 @@ class Manifest:
     """Those who wrote it; any number can read it."""
     device: str
     facts: dict[str, Any]
-    """What a run must have in common with it to go on from it."""
+    """What a run must have in common with it to resume from it."""
     settings: dict[str, Any]
     """What may have changed since; loading says what did."""
     kinds: list[str]
@@ -81,7 +81,7 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def file_name(worker: int, workers: int) -> str:
-    """Name the file of a worker."""
+    """Return the name of a worker's file."""
     return f"rank-{worker:05d}-of-{workers:05d}.safetensors"
 
 
@@ -92,7 +92,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Tell whether a directory is a checkpoint, whole or damaged."""
+    """Return whether a directory is a checkpoint, whole or damaged."""
     return (directory / NAME).is_file()
 
 
@@ -166,7 +166,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Say which values are others now."""
+    """Return which values have changed, one phrase each."""
     return [
         f"{key} was {saved.get(key)!r}, is {now.get(key)!r}"
         for key in {**saved, **now}

@@ -20,7 +20,7 @@ def open_checkpoints(
     keep_best: str = "",
     scores: Sequence[str] = (),
 ) -> Checkpoints:
-    """Give the checkpoints of a run, as its settings want them; data tells what it trains on.
+    """Open the checkpoints of a run with its settings; data is the fingerprint of what it reads.
 
     Scores are what an evaluation gives: one of them decides which checkpoint is the best.
     """

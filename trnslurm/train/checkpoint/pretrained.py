@@ -21,7 +21,7 @@ from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 
-# Of each kind of mistake an error names so many.
+# How many mistakes of each kind an error names.
 NAMED = 4
 
 PRETRAINING_HEADS = ("cls.",)
@@ -68,14 +68,14 @@ def _exchange_heads(
     known = dict(model.named_parameters())
     new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
     left = [n for n in found if n not in known and n.startswith(PRETRAINING_HEADS)]
-    said = [*_list("begins anew", list(new)), *_list("left out", left)]
+    said = [*_list("new", list(new)), *_list("left out", left)]
     if said and os.environ.get("RANK", "0") == "0":
         say(f"{where}: {'; '.join(said)}")
     return {name: tensor for name, tensor in found.items() if name not in left} | new
 
 
 def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
-    """Say how named tensors differ from a model's; what is tied in it may be there or not."""
+    """Return how named tensors differ from a model's; tied ones may be among them or not."""
     wanted = dict(model.named_parameters())
     first = {id(parameter): name for name, parameter in wanted.items()}
     aliases = {

@@ -33,22 +33,22 @@ class TrainingState(Protocol):
         """The kinds of tensors that there are of each parameter: parameter, exp_avg, …."""
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shape of every parameter, by name."""
+        """Return the shape of every parameter, by name."""
 
     def shards(self) -> list[Shard]:
-        """Give this worker's part, as live tensors; not before the first step."""
+        """Return this worker's part, as live tensors; not before the first step."""
 
     def load(self, read: Read, *, updates: int) -> None:
-        """Take over a saved state, which has seen so many steps, whoever wrote it."""
+        """Load a saved state, which has seen this many steps, whoever wrote it."""
 
 
 def num_rows(shape: Sequence[int]) -> int:
-    """Give the length of a tensor's first dimension; a scalar counts as one row."""
+    """Return the length of a tensor's first dimension; a scalar counts as one row."""
     return shape[0] if shape else 1
 
 
 def own_rows(shape: Sequence[int], worker: int, workers: int) -> range:
-    """Give a worker's rows of a tensor: as ZeRO divides them, less the padding at the end."""
+    """Return a worker's rows of a tensor: as ZeRO divides them, less the padding at the end."""
     rows = num_rows(shape)
     each = -(-rows // workers)
     return range(min(worker * each, rows), min((worker + 1) * each, rows))

@@ -90,11 +90,11 @@ class Labelled:
         return len(self.labels) or 1
 
     def samples(self, first: int, count: int) -> LabelledSamples:
-        """Give the samples at positions first … first + count - 1 of the stream."""
+        """Return the samples at positions first … first + count - 1 of the stream."""
         return self._take(indices(first, count, count=self.num_samples, seed=self._seed))
 
     def fixed(self, first: int, count: int) -> LabelledSamples:
-        """Give samples in the file's order, behind the last again the first."""
+        """Return samples in the file's order; after the last comes the first again."""
         return self._take(np.arange(first, first + count) % self.num_samples)
 
     def _take(self, rows: NDArray[np.int64]) -> LabelledSamples:

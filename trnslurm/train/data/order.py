@@ -15,12 +15,12 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def sample_at(position: int, *, count: int, seed: int) -> int:
-    """Give which of count samples stands at a position (from 0) of the endless stream."""
+    """Return which of count samples stands at a position (from 0) of the endless stream."""
     return int(indices(position, 1, count=count, seed=seed)[0])
 
 
 def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
-    """Give which of count samples stand at positions first … first + n - 1 of the endless stream.
+    """Return which of count samples stand at positions first … first + n - 1 of the endless stream.
 
     Position p lies in epoch p // count; every epoch holds each sample once, in an order that
     depends on (seed, epoch) alone. Nothing is kept and no order is ever made as a whole.

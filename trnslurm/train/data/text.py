@@ -15,7 +15,7 @@ from trnslurm.train.errors import TrainError
 END_OF_TEXT = 256
 VOCAB_SIZE = END_OF_TEXT + 1
 HELD_OUT = 20
-"""One in so many bytes of a plain text, its last ones, is never trained on: the split eval."""
+"""The last 1/20 of a plain text is never trained on: the split eval."""
 
 
 class Text(Protocol):
@@ -27,10 +27,10 @@ class Text(Protocol):
     vocab_size: int
     end_of_text: int
     fingerprint: str
-    """Of the tokens: a run can only go on with the text that it began with."""
+    """Of the tokens: a run can only resume on the text that it began with."""
 
     def samples(self, first: int, count: int) -> Tensor:
-        """Give the samples at positions first … first + count - 1 of the stream, one a row."""
+        """Return the samples at positions first … first + count - 1 of the stream, one a row."""
 
 
 def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> Text:
@@ -68,6 +68,6 @@ class ByteText:
         self._seed = seed
 
     def samples(self, first: int, count: int) -> Tensor:
-        """Give the samples at positions first … first + count - 1 of the stream, one a row."""
+        """Return the samples at positions first … first + count - 1 of the stream, one a row."""
         rows = indices(first, count, count=self.num_blocks, seed=self._seed)
         return self._blocks[torch.from_numpy(rows)]

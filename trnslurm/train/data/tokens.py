@@ -62,12 +62,12 @@ class Index:
     """With what settings and versions."""
 
     def split(self, name: str) -> Split | None:
-        """Give a split, or None where there is none of this name."""
+        """Return a split, or None where there is none of this name."""
         values = self.splits.get(name)
         return None if values is None else read_section(Split, values, where=f"splits: {name}")
 
     def files(self) -> list[File]:
-        """Give every file that must lie beside the index."""
+        """Return every file that must lie beside the index."""
         splits = [self.split(name) for name in self.splits]
         return [self.tokenizer, *(split for split in splits if split)]
 
@@ -104,7 +104,7 @@ class TokenText:
         self._seed = seed
 
     def samples(self, first: int, count: int) -> Tensor:
-        """Give the samples at positions first … first + count - 1 of the stream, one a row."""
+        """Return the samples at positions first … first + count - 1 of the stream, one a row."""
         rows = indices(first, count, count=self.num_blocks, seed=self._seed)
         samples = np.empty((count, self._seq_len), np.int64)
         for sample, row in zip(samples, rows.tolist(), strict=True):

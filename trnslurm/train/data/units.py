@@ -42,7 +42,7 @@ def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
 
 
 def eval_units(plan: Plan, *, worker: int, samples: int) -> list[Unit]:
-    """Give the units of a held-out text that a worker looks at: all workers see `samples` in all.
+    """Return this worker's units of a held-out text; all workers together see `samples`.
 
     They are dealt out, and padded, as a step's are.
     """

@@ -32,7 +32,7 @@ class Device(ABC):
         return tensor.to(self.torch_device)
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
-        """Give the context of the forward pass: bf16 arithmetic for "mixed", nothing for others."""
+        """Return the context of the forward pass: bf16 arithmetic for "mixed", else none."""
         if precision != "mixed":
             return contextlib.nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
@@ -51,7 +51,7 @@ class Device(ABC):
         """Do what sync does, in the device's own way."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Give the steps that this worker's host may have ended and not waited for.
+        """Return how many steps this worker's host may have ended without waiting for them.
 
         When it ends a step, all workers have given their parts of the steps before these.
         """
@@ -63,7 +63,7 @@ class Device(ABC):
 
     @abstractmethod
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Give the largest of each of a few numbers over all workers."""
+        """Return the largest of each of a few numbers over all workers."""
 
     @abstractmethod
     def graphs(self) -> int:
@@ -74,7 +74,7 @@ class Device(ABC):
         return None
 
     def memory(self) -> dict[str, float]:
-        """Give the most memory used so far, in MB: of this worker's host process, at least."""
+        """Return the most memory used so far, in MB: of this worker's host process, at least."""
         # Linux counts in KiB.
         return {"host_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
 

@@ -43,7 +43,7 @@ class TorchDevice(Device):
         """Do nothing: eager PyTorch has no graphs to end."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Give 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
+        """Return 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
         return 1 if self.name == "cuda" else 0
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -51,7 +51,7 @@ class TorchDevice(Device):
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Give the largest over all workers."""
+        """Return the largest over all workers."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
@@ -61,11 +61,11 @@ class TorchDevice(Device):
         return result
 
     def graphs(self) -> int:
-        """Give 0: nothing is compiled."""
+        """Return 0: nothing is compiled."""
         return 0
 
     def memory(self) -> dict[str, float]:
-        """Give the host's, and on CUDA what PyTorch has allocated on the device."""
+        """Return the host's, and on CUDA what PyTorch has allocated on the device."""
         host = super().memory()
         if self.name != "cuda":
             return host

@@ -16,7 +16,7 @@ _dist: Any = dist
 
 
 def open_store(purpose: str, store: Store | None = None) -> Store:
-    """Give the keys of one purpose, on a new connection unless there is one already."""
+    """Open the keys of one purpose, on a new connection unless one is given."""
     # torchrun restarts workers under the same store: what they said before must not count.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return _dist.PrefixStore(f"trnslurm/{purpose}/{restart}", store or _connect())

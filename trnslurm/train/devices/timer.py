@@ -25,6 +25,6 @@ class Timer:
             self._spent[name] = self._spent.get(name, 0.0) + time.monotonic() - start
 
     def take(self) -> dict[str, float]:
-        """Return what was spent, and begin anew."""
+        """Return what was spent, and start over."""
         spent, self._spent = self._spent, {}
         return spent

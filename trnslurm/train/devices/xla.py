@@ -57,7 +57,7 @@ class XlaDevice(Device):
         torch_xla.sync()
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Give the steps of the graphs in flight."""
+        """Return the steps of the graphs in flight."""
         return -(-_GRAPHS_IN_FLIGHT[self.name] // graphs_per_step)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -65,7 +65,7 @@ class XlaDevice(Device):
         return self._reduce(values, xm.REDUCE_SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Give the largest over all workers in single precision, exact up to 2 ** 24."""
+        """Return the largest over all workers in single precision, exact up to 2 ** 24."""
         return self._reduce(values, xm.REDUCE_MAX)
 
     def _reduce(self, values: Sequence[float], reduce_type: str) -> list[float]:

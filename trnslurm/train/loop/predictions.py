@@ -13,14 +13,14 @@ AT_ONCE = 1024
 
 
 def sum_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Give the sum of the samples' losses; labels are numbers on a scale if there is one logit."""
+    """Return the sum of the losses; with a single logit, labels are numbers on a scale."""
     if logits.shape[-1] == 1:
         return mse_loss(logits.flatten(), labels.float(), reduction="sum")
     return cross_entropy(logits, labels, reduction="sum")
 
 
 def gather_rows(device: Device, rows: Tensor) -> Tensor:
-    """Give every row from the worker that has it, on the host; on the others it is zero.
+    """Return every row from the worker that has it, on the host; on the others it is zero.
 
     By a sum, which every device can do, and which changes no number.
     """
@@ -33,7 +33,7 @@ def gather_rows(device: Device, rows: Tensor) -> Tensor:
 
 
 def score(text: Labelled, logits: Tensor) -> dict[str, float]:
-    """Give the mean loss, and what the data says a model is judged by, on its first samples."""
+    """Return the mean loss, and what the data says a model is judged by, on its first samples."""
     labels = text.fixed(0, len(logits)).labels
     if text.labels:
         pairs = labels * text.num_outputs + logits.argmax(-1)

@@ -31,7 +31,7 @@ _NO_CURVES = ("attempt", "step", "steps", "time")
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """A step of which the numbers are not read yet."""
+    """A step whose numbers have not been read yet."""
 
     step: int
     loss: Tensor
@@ -167,7 +167,7 @@ class Progress:
             self._compare_rate()
 
     def _compare_rate(self) -> None:
-        """Say so if the mean rate of the steady steps is well below what is expected."""
+        """Warn if the mean rate of the steady steps is well below what is expected."""
         steps = self._num_steps - STEADY_AFTER
         if not (self._expected and self._training and steps > 0):
             return
@@ -197,7 +197,7 @@ class Progress:
             )
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
-        """Give a step's line; `seconds` is the mean since the last report."""
+        """Return a step's line; `seconds` is the mean since the last report."""
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
         tokens_per_s = samples_per_s * self._plan.seq_len

@@ -16,7 +16,7 @@ _step_begun: int | None = None
 
 
 def begin_step(step: int) -> None:
-    """Note which step this worker goes on to."""
+    """Note which step this worker begins."""
     global _step_begun
     _step_begun = step
 

@@ -42,7 +42,7 @@ class JsonLines:
         self._file.close()
 
     def _cut_torn_line(self) -> None:
-        """Take away what an attempt wrote of a line when it died in the middle of it."""
+        """Cut off the line in which an attempt died."""
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1

@@ -16,7 +16,7 @@ SCHEDULES = ("cosine", "linear", "constant")
 
 
 def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
-    """Give the steps of the whole training: the plan's, or fewer if so many epochs are over."""
+    """Return the steps of the whole training: the plan's, or fewer if so many epochs are over."""
     if not epochs:
         return plan.steps
     return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
@@ -29,7 +29,7 @@ def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: in
 
 
 def due(every: int, step: int, also: tuple[int, ...]) -> bool:
-    """Tell whether what happens every so many steps (0: never), and also at some, is due."""
+    """Return whether what happens every N steps (0: never), and also at some, is due."""
     return every > 0 and (step % every == 0 or step in also)
 
 
@@ -46,11 +46,11 @@ class SaveTimes:
         self._since = time.monotonic()
 
     def overdue(self) -> bool:
-        """Tell whether the minutes are over by this worker's clock."""
+        """Return whether the minutes are over by this worker's clock."""
         return self._seconds > 0 and time.monotonic() - self._since >= self._seconds
 
     def due(self, step: int, *, overdue: bool) -> bool:
-        """Tell whether one is due now; overdue is what worker 0 has told all workers."""
+        """Return whether one is due now; `overdue` is worker 0's word."""
         at_end = self._seconds > 0 and step == self._last
         if not (overdue or at_end or due(self._every, step, also=(self._last,))):
             return False

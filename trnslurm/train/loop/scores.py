@@ -31,7 +31,7 @@ def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_label
 
 
 def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
-    """Give scores by name, from the counts of all samples, row by row."""
+    """Return scores by name, from the counts of all samples, row by row."""
     table = np.array(counts, np.float64)
     size = round(len(table) ** 0.5)
     return _scores(names, _OF_COUNTS, (table.reshape(size, size),))
@@ -40,7 +40,7 @@ def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict
 def correlation_scores(
     names: Sequence[str], predicted: Sequence[float], wanted: Sequence[float]
 ) -> dict[str, float]:
-    """Give scores by name, from the predictions of numbers on a scale."""
+    """Return scores by name, from the predictions of numbers on a scale."""
     return _scores(
         names, _OF_NUMBERS, (np.array(predicted, np.float64), np.array(wanted, np.float64))
     )
@@ -60,7 +60,7 @@ def _accuracy(table: Numbers) -> float:
 
 
 def _f1_of_each(table: Numbers) -> list[float | None]:
-    """Give 2 TP / (2 TP + FP + FN) of each label; None: it is nowhere, nor was taken for one."""
+    """Return 2 TP / (2 TP + FP + FN) of each label; None: it is nowhere, nor was taken for one."""
     hits, known = np.diag(table), table.sum(0) + table.sum(1)
     return [float(2 * h / k) if k else None for h, k in zip(hits, known, strict=True)]
 
@@ -97,7 +97,7 @@ def _spearman(predicted: Numbers, wanted: Numbers) -> float:
 
 
 def _ranks(numbers: Numbers) -> Numbers:
-    """Give the rank of each number, from 1; equal ones share the mean of theirs."""
+    """Return the rank of each number, from 1; equal ones share the mean of theirs."""
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: Numbers = (last - (counts - 1) / 2)[places]

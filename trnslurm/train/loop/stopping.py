@@ -1,4 +1,4 @@
-"""A graceful stop: all workers end after the same step, of which there is a checkpoint.
+"""A graceful stop: all workers end after the same step, and save it.
 
 Whoever wants it writes state/stop-<phase>-<attempt>.json. Worker 0, which runs on the node of the
 batch script, looks for it when it has ended a step s and not yet given step s + 1 to its device,
@@ -29,7 +29,7 @@ from trnslurm.train.errors import TrainError
 
 # Worker 0 looks for the file so often, if steps are short.
 LOOK_S = 0.5
-# Whoever is told to end at once waits so long for a stop to be asked for: Slurm sends TERM to batch
+# A worker that gets TERM waits this long for a request to stop: Slurm sends TERM to batch
 # script and workers at the same moment.
 TERM_PATIENCE_S = 3.0
 TERMINATED = 128 + signal.SIGTERM
@@ -59,7 +59,7 @@ class Stopping:
         self._next_look = 0.0
 
     def step_done(self, step: int) -> bool:
-        """Tell whether this step is the last one because of a stop; call it after every step."""
+        """Return whether this step is the last one because of a stop; call it after every step."""
         if step == self._last:
             return False  # training has reached its end anyway
         if self.stops_at is None:
@@ -74,7 +74,7 @@ class Stopping:
         return self.stops_at == step
 
     def asked(self) -> bool:
-        """Tell whether a stop is asked for; worker 0 knows first, and tells the others."""
+        """Return whether a stop is asked for; worker 0 knows first, and tells the others."""
         if self._environment.rank == 0:
             if not self._file.exists():
                 return False
@@ -98,7 +98,7 @@ class Stopping:
 
 
 def note_stop(environment: Environment, step: int) -> None:
-    """Say that nothing is lost, as worker 0: the very last deed, when nobody needs anybody more."""
+    """Record, as worker 0 and at the very end, that nothing is lost."""
     path = environment.files.stopped_file(environment.phase, environment.attempt)
     try:
         write_json(path, {"step": step, "saved": True, "time": time.time()})
@@ -109,7 +109,7 @@ def note_stop(environment: Environment, step: int) -> None:
 
 
 def follow_term(asked: Callable[[], bool]) -> None:
-    """On SIGTERM end at once, unless a stop is asked for: then training goes on to its last step.
+    """End at once on SIGTERM, unless a stop is asked for: then train on to the last step.
 
     A thread does so, because Python runs no handler while the main thread waits in a collective.
     """
@@ -122,10 +122,10 @@ def follow_term(asked: Callable[[], bool]) -> None:
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     if before >= 0:
         os.close(before)  # its thread ends
-    threading.Thread(target=_heed, args=(reading, asked), name="term", daemon=True).start()
+    threading.Thread(target=_follow, args=(reading, asked), name="term", daemon=True).start()
 
 
-def _heed(reading: int, asked: Callable[[], bool]) -> None:
+def _follow(reading: int, asked: Callable[[], bool]) -> None:
     ask = Asker("term")
     while numbers := os.read(reading, 64):
         if signal.SIGTERM not in numbers:

@@ -172,7 +172,7 @@ class Watchdog:
         return max(self._least_s, self._factor * usual_s)
 
     def _exchange(self, now: float) -> int:
-        """Give a sign of life, and how often anybody wanted to see stacks."""
+        """Publish a sign of life; return how often anybody asked for stacks."""
         sign = Sign(
             turn=self._turn,
             step=self._step,
@@ -239,7 +239,7 @@ class Watchdog:
 
 
 def describe(stall: Stall, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
-    """Put a stall in a line, and what is in it beside that; the step is the reporter's own."""
+    """Return a stall as one line, with its parts; the step is the reporter's own."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"
     more = ""

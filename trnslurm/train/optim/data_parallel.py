@@ -54,7 +54,7 @@ class DataParallel(GlobalOptimizer):
         self._base = self._make_base(cls, groups, options)
 
     def _copy(self, parameter: Tensor) -> Tensor:
-        """Give what a master is between steps; a copy that is not kept takes no memory then."""
+        """Return what a master is between steps; a copy that is not kept takes no memory then."""
         return parameter.detach().float() if self._keeps_copies else parameter.detach()
 
     def _make_base(
@@ -84,7 +84,7 @@ class DataParallel(GlobalOptimizer):
         return whole
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """Give zeros for the gradients: as they are summed over the workers, and one by one."""
+        """Return zeros for the gradients: as they are summed over the workers, and one by one."""
         # In one piece, which is summed over the workers at once: a message each takes far longer.
         sizes = [parameter.numel() for parameter in self._parameters]
         whole = torch.zeros(sum(sizes), dtype=dtype, device=self._parameters[0].device)
@@ -125,11 +125,11 @@ class DataParallel(GlobalOptimizer):
             dist.all_reduce(self._gradients[0])
 
     def _rate(self, lr: float) -> Tensor | float:
-        """Give a learning rate as the optimizer inside takes it."""
+        """Return a learning rate as the optimizer inside takes it."""
         return lr
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
-        """Give a number of steps as the optimizer inside keeps it."""
+        """Return a number of steps as the optimizer inside keeps it."""
         # The fused AdamW expects it beside the parameter.
         return torch.tensor(float(updates), device=parameter.device)
 

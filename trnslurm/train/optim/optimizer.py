@@ -41,7 +41,7 @@ class GlobalOptimizer(ABC):
         self._gradients = self._make_gradients()
 
     def _make_gradients(self) -> list[Tensor]:
-        """Give every parameter a gradient of zero, and return all of them."""
+        """Give every parameter a gradient of zero; return the gradients."""
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -56,7 +56,7 @@ class GlobalOptimizer(ABC):
         """Reduce and clip the gradients, update the parameters, give the norm before clipping."""
 
     def shards(self) -> list[Shard]:
-        """Give this worker's part of the state, parameters included; not before the first step.
+        """Return this worker's part of the state, parameters included; not before the first step.
 
         The tensors are the live ones: they are to be copied before the next step. Of what a model
         holds besides parameters (buffers) nothing is state here: it never changes.
@@ -73,7 +73,7 @@ class GlobalOptimizer(ABC):
         return shards
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shape of every parameter, by name."""
+        """Return the shape of every parameter, by name."""
         names = zip(self._names, self._parameters, strict=True)
         return {name: tuple(parameter.shape) for name, parameter in names}
 
@@ -84,19 +84,19 @@ class GlobalOptimizer(ABC):
 
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
-        """Go on from a saved state, which has seen so many steps; parameters are set too."""
+        """Load a saved state, which has seen this many steps; parameters are set too."""
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
-        """Give the tensors that the optimizer inside updates, one for each parameter."""
+        """Return the tensors that the optimizer inside updates, one for each parameter."""
 
     def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
-        """Give the values of a parameter that are saved: of all that there are, the finest."""
+        """Return the values of a parameter that are saved: the most precise ones there are."""
         return holder.detach()
 
     @abstractmethod
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
-        """Give what has this worker's rows of a holder or its state, and where they begin."""
+        """Return what has this worker's rows of a holder or its state, and where they begin."""
 
     def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
         return zip(self._names, self._parameters, self._holders(), strict=True)

@@ -62,7 +62,7 @@ class Fsdp(Sharded):
         self._base.zero_grad(set_to_none=True)
 
     def shards(self) -> list[Shard]:
-        """Give this worker's rows, which lie in its memory as they are saved."""
+        """Return this worker's rows, which lie in its memory as they are saved."""
         return [
             Shard(name=name, kind=kind, rows=rows, tensor=tensor)
             for name, parameter in self._parameters.items()
@@ -87,7 +87,7 @@ class Fsdp(Sharded):
         return own_rows(self._shapes[name], self._device.rank, self._device.world)
 
     def _tensors(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Give this worker's part of a parameter and of what the optimizer keeps of it."""
+        """Return this worker's part of a parameter and of what the optimizer keeps of it."""
         state = self._base.state[parameter]
         parts: dict[str, Any] = {"parameter": parameter.detach()}
         parts |= {kind: state[kind] for kind in self._kinds}
@@ -96,7 +96,7 @@ class Fsdp(Sharded):
 
 @torch.no_grad()
 def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Give a model of no memory its part of the parameters; of its buffers it has the values."""
+    """Allocate a meta model's part of the parameters; its buffers keep their values."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     model.to_empty(device=device)
     for buffer, value in zip(model.buffers(), buffers, strict=True):

@@ -1,4 +1,4 @@
-"""A strategy's own file, read and held against the plan."""
+"""A strategy's own file, read and compared with the plan."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 """What is computed in; parameters are kept, and updated, in fp32 whatever the precision."""
 
-# Of the Trainer's fsdp_config, what means something to each.
+# The keys of the Trainer's fsdp_config that each strategy reads.
 _FSDP_KEYS = {"fsdp_transformer_layer_cls_to_wrap", "activation_checkpointing"}
 _XLA_KEYS = {
     "fsdp_transformer_layer_cls_to_wrap",
@@ -54,7 +54,7 @@ def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> Non
         )
     if plan.precision not in PRECISIONS:
         raise TrainError(
-            f"precision {plan.precision} is not to be had with a sharded model: take fp32, "
+            f"precision {plan.precision} is not supported with a sharded model: take fp32, "
             "or bf16, which computes in bf16 and keeps parameters in fp32"
         )
     if settings.optimizer not in OPTIMIZERS:

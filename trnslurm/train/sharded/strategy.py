@@ -51,7 +51,7 @@ class Sharded(ABC):
         self._kinds = OPTIMIZERS[asked.settings.optimizer]
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Give the shape of every parameter, by name."""
+        """Return the shape of every parameter, by name."""
         return dict(self._shapes)
 
     @property
@@ -80,11 +80,11 @@ class Sharded(ABC):
 
     @abstractmethod
     def shards(self) -> list[Shard]:
-        """Give this worker's part of the state, parameters included."""
+        """Return this worker's part of the state, parameters included."""
 
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
-        """Go on from a saved state, which has seen so many steps; parameters are set too."""
+        """Load a saved state, which has seen this many steps; parameters are set too."""
 
     def _check_world(self, found: int) -> None:
         """Refuse to train copies: each library finds the other workers in its own way."""
@@ -96,7 +96,7 @@ class Sharded(ABC):
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Give the shape of every parameter, by name."""
+    """Return the shape of every parameter, by name."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 

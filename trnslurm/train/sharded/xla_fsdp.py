@@ -25,7 +25,7 @@ from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make
 
 # What only TorchAcc's build of torch_xla takes, and what decides no value.
 TORCHACC_SETTINGS = {"opt_flatten_overlap"}
-# Of the settings, those that name a type.
+# The settings that name a type.
 DTYPES = ("compute_dtype", "buffer_dtype")
 
 
@@ -96,7 +96,7 @@ class XlaFsdp(Sharded):
             part.holder.grad.zero_()
 
     def shards(self) -> list[Shard]:
-        """Give this worker's rows; one part of the model after the other is gathered for it."""
+        """Return this worker's rows; one part of the model after the other is gathered for it."""
         shards = []
         for part in self._parts:
             state = self._base.state[part.holder]
@@ -138,7 +138,7 @@ class XlaFsdp(Sharded):
 
 
 def _read_settings(asked: Asked) -> dict[str, Any]:
-    """Give what torch_xla's class takes of the settings."""
+    """Return what torch_xla's class takes of the settings."""
     settings: dict[str, Any] = dict(asked.file["xla_fsdp_settings"])
     known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
     for key in sorted(settings.keys() - known):
@@ -174,7 +174,7 @@ def _recomputed(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
 
 
 def _allocate(module: nn.Module) -> None:
-    """Give a layer memory, for as long as it takes to divide it; its values come later."""
+    """Allocate a layer while it is divided; its values come later."""
     for each in module.modules():
         for name, parameter in each.named_parameters(recurse=False):
             if parameter.is_meta:

@@ -58,7 +58,7 @@ class Zero3(Sharded):
         """Do nothing: DeepSpeed's step has freed the gradients."""
 
     def shards(self) -> list[Shard]:
-        """Give this worker's rows; each tensor is gathered for a moment."""
+        """Return this worker's rows; each tensor is gathered for a moment."""
         fragments = self._deepspeed.utils
         shards = []
         for name, parameter in self._parameters.items():

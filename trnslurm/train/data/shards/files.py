@@ -38,7 +38,7 @@ class Shape:
 
 
 def find_shards(directory: Path, split: str) -> list[Path]:
-    """Give the shards of a split, sorted by name."""
+    """Return the shards of a split, sorted by name."""
     if not directory.is_dir():
         raise TrainError(f"data: {directory} is not a directory")
     found = sorted(directory.glob(PATTERNS[split]))
@@ -48,7 +48,7 @@ def find_shards(directory: Path, split: str) -> list[Path]:
 
 
 def check_shard(path: Path) -> Shape:
-    """Give the shape of a shard, or say what is wrong with it."""
+    """Return the shape of a shard; raise a TrainError if something is wrong with it."""
     with _open(path) as file:
         missing = [key for key in KEYS if not isinstance(file.get(key), h5py.Dataset)]
         if missing:
@@ -82,7 +82,7 @@ def read_rows(path: Path, rows: slice, keys: Iterable[str] = KEYS) -> Rows:
 
 
 def masked(positions: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which places for masked tokens are taken: those before the first position 0."""
+    """Return which places for masked tokens are taken: those before the first position 0."""
     taken: NDArray[np.bool_] = np.logical_and.accumulate(positions != 0, axis=1)
     return taken
 

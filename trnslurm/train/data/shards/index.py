@@ -61,7 +61,7 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Tell these shards from others, wherever they lie: all but when they were changed."""
+        """Identify the shards, wherever they lie and whenever they were written."""
         known = [(shard.file, shard.bytes, shard.samples) for shard in self.shards]
         digest = hashlib.sha256(repr((self.seq_len, self.max_pred, known)).encode())
         digest.update(self.masked.tobytes())
@@ -136,7 +136,7 @@ def _describe(path: Path, samples: int) -> ShardFile:
 
 
 def _find(directory: Path, split: str, beside: Path) -> Index | None:
-    """Give the first index that is of the very files in the directory."""
+    """Return the first index that describes the files in the directory."""
     paths = find_shards(directory, split)
     for place in (directory, beside):
         index = _read(place / _name(split))
@@ -151,7 +151,7 @@ def _find(directory: Path, split: str, beside: Path) -> Index | None:
 
 
 def _read(path: Path) -> Index | None:
-    """Read an index; one of another format or a damaged one is as good as none."""
+    """Read an index; None for one that is missing, damaged or of another format."""
     try:
         with safe_open(path, framework="np") as file:
             values = json.loads(file.metadata()["index"])

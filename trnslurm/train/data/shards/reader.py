@@ -55,7 +55,7 @@ class ShardedSamples:
         self.fingerprint = self._index.fingerprint
 
     def samples(self, first: int, count: int) -> Samples:
-        """Give the samples at positions first … first + count - 1 of the stream."""
+        """Return the samples at positions first … first + count - 1 of the stream."""
         found = []
         for part in self._windows.parts(first, count):
             window = self._window(part.window)

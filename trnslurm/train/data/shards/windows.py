@@ -67,7 +67,7 @@ class Windows:
         self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
 
     def parts(self, first: int, count: int) -> Iterator[Part]:
-        """Give where the samples at positions first … first + count - 1 of the stream are."""
+        """Yield where the samples at positions first … first + count - 1 of the stream are."""
         while count > 0:
             number, place = divmod(first, self.num_samples)
             starts = self._epoch(number).starts
@@ -80,11 +80,11 @@ class Windows:
             first, count = first + taken, count - taken
 
     def pieces(self, window: int) -> list[Piece]:
-        """Give the pieces of a window, in order."""
+        """Return the pieces of a window, in order."""
         return [self._pieces[number] for number in self._numbers(window)]
 
     def samples(self, part: Part) -> Integers:
-        """Give which samples a part has, counted through all shards."""
+        """Return which samples a part has, counted through all shards."""
         numbers = self._numbers(part.window)
         stops = np.cumsum(self._sizes[numbers])
         piece = np.searchsorted(stops, part.rows, side="right")
