@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
+import jinja2.sandbox
 import pytest
 
 import trnslurm
-from trnslurm.render import template
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
@@ -173,9 +172,9 @@ class _CompiledTemplates(jinja2.BytecodeCache):
 def compiled_templates() -> Iterator[None]:
     """Compile each template once: it takes ten times as long as filling it."""
     with pytest.MonkeyPatch.context() as patch:
-        environment = template.ImmutableSandboxedEnvironment
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment
         remembering = functools.partial(environment, bytecode_cache=_CompiledTemplates())
-        patch.setattr(template, "ImmutableSandboxedEnvironment", remembering)
+        patch.setattr(jinja2.sandbox, "ImmutableSandboxedEnvironment", remembering)
         yield
 
 

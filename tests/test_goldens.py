@@ -17,7 +17,7 @@ from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff
-from trnslurm.render.render import render, render_data_job
+from trnslurm.render.job import render_data_job, render_job
 
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"
@@ -130,7 +130,7 @@ def rendered(name: str) -> Bundle:
         return render_data_job(make_data_job(config, own), workspace.template_dirs())
     recipe, nodes, cluster, preset, settings = JOB_CASES[name]
     config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=settings)
-    return render(make_spec(config, nodes), workspace.template_dirs())
+    return render_job(make_spec(config, nodes), workspace.template_dirs())
 
 
 def reviewed_part(bundle: Bundle) -> Bundle:

@@ -104,8 +104,8 @@ NAMES_AND_TIMES = {
     "short option": (["--sbatch", "-N2"], "expected one long option, as in"),
     "two options": (["--sbatch", "--hold --x"], "expected one long option"),
     "second line": (["--sbatch=--comment=a\n#SBATCH --nodes=9"], "expected one long option"),
-    "control character": (["--sbatch=--comment=a\x1bb"], "cannot stand in an #SBATCH line"),
-    "partition of two lines": (["--set", "slurm.partition=a\nb"], "cannot stand in an #SBATCH"),
+    "control character": (["--sbatch=--comment=a\x1bb"], "cannot be in an #SBATCH line"),
+    "partition of two lines": (["--set", "slurm.partition=a\nb"], "cannot be in an #SBATCH"),
 }  # fmt: skip
 TABLE = BATCHES_AND_SHAPES | WORDS | NAMES_AND_TIMES
 OWN_OPTIONS = [

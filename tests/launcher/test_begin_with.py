@@ -11,7 +11,7 @@ import pytest
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.prepare.labelled.tasks import TASKS
-from trnslurm.render.render import render
+from trnslurm.render.job import render_job
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 MODEL = "hub/google-bert--bert-large-uncased"
@@ -25,7 +25,7 @@ def spec_of(preset: str, *settings: str, nodes: int = 1) -> JobSpec:
 
 def files_of(spec: JobSpec) -> dict[str, str]:
     entry = {"code/jobs/bert_mrpc/train.py": b""}
-    files = render(spec, WORKSPACE.template_dirs(), code=entry).files
+    files = render_job(spec, WORKSPACE.template_dirs(), code=entry).files
     return {name: data.decode() for name, data in files.items()}
 
 

@@ -28,7 +28,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
-from trnslurm.render.render import render, render_data_job
+from trnslurm.render.job import render_data_job, render_job
 
 from .hostile import FIELDS, HOSTILE, MARK, filled
 from .test_surface import COMMANDS, VERBS
@@ -92,7 +92,7 @@ class Attack:
     def bundles(self, config: Config) -> list[Bundle]:
         """Render everything that can be made of a configuration."""
         templates = Workspace.discover([str(self.site.root)]).template_dirs()
-        training = render(make_spec(config, 2), templates)
+        training = render_job(make_spec(config, 2), templates)
         return [training, render_data_job(make_data_job(config, Own()), templates)]
 
     def run(self, config: Config) -> Path:
@@ -162,7 +162,7 @@ def _entry_only(recipe: str, job_dir: Path, entry: str, **more: Any) -> dict[str
 @pytest.mark.parametrize("what", HOSTILE)
 def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     text = HOSTILE[what]
-    monkeypatch.setattr("trnslurm.render.render.snapshot", _entry_only)
+    monkeypatch.setattr("trnslurm.render.job.snapshot", _entry_only)
     accepted: dict[type, dict[str, Any]] = {}
     for cls, fields in FIELDS.items():
         for dotted, hint in fields.items():
@@ -170,7 +170,7 @@ def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
             refused = _refusal(lambda c=cls, t=change: attack.bundles(attack.config({c: t})))
             if not refused and dotted not in PROGRAMS:
                 accepted[cls] = merge(accepted.get(cls, {}), change)
-    monkeypatch.setattr("trnslurm.render.render.snapshot", snapshot)
+    monkeypatch.setattr("trnslurm.render.job.snapshot", snapshot)
     config = attack.config(accepted)
     run = attack.run(config)
     if what not in ("NUL", "surrogate"):

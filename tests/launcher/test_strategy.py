@@ -13,7 +13,7 @@ from trnslurm.config.schema import Device
 from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
-from trnslurm.render.render import render
+from trnslurm.render.job import render_job
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import make_job
 from trnslurm.submit.resize import resize
@@ -38,7 +38,7 @@ def spec_of(preset: str, *settings: str, cluster: str = "p4de", nodes: int = 1) 
 
 def files_of(spec: JobSpec) -> dict[str, Any]:
     entry = {"code/jobs/llama3_clm/train.py": b""}
-    files = render(spec, WORKSPACE.template_dirs(), code=entry).files
+    files = render_job(spec, WORKSPACE.template_dirs(), code=entry).files
     return {name: json.loads(data) for name, data in files.items() if name.endswith(".json")}
 
 
@@ -217,6 +217,6 @@ def test_a_strategy_that_there_is_not(cli) -> None:
 
 def test_without_a_strategy_there_is_no_file(site) -> None:
     config = resolve(WORKSPACE, "gpt2_zero1", cluster="local", preset="tiny")
-    files = render(make_spec(config, 1), WORKSPACE.template_dirs()).files
+    files = render_job(make_spec(config, 1), WORKSPACE.template_dirs()).files
     assert "strategy.json" not in files
     assert "strategy" not in json.loads(files["plan.json"])["train"]

@@ -14,6 +14,7 @@ from trnslurm.config import Workspace
 from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.node.graphs.manifest import Manifest
 from trnslurm.plan.spec import JobSpec, precompile_min
+from trnslurm.render.job import render_job
 
 if TYPE_CHECKING:
     from trnslurm.submit.precompile import Need  # plan needs nothing of submit
@@ -102,9 +103,7 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
     """Return the ingredients of a job's graph key."""
-    from trnslurm.render.render import render  # Jinja is slow to import, and not always needed
-
-    bundle = render(spec, workspace.template_dirs())
+    bundle = render_job(spec, workspace.template_dirs())
     return dict(json.loads(bundle.files[INGREDIENTS]))
 
 

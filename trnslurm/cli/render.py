@@ -21,7 +21,7 @@ from trnslurm.cli.options import (
 from trnslurm.errors import RenderError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff, read_bundle
-from trnslurm.render.render import render
+from trnslurm.render.job import render_job
 from trnslurm.runs.find import find_run
 from trnslurm.runs.result import no_result
 
@@ -62,7 +62,7 @@ def render_command(
     if problem := no_result(config):
         click.echo(f"warning: {problem}", err=True)
     spec = make_spec(config, nodes, name=options["name"])
-    bundle = render(spec, workspace.template_dirs())
+    bundle = render_job(spec, workspace.template_dirs())
     if against is not None:
         other = (
             Path(against)

@@ -13,7 +13,7 @@ from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.directives import passed_through
-from trnslurm.render.render import search_path
+from trnslurm.render.job import search_path
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status

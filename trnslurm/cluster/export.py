@@ -13,7 +13,7 @@ from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
-from trnslurm.render.render import plan_data
+from trnslurm.render.job import plan_data
 from trnslurm.rundir import PLAN, RunFiles
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir

@@ -15,7 +15,7 @@ from typing import Any
 
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
-from trnslurm.render.render import search_path
+from trnslurm.render.job import search_path
 from trnslurm.slurm.commands import without_overrides
 
 _PR_SET_PDEATHSIG = 1

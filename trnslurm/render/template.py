@@ -1,4 +1,7 @@
-"""Fills templates: Jinja, strict, sandboxed, and with every value quoted for the shell."""
+"""Fills templates with Jinja: strict, sandboxed, every value quoted for the shell.
+
+Jinja is imported when a template is opened: most commands render nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,23 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
 
+if TYPE_CHECKING:
+    import jinja2
+
 
 class _Raw(str):
-    """Text that goes into a script as it is."""
+    """Text that goes into a script unquoted."""
 
 
 def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
-    """Return the templates of these directories; the first that has one of a name gives it."""
+    """Return the templates of these directories; the first directory that has a name wins."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment = ImmutableSandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
         undefined=jinja2.StrictUndefined,
@@ -38,6 +44,8 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
 
 
 def _quoted(value: Any) -> Any:
+    import jinja2
+
     if isinstance(value, _Raw | jinja2.Undefined):
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -46,29 +54,31 @@ def _quoted(value: Any) -> Any:
 
 
 def _comment(value: Any) -> _Raw:
-    """Text for a comment line: it must not break out of it."""
+    """Return text for a comment line, which it must not break out of."""
     text = str(value)
     if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in a comment")
+        raise RenderError(f"{text!r} cannot be in a comment")
     return _Raw(text)
 
 
 def _directive(value: Any) -> _Raw:
-    """One word of an #SBATCH line, quoted the way sbatch reads it."""
+    """Return one word of an #SBATCH line, quoted as sbatch reads it."""
     text = str(value)
     if any(not c.isprintable() for c in text):
-        raise RenderError(f"{text!r} cannot stand in an #SBATCH line")
+        raise RenderError(f"{text!r} cannot be in an #SBATCH line")
     name, equals, argument = text.partition("=")
     if not equals or re.fullmatch(r"[A-Za-z0-9_./:,%@+=*\[\]&|!-]*", argument):
         return _Raw(text)
     if '"' in argument:
-        raise RenderError(f"{text}: a double quote cannot stand in an #SBATCH line")
+        raise RenderError(f"{text}: a double quote cannot be in an #SBATCH line")
     escaped = argument.replace("\\", "\\\\")
     return _Raw(f'{name}="{escaped}"')
 
 
 def fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) -> str:
-    """Fill one template."""
+    """Return a template filled with values."""
+    import jinja2
+
     try:
         return environment.get_template(name).render(values)
     except jinja2.TemplateNotFound as error:
@@ -77,7 +87,7 @@ def fill(environment: jinja2.Environment, name: str, values: Mapping[str, Any]) 
         raise RenderError(f"{error.filename}:{error.lineno}: {error.message}") from None
     except RenderError:
         raise
-    except Exception as error:  # a template is a program: it may fail in any way
+    except Exception as error:  # a template is a program: anything can fail
         words = str(error) or type(error).__name__
         raise RenderError(f"{_template_line(environment, name, error)}: {words}") from None
 

@@ -17,7 +17,7 @@ from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, PREPARE, DataJob, command, data_path, none_there
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
-from trnslurm.render.render import render, render_data_job, script_name
+from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
@@ -80,7 +80,7 @@ def make_job(
     """Render a spec into a job; `code` is that of a bundle that exists already."""
     config: Config = spec.config
     return Job(
-        bundle=render(spec, template_dirs, code=code),
+        bundle=render_job(spec, template_dirs, code=code),
         name=spec.name,
         recipe=config.recipe_name,
         preset=config.preset,

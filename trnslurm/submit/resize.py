@@ -21,7 +21,7 @@ from trnslurm.config import Config, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
-from trnslurm.render.render import render
+from trnslurm.render.job import render_job
 from trnslurm.rundir import CONFIG
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
@@ -36,7 +36,7 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
     config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
     code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
     was = _spec(config, job, job.nodes)
-    again = render(was, template_dirs, code=code).files
+    again = render_job(was, template_dirs, code=code).files
     if other := [n for n, data in job.bundle.files.items() if not _same(n, data, again.get(n))]:
         raise RunError(
             f"{run.path / other[0]} (rendered by trnslurm {head['trnslurm']}) is not what trnslurm "

@@ -1,4 +1,4 @@
-"""Turns a JobSpec into a bundle. Pure: the same inputs give the same bytes."""
+"""Renders a job into a bundle. Pure: the same inputs give the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.template import fill, open_templates
 
-# The memory of a host, trn1.2xlarge's, on which the compiler may be killed.
+# A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
@@ -30,10 +30,10 @@ _TIME_REASONS = {
 }
 
 
-def render(
+def render_job(
     spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
 ) -> Bundle:
-    """Return the bundle of a job, with a snapshot of its code, or with `code` as it is."""
+    """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
     environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
     for phase in spec.phases:
@@ -75,14 +75,17 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
 
 
 def script_name(phase: str, scheduler: str) -> str:
-    """Return the batch script's file name: what sbatch runs, or bash on the local cluster."""
+    """Return the name of the batch script, which sbatch runs, or bash on the local cluster."""
     return f"{phase}.sbatch" if scheduler == "slurm" else f"{phase}.sh"
 
 
 def plan_data(spec: JobSpec) -> dict[str, Any]:
-    """Return the numbers that the job reads, and checks against the process group it has."""
+    """Return plan.json: the numbers that the job reads and checks against its process group."""
     config, batch = spec.config, spec.batch
     recipe = config.recipe
+    train = {**recipe.train, **named_in_plan(recipe)}
+    if "init_from" in train:
+        train["init_from"] = first_parameters(config)
     return {
         "format": 1,
         "recipe": config.recipe_name,
@@ -108,13 +111,8 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "seed": recipe.seed,
         "data": data_path(config),
         "model": dict(recipe.model),
-        "train": _train_data(config),
+        "train": train,
     }
-
-
-def _train_data(config: Config) -> dict[str, Any]:
-    train = {**config.recipe.train, **named_in_plan(config.recipe)}
-    return train | {"init_from": first_parameters(config)} if "init_from" in train else train
 
 
 def slurm_time(minutes: int) -> str:
@@ -131,6 +129,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
     config, cluster = spec.config, spec.config.cluster
     title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
+    neuron_env = config.recipe.neuron.env if spec.device == "neuron" else {}
     return _common_values(config) | {
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
@@ -159,7 +158,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "num_efa": spec.instance.efa if spec.nodes > 1 and spec.device in WITH_EFA else 0,
         "data": data_path(config),
         "compiles_once": _compiles_once(spec, phase),
-        "env": sorted(_job_environment(spec).items()),
+        "env": sorted({**neuron_env, **cluster.env}.items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
     }
@@ -237,11 +236,6 @@ def _common_values(config: Config) -> dict[str, Any]:
     }
 
 
-def _job_environment(spec: JobSpec) -> dict[str, str]:
-    neuron = spec.config.recipe.neuron.env if spec.device == "neuron" else {}
-    return {**neuron, **spec.config.cluster.env}
-
-
 def _by_hand(spec: JobSpec) -> list[str]:
     if not spec.on_slurm:
         return [" && ".join(f"bash {script_name(p, 'local')}" for p in spec.phases)]
@@ -255,7 +249,7 @@ def _by_hand(spec: JobSpec) -> list[str]:
 
 def search_path(python: str, bin_dir: str | None) -> str:
     """Return the PATH of everything that runs on a node."""
-    # neuron_parallel_compile and neuronx-cc are installed beside the interpreter.
+    # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
     beside = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # Where ParallelCluster, Neuron's and EFA's installers put their commands.
