@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,6 +15,7 @@ from trnslurm.config.schema import Device
 from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.render.bundle import snapshot
 from trnslurm.render.job import render_job
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import make_job
@@ -36,8 +39,8 @@ def spec_of(preset: str, *settings: str, cluster: str = "p4de", nodes: int = 1) 
     return make_spec(config, nodes, need_time=False)
 
 
-def files_of(spec: JobSpec) -> dict[str, Any]:
-    entry = {"code/jobs/llama3_clm/train.py": b""}
+def files_of(spec: JobSpec, *, code: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+    entry = {"code/jobs/llama3_clm/train.py": b""} if code is None else code
     files = render_job(spec, WORKSPACE.template_dirs(), code=entry).files
     return {name: json.loads(data) for name, data in files.items() if name.endswith(".json")}
 
@@ -173,7 +176,9 @@ def test_the_other_strategies_files_are_the_trainers(site) -> None:
 def test_the_strategy_is_in_the_key_of_the_graphs(site) -> None:
     flat = "strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
     specs = [spec_of("xla_fsdp"), spec_of("xla_fsdp", flat), spec_of("xla_fsdp", "train.lr=1.0")]
-    ingredients = [files_of(spec)["graphs.json"] for spec in specs]
+    # The job's own code: its Settings mark what shapes no graph.
+    code = snapshot("llama3_clm", Path(specs[0].config.recipe_dir), "train.py")
+    ingredients = [files_of(spec, code=code)["graphs.json"] for spec in specs]
     assert ingredients[0] != ingredients[1]
     assert ingredients[0] == ingredients[2]
 
