@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from trnslurm import rundir
 from trnslurm.rundir import RunFiles
+
+PACKAGE = Path(rundir.__file__).parent
+ROOT = PACKAGE.parent
 
 
 @pytest.mark.parametrize(
@@ -130,3 +135,59 @@ def test_lines_of_json(tmp_path: Path) -> None:
     assert rundir.last_line(file)["step"] == 199
     with file.open("rb") as stream:
         assert [line["step"] for line in rundir.json_lines(stream)] == list(range(200))
+
+
+NAMES = {
+    "run.json", "plan.json", "strategy.json", "config.yaml", "graphs.json", "node.sh", "git.patch",
+    "metrics.jsonl", "checkpoints", "tensorboard", "exported", "heartbeat", "excluded.json",
+    "cancelled.json", "turns",
+}  # fmt: skip
+FOLDERS = {"state", "logs", "code", "compiled"}  # common words, but not in a path
+NUMBERED = re.compile(r"(step|stop|stopped|stuck|failed|preflight|graphs)-(\W.*)?", re.DOTALL)
+IN_A_FOLDER = re.compile(r"(state|logs|checkpoints|exported)/\S+")
+
+
+def spelled(source: str) -> list[str]:
+    """The names of a run directory that a source has itself."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            part = node.right
+            if isinstance(part, ast.Constant) and part.value in FOLDERS:
+                found.append(part.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if text in NAMES or NUMBERED.fullmatch(text) or IN_A_FOLDER.fullmatch(text):
+                found.append(text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "number"),
+    [
+        ('run / "state"', 1),
+        ('entry["state"]', 0),
+        ('run / "plan.json"', 1),
+        ('f"plan.json: {problem}"', 0),
+        ('f"step-{step:08d}"', 1),
+        (r're.compile(r"step-(\d{8})")', 1),
+        ('"step-by-step"', 0),
+        ('Path("state/excluded.json")', 1),
+        ('"""state/ has step-00000017."""', 0),
+    ],
+)
+def test_the_search_finds_names_and_nothing_else(source: str, number: int) -> None:
+    assert len(spelled(source)) == number
+
+
+def test_only_rundir_names_the_files_of_a_run_directory() -> None:
+    others = [Path(rundir.__file__), PACKAGE / "sandbox"]  # a sandbox has a directory of its own
+    others += [PACKAGE / "node", PACKAGE / "render/job.py"]
+    found = {
+        str(file.relative_to(ROOT)): names
+        for room in (PACKAGE, ROOT / "jobs")
+        for file in room.rglob("*.py")
+        if not any(file.is_relative_to(other) for other in others)
+        if (names := spelled(file.read_text(encoding="utf-8")))
+    }
+    assert found == {}

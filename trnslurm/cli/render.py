@@ -22,12 +22,13 @@ from trnslurm.errors import RenderError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.render.job import render_job
+from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY, RunFiles
 from trnslurm.runs.find import find_run
 from trnslurm.runs.result import no_result
 
 _READING_ORDER = (
-    "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", "node.sh", "plan.json",
-    "strategy.json", "config.yaml",
+    "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", NODE_SCRIPT, PLAN, STRATEGY,
+    CONFIG,
 )  # fmt: skip
 
 
@@ -103,10 +104,11 @@ def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
 
 
 def _refuse_replacing(directory: Path, *, force: bool) -> None:
-    if not (directory / "plan.json").is_file():
+    files = RunFiles(directory)
+    if not files.plan_file.is_file():
         raise RenderError(f"{directory} exists and is not a bundle: choose another name")
-    results = [f for d in ("logs", "state") for f in (directory / d).glob("[!.]*")]
-    if results or (directory / "run.json").exists() or (directory / "metrics.jsonl").exists():
+    results = [f for d in (files.logs, files.state) for f in d.glob("[!.]*")]
+    if results or files.record_file.exists() or files.metrics_file.exists():
         raise RenderError(f"{directory} holds the results of a run: choose another name")
     if not force:
         raise RenderError(f"{directory} already exists: pass --force to replace it")

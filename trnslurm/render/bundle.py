@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trnslurm.errors import RenderError
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY, RunFiles
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
 _SHARED = ("__init__.py", "rundir.py")  # and those that every job needs
 _MAX_CODE_MIB = 64
-_PATTERNS = ("*.sbatch", "precompile.sh", "train.sh", "node.sh", "plan.json", "config.yaml",
-             "strategy.json", "graphs.json")  # fmt: skip
+_PATTERNS = (
+    "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, PLAN, CONFIG, STRATEGY, INGREDIENTS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,10 @@ def read_bundle(directory: Path) -> Bundle:
     """Read a bundle back, byte for byte, without the results of a run that happened in it."""
     if not directory.is_dir():
         raise RenderError(f"{directory}: no such directory")
-    if not (directory / "plan.json").is_file():
-        raise RenderError(f"{directory} is not a rendered bundle: it has no plan.json")
+    if not (directory / PLAN).is_file():
+        raise RenderError(f"{directory} is not a rendered bundle: it has no {PLAN}")
     found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
-    found += [f for f in (directory / "code").rglob("*") if "__pycache__" not in f.parts]
+    found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
         raise RenderError(f"{link} is a link, and a rendered bundle has none: render it again")
     try:
@@ -58,7 +60,8 @@ def kept_directories() -> dict[str, bytes]:
 
     Slurm loses a log whose directory is missing, and git loses an empty directory.
     """
-    return {"logs/.keep": b"", "state/.keep": b""}
+    files = RunFiles(Path())
+    return {f"{directory}/.keep": b"" for directory in (files.logs, files.state)}
 
 
 def diff(old: Bundle, new: Bundle) -> Iterator[str]:

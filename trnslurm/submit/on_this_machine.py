@@ -15,6 +15,7 @@ from pathlib import Path
 from submitit.local.local import LocalExecutor
 
 from trnslurm.errors import SubmitError
+from trnslurm.rundir import RunFiles
 from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
 
@@ -56,7 +57,7 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
     argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
-    argv += ["--output", "logs/%s-local.log", "--"]
+    argv += ["--output", str(RunFiles(Path()).batch_log("%s", "local")), "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir(exist_ok=True)
     with _apart_from_terminal(run.local_folder / "controller.log"):
