@@ -19,6 +19,8 @@ from typing import Any
 import trnslurm
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent
+# Slurm starts a batch job at once: by default, the scheduler may be 3 seconds late for it.
+AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1"
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRNSLURM_", "XDG_")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Sandbox, eventually, processes_with, sandbox
+from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox
 
 UP = ("up", "--nodes", "1", "--python", sys.executable)
 NOT_UP = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"
@@ -77,7 +77,7 @@ def leftovers() -> dict[str, object]:
 def test_down_leaves_nothing(tmp_path: Path) -> None:
     before = leftovers()
     with sandbox() as cluster:
-        cluster.up("-q", "--nodes", 2)
+        cluster.up("-q", "--nodes", 2, "--set", AT_ONCE)
         job = f"{sys.executable} -c 'import time; time.sleep(600)' {cluster.base}"
         words = ("--nodes=2", f"--output={tmp_path}/%j", f"--wrap=srun {job}")
         assert cluster.slurm("sbatch", *words).ok

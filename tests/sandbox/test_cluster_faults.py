@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Sandbox, eventually, line_of, processes_with, sandbox_up
+from .cluster import AT_ONCE, Sandbox, eventually, line_of, processes_with, sandbox_up
 
-# Slurm schedules a batch job at once, not within 3 seconds.
-AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1"
 # Slurm's waits, cut short: a node is given up after 6 seconds of silence.
 FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2", AT_ONCE)
 SETTINGS = [word for setting in FAST for word in ("--set", setting)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Done, Sandbox, eventually, line_of, processes_with, sandbox_up
+from .cluster import AT_ONCE, Done, Sandbox, eventually, line_of, processes_with, sandbox_up
 
 NODE = "compute-dy-trn1-1"
 ODD = """it's a "wëird" $(näme) `x`"""
@@ -32,7 +32,7 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def two() -> Iterator[Sandbox]:
     """Two nodes, which the tests of this file share."""
-    with sandbox_up("--nodes", 2) as made:
+    with sandbox_up("--nodes", 2, "--set", AT_ONCE) as made:
         yield made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .cluster import Sandbox, eventually, processes_with, sandbox_up
+from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox_up
 
 
 def accounted(cluster: Sandbox, job: str) -> list[str]:
@@ -15,7 +15,7 @@ def accounted(cluster: Sandbox, job: str) -> list[str]:
 
 
 def test_accounting(tmp_path: Path) -> None:
-    with sandbox_up("--nodes", 1, "--accounting") as cluster:
+    with sandbox_up("--nodes", 1, "--accounting", "--set", AT_ONCE) as cluster:
         state = cluster.state()
         assert state["daemons"] == ["mariadbd", "munged", "slurmctld", "slurmdbd"]
         for file in ("slurmdbd.conf", "init.sql", "munge.key"):
@@ -65,7 +65,7 @@ def test_settings_and_partitions_of_ones_own(tmp_path: Path) -> None:
         "CPUs=8", "RealMemory=1000", "Feature=mine", "Gres=gpu:t4:2", "KillWait=7",
         "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE",
         "PartitionName=compute Nodes=ALL Default=YES PriorityTier=10 PreemptMode=OFF",
-        "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE",
+        "PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE", AT_ONCE,
     )  # fmt: skip
     options = [word for setting in asked for word in ("--set", setting)]
     with sandbox_up("--nodes", 1, *options) as cluster:
