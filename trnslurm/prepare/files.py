@@ -45,7 +45,11 @@ def partial(output: Path, key: str) -> Iterator[Path]:
     Only one process at a time has it. A PrepareError leaves nothing: the next run has other
     inputs.
     """
-    _make_parent(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(path for path in output.parents if os.path.lexists(path))
+        raise PrepareError(f"{output}: {file} is no directory: choose another name") from None
     directory = output.with_name(f".{output.name}.partial-{key}")
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
@@ -61,14 +65,6 @@ def partial(output: Path, key: str) -> Iterator[Path]:
             raise KeptError(f"{error.filename or output}: {error.strerror}") from None
         shutil.rmtree(directory, ignore_errors=True)
     _remove_abandoned(output)
-
-
-def _make_parent(output: Path) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        file = next(path for path in output.parents if os.path.lexists(path))
-        raise PrepareError(f"{output}: {file} is no directory: choose another name") from None
 
 
 def publish(finished: Path, output: Path) -> None:

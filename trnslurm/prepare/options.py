@@ -87,16 +87,11 @@ def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
         start = notes.get("document_start")
     column = given.column or notes.get("column") or "text"
     if not start:
-        per = given.document_per or ("line" if given.dataset else _usual(files))
-        return Rule(per=per, column=column)
+        are_rows = {bool(given.dataset) or file.path.suffix in _ROWS for file in files}
+        default = BY_FILE if len(are_rows) > 1 else "line" if are_rows == {True} else "blank-line"
+        return Rule(per=given.document_per or default, column=column)
     try:
         re.compile(start)
     except re.error as error:
         raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
     return Rule(per="start", start=start, column=column)
-
-
-def _usual(files: list[Found]) -> str:
-    """Return what a document is in files about which nothing is known: rows are documents."""
-    are_rows = {file.path.suffix in _ROWS for file in files}
-    return BY_FILE if len(are_rows) > 1 else "line" if are_rows == {True} else "blank-line"

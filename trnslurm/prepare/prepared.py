@@ -9,7 +9,7 @@ from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.parsing import read_json
 
 FORMAT = 1
 INDEX = "index.json"
@@ -61,10 +61,7 @@ def make_once(
 
 def read_index(directory: Path) -> dict[str, Any] | None:
     """Read the index of prepared data; None if there is none, or none of this format."""
-    try:
-        index = parse((directory / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    index = read_json(directory / INDEX)
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         return None
     return index if {"made", "sources", "splits", "tokenizer"} <= index.keys() else None

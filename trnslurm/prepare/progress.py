@@ -33,7 +33,13 @@ class Progress:
     def _write(self, done: int, now: float) -> None:
         share = done / self._total if self._total else 1.0
         speed = (done - self._before) / max(now - self._start, 1e-9)
-        text = self._amount(done, speed)
+        if self._unit == "bytes":
+            unit, size = ("GB", 1e9) if self._total > 1e10 else ("MB", 1e6)
+            text = (
+                f"{done / size:,.2f} of {self._total / size:,.2f} {unit}, {speed / 1e6:,.2f} MB/s"
+            )
+        else:
+            text = f"{done:,} of {self._total:,} {self._unit}"
         if speed > 0 and done < self._total:
             text += f", {_duration((self._total - done) / speed)} left"
         if self._terminal:
@@ -43,12 +49,6 @@ class Progress:
         else:
             sys.stderr.write(f"{self._what}: {share:.0%}, {text}\n")
         sys.stderr.flush()
-
-    def _amount(self, done: int, speed: float) -> str:
-        if self._unit != "bytes":
-            return f"{done:,} of {self._total:,} {self._unit}"
-        unit, size = ("GB", 1e9) if self._total > 1e10 else ("MB", 1e6)
-        return f"{done / size:,.2f} of {self._total / size:,.2f} {unit}, {speed / 1e6:,.2f} MB/s"
 
 
 def _duration(seconds: float) -> str:

@@ -87,7 +87,7 @@ def read(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises no other
-        raise PrepareError(f"{path}: not a {FILE} ({_first_line(error)})") from None
+        raise PrepareError(f"{path}: not a {FILE} ({str(error).partition(chr(10))[0]})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # Text that is spelt like a special token stays text: only a document's end is an end of text.
@@ -133,7 +133,3 @@ def encode(loaded: Loaded, documents: list[str]) -> list[list[int]]:
     """Return the tokens of each document, with an end of text after them."""
     encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
     return [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -102,10 +102,16 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
     os.environ["RAYON_NUM_THREADS"] = str(processes)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     trained = _tokenizer(models.WordPiece(unk_token="[UNK]"))
-    characters = _count_characters(trained, texts("counting characters"))
+    counts: Counter[str] = Counter()
+    for text in texts("counting characters"):
+        counts.update(trained.normalizer.normalize_str(text))
+    by_count = sorted(counts, key=lambda character: (-counts[character], character))
+    characters = sorted([c for c in by_count if not c.isspace()][:_MOST_CHARACTERS])
     # The trainer numbers the characters that continue a word in the order of a hash table, so that
     # each run would merge others first. Special tokens are numbered in order.
-    inside = [character for character in characters if _is_inside(trained, character)]
+    # A mark, or a Chinese character, is a word of its own, and continues none.
+    split, normalize = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
+    inside = [c for c in characters if len(split(normalize(f"a{c}"))) == 1]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*_SPECIAL, *(f"{_CONTINUES}{character}" for character in inside)],
@@ -120,11 +126,7 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
             f"--tokenizer train:{vocab_size}: the characters of the text alone make "
             f"{len(vocabulary)} tokens: ask for more"
         )
-    return _as_json(vocabulary)
-
-
-def _as_json(vocabulary: dict[str, int]) -> bytes:
-    """Return the tokenizer.json, whose only special tokens are BERT's."""
+    # A new one, whose only special tokens are BERT's.
     made = _tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.decoder = decoders.WordPiece(prefix=_CONTINUES)
     made.add_special_tokens(list(_SPECIAL))
@@ -139,17 +141,3 @@ def _tokenizer(model: models.WordPiece) -> Tokenizer:
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return made
-
-
-def _is_inside(made: Tokenizer, character: str) -> bool:
-    """Return whether a character can continue a word; a mark, or a Chinese character, is a word."""
-    text = made.normalizer.normalize_str(f"a{character}")
-    return len(made.pre_tokenizer.pre_tokenize_str(text)) == 1
-
-
-def _count_characters(made: Tokenizer, texts: Iterable[str]) -> list[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(made.normalizer.normalize_str(text))
-    by_count = sorted(counts, key=lambda character: (-counts[character], character))
-    return sorted([c for c in by_count if not c.isspace()][:_MOST_CHARACTERS])

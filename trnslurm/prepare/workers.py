@@ -67,18 +67,17 @@ def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
     progress = Progress(work.name, total, before=done, unit=work.unit)
     processes = min(processes, len(left))
     todo = [pieces[number] for number in left]
-    for place, result in _run(todo, work, processes) if processes > 1 else _run_here(todo, work):
+    results: Iterator[tuple[int, M]] = iter(())
+    if processes > 1:
+        results = _run(todo, work, processes)
+    elif todo:  # here: starting a process takes longer than most work
+        results = enumerate(map(work.start(), todo))
+    for place, result in results:
         made[left[place]] = result
         done += todo[place].size
         progress.show(done)
     progress.finish()
     return [made[number] for number in range(len(pieces))]
-
-
-def _run_here(todo: list[P], work: Work[P, M]) -> Iterator[tuple[int, M]]:
-    """Do the pieces one after another, here: starting a process takes longer than most do."""
-    if todo:
-        yield from enumerate(map(work.start(), todo))
 
 
 def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int, M]]:

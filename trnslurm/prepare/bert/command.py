@@ -20,7 +20,13 @@ def run(arguments: Sequence[str]) -> None:
     """Prepare, and print what there is now."""
     given = _parser().parse_args(arguments)
     result = _prepare(given)
-    report(result, _summary(result.index), as_json=given.json)
+    splits = [
+        f"{name} {entry['samples']:,} samples of {entry['documents']:,} documents in "
+        f"{len(entry['shards']):,} shards"
+        for name, entry in result.index["splits"].items()
+    ]
+    summary = f"{', '.join(splits)}, vocabulary {result.index['vocab_size']:,}"
+    report(result, summary, as_json=given.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,12 +128,3 @@ def _source(given: argparse.Namespace) -> dict[str, Any]:
             option = f"--{name.replace('_', '-')}"
             raise PrepareError(f"{option}: WikiExtractor's files say it themselves: leave it out")
     return {"files": wikiextractor.article_files(given.wikiextractor), "rule": wikiextractor.RULE}
-
-
-def _summary(index: dict[str, Any]) -> str:
-    splits = [
-        f"{name} {entry['samples']:,} samples of {entry['documents']:,} documents in "
-        f"{len(entry['shards']):,} shards"
-        for name, entry in index["splits"].items()
-    ]
-    return f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"

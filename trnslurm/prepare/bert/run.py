@@ -18,7 +18,7 @@ from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.text.cutting import choose_chunk_bytes, cut, in_turn
 from trnslurm.prepare.text.documents import Rule
-from trnslurm.prepare.text.sources import Found, Source, read_through
+from trnslurm.prepare.text.sources import Found, read_through
 
 # Text per shard, if their number is not set: WikiCorpus makes about a thousand.
 _SHARD_BYTES = 16_000_000
@@ -55,7 +55,7 @@ def prepare(request: Request) -> Result:
         wordpiece.load(path)  # its errors come before the reading
         name = describe(path)["sha256"]
     sources = read_through(request.files)
-    shards = request.shards or _choose_shards(sources)
+    shards = request.shards or -(-sum(source.bytes for source in sources) // _SHARD_BYTES)
     wanted = {
         "sources": [source.as_json() for source in sources],
         "made": {
@@ -77,10 +77,6 @@ def prepare(request: Request) -> Result:
         lambda directory: _make(request, wanted, shards, chunk_bytes, directory),
         force=request.force,
     )
-
-
-def _choose_shards(sources: list[Source]) -> int:
-    return -(-sum(source.bytes for source in sources) // _SHARD_BYTES)
 
 
 def _make(
@@ -135,7 +131,9 @@ def _make_shards(
     todo, num_documents = _deal(request, shards, dtype, directory)
     finished, notes = directory / "finished", directory / "notes"
     notes.mkdir(exist_ok=True)
-    _remove_unfinished(finished)
+    finished.mkdir(exist_ok=True)
+    for path in finished.glob(".*.tmp-*"):  # what a killed run was writing
+        path.unlink()
     work = Sharding(
         directory=finished,
         notes=notes,
@@ -184,13 +182,6 @@ def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
         )
     wanted = max(round(total * share), 2 * test_shards) if test_shards else 0
     return min(wanted, total - 2 * shards)
-
-
-def _remove_unfinished(directory: Path) -> None:
-    """Remove what a killed run was writing."""
-    directory.mkdir(exist_ok=True)
-    for path in directory.glob(".*.tmp-*"):
-        path.unlink()
 
 
 def _join(parts: list[Made], split: str, output: Path) -> dict[str, Any]:

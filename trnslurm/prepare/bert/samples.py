@@ -29,7 +29,11 @@ def make_samples(
     wanted = np.clip(wanted, 1, settings.max_pred)
     keys = numbers.random(ids.shape)
     if settings.whole_words:
-        chosen = _choose_words(is_text, _word_starts(ids, is_text, pieces), wanted, keys)
+        follows_text = np.zeros_like(is_text)
+        follows_text[:, 1:] = is_text[:, :-1]
+        # Where a part's front was cut off, the rest is a word.
+        starts = is_text & ~(pieces.continues[ids] & follows_text)
+        chosen = _choose_words(is_text, starts, wanted, keys)
     else:
         chosen = _choose_tokens(is_text, wanted, keys)
     places = np.where(chosen, np.arange(settings.seq_len), settings.seq_len)
@@ -37,7 +41,10 @@ def make_samples(
     is_used = places < settings.seq_len
     places[~is_used] = 0
     truth = np.where(is_used, np.take_along_axis(ids, places, axis=1), 0)
-    ids[chosen] = _replace(ids[chosen], pieces, numbers)
+    dice = numbers.random(chosen.sum())
+    any_token = pieces.ordinary[(numbers.random(len(dice)) * len(pieces.ordinary)).astype(np.int64)]
+    kept = np.where(dice < _MASKED + _KEPT, ids[chosen], any_token)
+    ids[chosen] = np.where(dice < _MASKED, pieces.mask, kept)
     return {
         "input_ids": ids,
         "input_mask": (np.arange(settings.seq_len) < lengths[:, None]).astype(np.int64),
@@ -78,15 +85,6 @@ def _choose_tokens(
     return chosen & is_text
 
 
-def _word_starts(
-    ids: NDArray[np.int64], is_text: NDArray[np.bool_], pieces: WordPieces
-) -> NDArray[np.bool_]:
-    """Return where words start; where a part's front was cut off, the rest is a word."""
-    follows_text = np.zeros_like(is_text)
-    follows_text[:, 1:] = is_text[:, :-1]
-    return is_text & ~(pieces.continues[ids] & follows_text)
-
-
 def _choose_words(
     is_text: NDArray[np.bool_],
     starts: NDArray[np.bool_],
@@ -109,11 +107,3 @@ def _choose_words(
         is_taken[row[:, 0], place] = takes
         left -= np.where(takes, size, 0)
     return np.take_along_axis(is_taken, start, axis=1) & is_text
-
-
-def _replace(
-    ids: NDArray[np.int64], pieces: WordPieces, numbers: np.random.Generator
-) -> NDArray[np.int64]:
-    dice = numbers.random(len(ids))
-    any_token = pieces.ordinary[(numbers.random(len(ids)) * len(pieces.ordinary)).astype(np.int64)]
-    return np.where(dice < _MASKED, pieces.mask, np.where(dice < _MASKED + _KEPT, ids, any_token))

@@ -11,7 +11,7 @@ from trnslurm.prepare import tokenizer
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.hub import ask_hub, library
 from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.parsing import read_json
 from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import DATASET
 
@@ -50,7 +50,7 @@ class Wanted:
 def fetch_dataset(wanted: Wanted) -> str:
     """Fetch what is not there; return in one line what was done."""
     if wanted.output.exists() and any(wanted.output.iterdir()):
-        before = _fetched(wanted.output)
+        before = read_json(wanted.output / DATASET)
         if before is None:
             raise PrepareError(f"{wanted.output}: exists, and was not fetched: choose another name")
         if not wanted.force and before == wanted.notes():
@@ -67,19 +67,20 @@ def fetch_dataset(wanted: Wanted) -> str:
         finished.mkdir()
         rows = _fetch_rows(wanted, finished, directory / "cache")
         if wanted.tokenizer:
-            _fetch_tokenizer(wanted.tokenizer, finished, directory / "cache")
+            download = library("huggingface_hub").hf_hub_download
+            path = ask_hub(
+                f"tokenizer {wanted.tokenizer}",
+                lambda: download(
+                    wanted.tokenizer, tokenizer.FILE, cache_dir=str(directory / "cache")
+                ),
+            )
+            with replacing(finished / tokenizer.FILE) as stream:
+                stream.write(Path(path).read_bytes())
         with replacing(finished / DATASET) as stream:
             stream.write(f"{json.dumps(wanted.notes(), indent=2)}\n".encode())
         publish(finished, wanted.output)
     splits = ", ".join(f"{name} {count:,} rows" for name, count in rows.items())
     return f"Fetched {wanted.output}: {splits}"
-
-
-def _fetched(directory: Path) -> Any:
-    try:
-        return parse((directory / DATASET).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _fetch_rows(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
@@ -113,12 +114,3 @@ def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
             stream.write("".join(f"{line}\n" for line in lines).encode())
             count += len(values)
     return count
-
-
-def _fetch_tokenizer(name: str, finished: Path, cache: Path) -> None:
-    download = library("huggingface_hub").hf_hub_download
-    path = ask_hub(
-        f"tokenizer {name}", lambda: download(name, tokenizer.FILE, cache_dir=str(cache))
-    )
-    with replacing(finished / tokenizer.FILE) as stream:
-        stream.write(Path(path).read_bytes())

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.parsing import read_json
 from trnslurm.prepare.progress import Progress
 
 TIMEOUT_S = 60
@@ -90,7 +90,11 @@ def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
     except urllib.error.HTTPError as error:
         error.close()
         if not have or error.code not in _NO_PART:
-            raise failure(f"{url}: {_refusal(error)}") from None
+            hint = "try again later"
+        if error.code in (http.client.FORBIDDEN, http.client.NOT_FOUND):
+            hint = "no such file there, or not for everyone: check the URL"
+        said = f"the server answered {error.code} {error.reason}".strip()
+        raise failure(f"{url}: {said}: {hint}") from None
         yield None
         return
     except (OSError, http.client.HTTPException) as error:
@@ -101,13 +105,6 @@ def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
         ) from None
     with response:
         yield response if not have or response.status == http.client.PARTIAL_CONTENT else None
-
-
-def _refusal(error: urllib.error.HTTPError) -> str:
-    said = f"the server answered {error.code} {error.reason}".strip()
-    if error.code in (http.client.FORBIDDEN, http.client.NOT_FOUND):
-        return f"{said}: no such file there, or not for everyone: check the URL"
-    return f"{said}: try again later"
 
 
 def _version(url: str, response: Any) -> Version:
@@ -126,7 +123,12 @@ def _version(url: str, response: Any) -> Version:
 
 def _write(response: Any, path: Path, version: Version, have: int, copies: int) -> None:
     """Append what comes to what is there."""
-    _require_room(path.parent, copies * version.bytes - have)
+    needed, free = copies * version.bytes - have, shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise KeptError(
+            f"{path.parent.parent}: no room for {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are "
+            "free"
+        )
     progress = Progress("fetching", version.bytes, before=have)
     with path.open("ab") as stream:
         while block := _read_block(response):
@@ -151,14 +153,6 @@ def _read_block(response: Any) -> bytes:
     return block
 
 
-def _require_room(directory: Path, needed: int) -> None:
-    free = shutil.disk_usage(directory).free
-    if free < needed:
-        raise KeptError(
-            f"{directory.parent}: no room for {needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-        )
-
-
 def _check(path: Path, version: Version) -> None:
     """Refuse a file whose checksum is not the server's."""
     if version.md5 is None:
@@ -177,8 +171,8 @@ def _check(path: Path, version: Version) -> None:
 
 def _read(notes: Path) -> Version | None:
     try:
-        return Version(**parse(notes.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Version(**read_json(notes))
+    except TypeError:
         return None
 
 

@@ -4,12 +4,11 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.hub import ask_hub, library
 from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.parsing import read_json
 
 NOTES = "model.json"
 # Weights without pickle, whole or in parts, and the files that describe them.
@@ -28,7 +27,7 @@ class Model:
 def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
     """Fetch the model if it is not there; return in one line what was done."""
     if output.exists() and any(output.iterdir()):
-        before = _fetched(output)
+        before = read_json(output / NOTES)
         if before is None:
             raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
         if not force and before == asdict(wanted):
@@ -65,10 +64,3 @@ def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
             stream.write(f"{json.dumps(asdict(wanted), indent=2)}\n".encode())
         publish(finished, output)
     return f"Fetched {output}: {size / 1e6:,.0f} MB"
-
-
-def _fetched(directory: Path) -> Any:
-    try:
-        return parse((directory / NOTES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

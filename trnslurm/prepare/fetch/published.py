@@ -12,7 +12,7 @@ from trnslurm.prepare.bert.command import import_late
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.download import download, file_name
 from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.parsing import read_json
 from trnslurm.prepare.progress import Progress
 
 NOTES = "published.json"
@@ -53,7 +53,10 @@ def fetch(wanted: Wanted) -> str:
         else:
             what = f"{file.stat().st_size:,} bytes"
             file.rename(finished / file.name)
-        _note(wanted.url, finished)
+        files = {path.name: path.stat().st_size for path in sorted(finished.iterdir())}
+        with replacing(finished / NOTES) as stream:
+            notes = {"format": FORMAT, "url": wanted.url, "files": files}
+            stream.write(f"{json.dumps(notes, indent=2)}\n".encode())
         publish(finished, wanted.output)
     return f"Fetched {wanted.output}: {what}"
 
@@ -96,19 +99,9 @@ def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:
 
 
 def _read_notes(directory: Path) -> dict[str, Any] | None:
-    try:
-        notes = parse((directory / NOTES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    notes = read_json(directory / NOTES)
     is_ours = isinstance(notes, dict) and notes.get("format") == FORMAT
     return notes if is_ours and isinstance(notes.get("files"), dict) and "url" in notes else None
-
-
-def _note(url: str, finished: Path) -> None:
-    files = {path.name: path.stat().st_size for path in sorted(finished.iterdir())}
-    with replacing(finished / NOTES) as stream:
-        notes = {"format": FORMAT, "url": url, "files": files}
-        stream.write(f"{json.dumps(notes, indent=2)}\n".encode())
 
 
 def _unpack(archive: Path, finished: Path, url: str) -> None:
@@ -123,7 +116,10 @@ def _unpack(archive: Path, finished: Path, url: str) -> None:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
-                _refuse_odd(member, path, url)
+                odd = "which leads elsewhere" if path.is_absolute() or ".." in path.parts else ""
+                odd = odd or ("" if member.isfile() or member.isdir() else "which is no file")
+                if odd:
+                    raise PrepareError(f"{url}: has {member.name} in it, {odd}: not unpacked")
                 if member.isfile() and path.suffix == SHARD and not path.name.startswith("."):
                     if path.name in names:
                         raise PrepareError(f"{url}: has two shards {path.name}: not unpacked")
@@ -133,13 +129,6 @@ def _unpack(archive: Path, finished: Path, url: str) -> None:
     except (tarfile.TarError, EOFError) as error:
         raise PrepareError(f"{url}: no whole tar ({error}): fetch it again") from None
     progress.finish()
-
-
-def _refuse_odd(member: tarfile.TarInfo, path: PurePosixPath, url: str) -> None:
-    if path.is_absolute() or ".." in path.parts:
-        raise PrepareError(f"{url}: has {member.name} in it, which leads elsewhere: not unpacked")
-    if not (member.isfile() or member.isdir()):
-        raise PrepareError(f"{url}: has {member.name} in it, which is no file: not unpacked")
 
 
 def _unpack_one(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

@@ -24,7 +24,13 @@ def run(arguments: Sequence[str]) -> None:
     result = _prepare(given)
     for part in result.index["left_out"]:
         print(f"warning: {_bad_rows(part)}", file=sys.stderr)
-    report(result, _summary(result.index), as_json=given.json)
+    splits = []
+    for name, entry in result.index["splits"].items():
+        labels = ", ".join(f"{label} {count:,}" for label, count in entry["labels"].items())
+        splits.append(f"{name} {entry['samples']:,} samples" + (f" ({labels})" if labels else ""))
+    cut = f", {result.index['cut']:,} of them cut off" if result.index["cut"] else ""
+    summary = f"{', '.join(splits)}{cut}, vocabulary {result.index['vocab_size']:,}"
+    report(result, summary, as_json=given.json)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,7 +104,9 @@ def _files(given: argparse.Namespace) -> list[Found]:
         found = [file for file in found if file.split == "train"]
         found += [replace(file, split="eval") for file in evaluated]
     for file in found:
-        _check_format(file.path)
+        if file.path.suffix not in FORMATS:
+            formats = ", ".join(FORMATS)
+            raise PrepareError(f"{file.path}: its name says no format of rows: {formats}")
     return found
 
 
@@ -119,30 +127,13 @@ def _to_train_on(file: Found, named: list[Path]) -> Found:
     return file
 
 
-def _check_format(path: Path) -> None:
-    if path.suffix not in FORMATS:
-        raise PrepareError(f"{path}: its name says no format of rows: {', '.join(FORMATS)}")
-
-
 def _bad_rows(part: dict[str, Any]) -> str:
     """Return what was left out of a file, and where, as a sentence."""
     unit = "line" if "first_lines" in part else "row"
     first = part[f"first_{unit}s"]
     places = ", ".join(map(str, first)) + (", …" if len(first) < part["rows"] else "")
+    end = "" if part["rows"] == 1 else "s"
     return (
-        f"{part['name']}: left out {_count(part['rows'], 'row')} with {part['reason']}: "
-        f"{unit if part['rows'] == 1 else f'{unit}s'} {places}"
+        f"{part['name']}: left out {part['rows']:,} row{end} with {part['reason']}: "
+        f"{unit}{end} {places}"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _summary(index: dict[str, Any]) -> str:
-    splits = []
-    for name, entry in index["splits"].items():
-        labels = ", ".join(f"{label} {count:,}" for label, count in entry["labels"].items())
-        splits.append(f"{name} {entry['samples']:,} samples" + (f" ({labels})" if labels else ""))
-    cut = f", {index['cut']:,} of them cut off" if index["cut"] else ""
-    return f"{', '.join(splits)}{cut}, vocabulary {index['vocab_size']:,}"

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class Tokenizing:
 
     def _make(self, piece: Piece, framed: Tokenizer, kind: np.dtype[Any], pad: int) -> Made:
         made, cut = [], 0
-        for rows in _batches(piece.rows()):
+        left = piece.rows()
+        while rows := list(itertools.islice(left, _ROWS_AT_ONCE)):
             samples = np.zeros(len(rows), kind)
             samples["input_ids"] = pad
             texts = [tuple(texts) if len(texts) == 2 else texts[0] for _, texts in rows]
@@ -106,8 +107,3 @@ def frame(read: Tokenizer, *, cls: int, sep: int, seq_len: int) -> Tokenizer:
     read.post_processor = BertProcessing(("[SEP]", sep), ("[CLS]", cls))
     read.enable_truncation(seq_len, strategy="longest_first")
     return read
-
-
-def _batches(rows: Iterator[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
-    while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        yield batch

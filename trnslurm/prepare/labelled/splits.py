@@ -59,7 +59,12 @@ def _write(
         for piece in pieces:
             samples = _samples(work, piece)
             if not first:
-                _write_head(stream, samples.dtype, int(chosen.sum()))
+                head = {  # of a .npy file, which the samples follow as they are
+                    "descr": np.lib.format.dtype_to_descr(samples.dtype),
+                    "fortran_order": False,
+                    "shape": (int(chosen.sum()),),
+                }
+                np.lib.format.write_array_header_1_0(stream, head)
             taken = samples[chosen[first : first + len(samples)]]
             stream.write(taken.tobytes())
             first += len(samples)
@@ -67,16 +72,6 @@ def _write(
                 counts += np.bincount(taken["label"], minlength=len(names))
     by_label = dict(zip(names, counts.tolist(), strict=True))
     return describe(path) | {"samples": int(chosen.sum()), "labels": by_label}
-
-
-def _write_head(stream: Any, kind: np.dtype[Any], samples: int) -> None:
-    """Write the beginning of a .npy file, which the samples follow as they are."""
-    head = {
-        "descr": np.lib.format.dtype_to_descr(kind),
-        "fortran_order": False,
-        "shape": (samples,),
-    }
-    np.lib.format.write_array_header_1_0(stream, head)
 
 
 def _samples(work: Tokenizing, piece: Piece) -> Samples:

@@ -47,7 +47,17 @@ def text_files(
     paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
 ) -> list[Found]:
     """Return the named text files, and those in the named directories, all to train on."""
-    return [found for path in paths for found in _text_files_of(path, suffixes, option)]
+    found = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(Found(name=path.name, path=path, split="train"))
+            continue
+        inside = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
+        if not inside:
+            words = ", ".join(suffixes)
+            raise PrepareError(f"{option} {path}: no text in this directory ({words})")
+        found += inside
+    return found
 
 
 def files_below(directory: Path, pattern: str) -> list[Found]:
@@ -70,15 +80,6 @@ def _files(directory: Path) -> list[Path]:
         directories[:] = [name for name in directories if not name.startswith(".")]
         found += [Path(parent, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file())
-
-
-def _text_files_of(path: Path, suffixes: tuple[str, ...], option: str) -> list[Found]:
-    if not path.is_dir():
-        return [Found(name=path.name, path=path, split="train")]
-    found = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
-    if not found:
-        raise PrepareError(f"{option} {path}: no text in this directory ({', '.join(suffixes)})")
-    return found
 
 
 def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)) -> list[Found]:
@@ -119,7 +120,13 @@ def dataset_notes(directory: Path) -> dict[str, Any]:
 
 def read_through(files: list[Found]) -> list[Source]:
     """Read every file once, for its checksum, and check that text is UTF-8."""
-    sizes = [_size(file.path) for file in files]
+    sizes = []
+    for file in files:
+        try:
+            with file.path.open("rb") as stream:
+                sizes.append(stream.seek(0, os.SEEK_END))
+        except OSError as error:
+            raise PrepareError(f"{file.path}: cannot be read ({error.strerror})") from None
     progress = Progress("reading", sum(sizes))
     sources, done = [], 0
     for file, size in zip(files, sizes, strict=True):
@@ -145,14 +152,6 @@ def read_through(files: list[Found]) -> list[Source]:
     if not done:
         raise PrepareError(f"no text: {', '.join(str(file.path) for file in files)} is empty")
     return sources
-
-
-def _size(path: Path) -> int:
-    try:
-        with path.open("rb") as stream:
-            return stream.seek(0, 2)
-    except OSError as error:
-        raise PrepareError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _check_utf8(
