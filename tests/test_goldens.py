@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from trnslurm.config import Workspace, packaged_root, resolve
-from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff
 from trnslurm.render.job import render_data_job, render_job
+from trnslurm.rundir import INGREDIENTS
 
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"

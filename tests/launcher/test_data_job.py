@@ -18,7 +18,7 @@ def directives(script: bytes) -> list[str]:
 
 def prepare_words(node_script: Path) -> list[str]:
     """The command that node.sh becomes, as its shell would read it."""
-    array = node_script.read_text().partition("prepare=(")[2].partition("\n)")[0]
+    array = node_script.read_text().partition("COMMAND=(")[2].partition("\n)")[0]
     return shlex.split(array)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
+from trnslurm.node.graphs.place import read_place
 
 from .conftest import REPOSITORY
 
@@ -59,14 +60,21 @@ class Job:
         self.setenv(SLURM_NODEID=str(node))
         return self.bench.run("graphs", "compile", *(command or self.tool("true")))
 
-    def ask(self, what: str, node: int = 0) -> int:
-        """Run a command of trnslurm.node.graphs in this process."""
+    def verify(self, node: int = 0) -> int:
         self.setenv(SLURM_NODEID=str(node))
-        return graphs.main([what])
+        return graphs.main(["verify"])
+
+    def is_warm(self) -> bool:
+        self.setenv(SLURM_NODEID="0")
+        return graphs.is_warm(read_place())
+
+    def commit(self) -> None:
+        self.setenv(SLURM_NODEID="0")
+        graphs.commit(read_place())
 
     def compile(self) -> None:
         assert [self.on_node(node).returncode for node in (0, 1)] == [0, 0]
-        assert self.ask("commit") == 0
+        self.commit()
 
     def neff(self, number: int) -> Path:
         (path,) = self.cache.glob(f"neuronxcc-*/MODULE_{number}+*/model.neff")
@@ -79,20 +87,20 @@ def job(bench, monkeypatch) -> Job:
 
 
 def test_compiled_committed_and_whole(job: Job, capsys) -> None:
-    assert job.ask("verify") == 1
+    assert job.verify() == 1
     said = capsys.readouterr().err
     assert said.startswith(f"error: nothing is compiled for key {KEY} in {job.cache}: cd ")
     assert "sbatch precompile.sbatch" in said
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     job.compile()
     manifest = read_manifest(job.cache, KEY)
     assert len(manifest.files) == 4
     assert [(n.node, n.graphs, n.compiled) for n in manifest.nodes] == [(0, 4, 4), (1, 4, 4)]
     assert (manifest.made["job"], manifest.ingredients) == ("4711", {"micro_batch": 1})
     assert "Total graphs: 4" in (job.cache / f"trnslurm/{KEY}/output/node1.log").read_text()
-    assert [job.ask("verify", node) for node in (1, 0)] == [0, 0]
+    assert [job.verify(node) for node in (1, 0)] == [0, 0]
     assert (job.cache / f"trnslurm/{KEY}/used").exists()
-    assert job.ask("warm") == 0
+    assert job.is_warm()
 
 
 def test_a_deleted_graph_is_named_and_compiled_again(job: Job, capsys) -> None:
@@ -100,12 +108,12 @@ def test_a_deleted_graph_is_named_and_compiled_again(job: Job, capsys) -> None:
     neff = job.neff(3)
     neff.unlink()
     capsys.readouterr()
-    assert [job.ask("verify", node) for node in (0, 1)] == [1, 1]
+    assert [job.verify(node) for node in (0, 1)] == [1, 1]
     said = capsys.readouterr().err
     assert said.count(f"damaged: {neff} is missing: cd ") == 2
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     job.compile()
-    assert job.ask("verify") == 0
+    assert job.verify() == 0
 
 
 def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) -> None:
@@ -113,9 +121,9 @@ def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) ->
     neff = job.neff(2)
     content = neff.read_bytes()
     neff.write_bytes(content[:-2] + b"!\n")
-    assert sorted(job.ask("verify", node) for node in (0, 1)) == [0, 1]
+    assert sorted(job.verify(node) for node in (0, 1)) == [0, 1]
     assert f"{neff} has changed" in capsys.readouterr().err
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     assert not neff.exists()  # or the compiler would take it for good
 
 
@@ -140,14 +148,14 @@ def test_every_trap_of_the_tool_fails_the_node(job: Job, behaviour, code, reason
     assert reason in json.loads((job.run / "state/graphs-1-node0.json").read_text())["problem"]
 
 
-def test_a_node_without_a_word_is_no_success(job: Job, capsys) -> None:
+def test_a_node_without_a_word_is_no_success(job: Job) -> None:
     assert job.on_node(0).returncode == 0
-    assert job.ask("commit") == 1
-    assert "node 1 did not say what it compiled" in capsys.readouterr().err
+    with pytest.raises(CacheError, match="node 1 did not say what it compiled"):
+        job.commit()
     assert read_manifest(job.cache, KEY) is None
 
 
-def test_a_graph_that_no_node_compiled_is_no_success(job: Job, capsys) -> None:
+def test_a_graph_that_no_node_compiled_is_no_success(job: Job) -> None:
     """Each took it for the other's, as one does that finds it locked."""
     lost = f"{job.cache}/neuronxcc-0/MODULE_9"
     for node in (0, 1):
@@ -156,11 +164,11 @@ def test_a_graph_that_no_node_compiled_is_no_success(job: Job, capsys) -> None:
         result = json.loads(path.read_text())
         result["graphs"].append(lost)
         path.write_text(json.dumps(result))
-    assert job.ask("commit") == 1
-    assert f"needs {lost}, which no node has compiled" in capsys.readouterr().err
+    with pytest.raises(CacheError, match=f"needs {lost}, which no node has compiled"):
+        job.commit()
     Path(lost).mkdir()
     (Path(lost) / "model.neff").write_text("by a third one")
-    assert job.ask("commit") == 0
+    job.commit()
     assert len(read_manifest(job.cache, KEY).files) == 5
 
 
@@ -178,11 +186,11 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert f"if nobody does, remove {lock}" in err
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     assert lock.exists(), "its run may go on on another node"
     job.state("CANCELLED")
     capsys.readouterr()
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     said = capsys.readouterr().out
     assert not lock.exists() and f"when it was ended: {lock} (" in said
     assert other.exists() and f"if nobody compiles it, remove {other} (" in said
@@ -198,7 +206,7 @@ def test_a_lock_that_was_taken_again_stays(job: Job) -> None:
     taker = {"run": str(job.run), "attempt": 1, "job": "4711", "node": 0, "locks": locks}
     (left / "4711-node0.json").write_text(json.dumps(taker))
     job.state("FAILED")
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
     assert lock.exists()
 
 
@@ -208,13 +216,13 @@ def test_per_host_is_cold_on_another_host(job: Job, monkeypatch, capsys) -> None
         NEURON_COMPILE_CACHE_URL=f"{job.cache}/hosts/{os.uname().nodename}",
     )
     job.compile()
-    assert job.ask("verify", 1) == 0
+    assert job.verify(1) == 0
     here = os.uname()
     there = os.uname_result(("Linux", "elsewhere", "6", "1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: there)
-    assert job.ask("verify", 1) == 1
+    assert job.verify(1) == 1
     assert "nothing is compiled for key 0123456789abcdef on elsewhere" in capsys.readouterr().err
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
 
     job.setenv(NEURON_COMPILE_CACHE_URL=f"{job.cache}/hosts/elsewhere")
     for node in (0, 1):
@@ -223,23 +231,23 @@ def test_per_host_is_cold_on_another_host(job: Job, monkeypatch, capsys) -> None
         result.write_text(
             result.read_text().replace(f'"host": "{here.nodename}"', '"host": "elsewhere"')
         )
-    assert job.ask("commit") == 0
+    job.commit()
     for host in (there, here):  # what one host compiles the other keeps
         monkeypatch.setattr(os, "uname", lambda host=host: host)
-        assert job.ask("verify", 1) == 0
+        assert job.verify(1) == 0
 
 
 def test_graphs_in_var_tmp_are_never_warm(job: Job, monkeypatch) -> None:
     job.compile()
-    assert job.ask("warm") == 0
+    assert job.is_warm()
     monkeypatch.delenv("NEURON_COMPILE_CACHE_URL")
-    assert job.ask("warm") == graphs.COLD
+    assert not job.is_warm()
 
 
 def test_a_url_lists_no_files_and_says_so(job: Job, capsys) -> None:
     job.setenv(NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
     job.compile()
-    assert job.ask("verify") == 0
+    assert job.verify() == 0
     assert capsys.readouterr().out.count("files not seen from here") == 2
 
 
@@ -248,10 +256,10 @@ def test_on_a_cpu_each_worker_has_its_own_cache(bench, monkeypatch, capsys) -> N
     xla = job.cache / f"trnslurm/{KEY}/xla"
     fill = ["--", "sh", "-c", 'echo graph > "$0/$SLURM_NODEID/123"', str(xla)]
     assert [job.on_node(node, *fill).returncode for node in (0, 1)] == [0, 0]
-    assert job.ask("commit") == 0
-    assert job.ask("verify", 1) == 0
+    job.commit()
+    assert job.verify(1) == 0
     (xla / "1/123").unlink()
-    assert job.ask("verify", 1) == 1
+    assert job.verify(1) == 1
     assert f"{xla}/1/123 is missing" in capsys.readouterr().err
     done = job.on_node(0, "--", "true")
     assert (done.returncode, "compiled no graph" in done.stderr) == (1, True)

@@ -5,14 +5,21 @@ import os
 
 import pytest
 
-from trnslurm.node import ending, left_out
-from trnslurm.node.ending import Attempt, Facts, crashes_in_a_row, judge
+from trnslurm.node import left_out
+from trnslurm.node.ending import (
+    Facts,
+    crashes_in_a_row,
+    how_it_ended,
+    read_facts,
+    reason_to_give_up,
+)
+from trnslurm.node.state import State, read_state
 
 GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
 
 
 def attempt(**fields):
-    return Attempt(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
+    return State(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
 
 
 def facts(**fields):
@@ -21,9 +28,9 @@ def facts(**fields):
 
 
 def told(**fields):
-    """The verdict in a line: state, state if requeue is refused, cause, reason."""
-    verdict = judge(facts(**fields))
-    return "|".join((verdict.state, verdict.refused, verdict.cause, verdict.reason))
+    """The ending in a line: state, state if requeue is refused, cause, reason."""
+    ending = how_it_ended(facts(**fields))
+    return "|".join((ending.state, ending.refused, ending.cause, ending.reason))
 
 
 TERM = {word: [attempt(state=word)] for word in ("CANCELLED", "TIMEOUT", "PREEMPTED", "REQUEUED")}
@@ -33,7 +40,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
 
 
 @pytest.mark.parametrize(
-    ("known", "verdict"),
+    ("known", "ending"),
     [
         # It ended by itself, whatever was asked of it.
         ({"exit_code": 0}, "COMPLETED|COMPLETED||"),
@@ -91,8 +98,8 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ({**LOCAL, **SAVED, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
     ],
 )
-def test_ends_that_were_asked_for(known, verdict):
-    assert told(**known) == verdict
+def test_ends_that_were_asked_for(known, ending):
+    assert told(**known) == ending
 
 
 CRASHED = attempt(state="REQUEUED", cause="crash")
@@ -102,7 +109,7 @@ NO_CRASHES = [
 
 
 @pytest.mark.parametrize(
-    ("known", "verdict"),
+    ("known", "ending"),
     [
         (
             {},
@@ -130,8 +137,8 @@ NO_CRASHES = [
         ),
     ],
 )
-def test_crashes(known, verdict):
-    assert told(**known) == verdict
+def test_crashes(known, ending):
+    assert told(**known) == ending
 
 
 @pytest.mark.parametrize(
@@ -156,26 +163,28 @@ def test_crashes_since_a_new_checkpoint(attempts, newest, count):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('said "no"\n\tto C:\\x', "said 'no' to C:/x"),
-        ("\x1b[31mred\x00 \x7f é", "[31mred  "),
+        ('said "no"\n\tto C:\\x', 'said "no" to C:\\x'),
+        ("\x1b[31mred\x00 \x7f é", "[31mred  é"),
         ("x" * 500, "x" * 300),
         ("", ""),
     ],
 )
-def test_reasons_are_safe_in_a_shell_and_in_json(text, line):
-    assert ending.one_line(text).rstrip() == line.rstrip()
-    assert json.loads(f'"{ending.one_line(text)}"') is not None
+def test_reasons_are_one_short_line(run, text, line):
+    State(attempt=1, reason=text).write()
+    assert read_state("train", 1).reason == line
 
 
 def test_nodes_to_leave_out():
-    leave_out = left_out.to_leave_out
-    assert leave_out([], [], []) == "-"
-    assert leave_out(["users"], [], []) == "-"
-    assert leave_out(["users"], [], ["b"]) == "b,users"
-    assert leave_out(["b", "users"], ["b"], ["b"]) == "-"
-    assert leave_out(["b", "users"], ["b"], ["c"]) == "c,users"
-    assert leave_out(["b"], ["b"], []) == ""
-    assert leave_out([], ["b"], ["b"]) == "b"  # a new job of the same run
+    def applied(before, after, *excluded):
+        return left_out.Change(frozenset(before), frozenset(after)).applied_to(excluded)
+
+    assert applied("", "") is None
+    assert applied("", "", "users") is None
+    assert applied("", "b", "users") == "b,users"
+    assert applied("b", "b", "b", "users") is None
+    assert applied("b", "c", "b", "users") == "c,users"
+    assert applied("b", "", "b") == ""
+    assert applied("b", "b") == "b"  # a new job of the same run
 
 
 @pytest.fixture
@@ -199,18 +208,22 @@ def preflight(*bad, host="ip-10-0-0-{}"):
     return {"nodes": nodes, "bad": [host.format(n) for n in bad]}
 
 
+def update(number, *hosts, hours=1, now=0.0, excluded=()):
+    change, trouble = left_out.update(number, hosts, hours=hours, now=now)
+    return change.applied_to(excluded), trouble
+
+
 def test_a_bad_node_is_left_out_until_its_time_is_over(run):
     run("preflight-train-1", **preflight(1))
     why = "preflight failed; 15 of 16 devices"
-    given = {"hosts": ["a", "b"], "excluded": ["users"]}
-    found = left_out.update(1, **given, hours=2, now=1000.0)
+    found = update(1, "a", "b", hours=2, now=1000.0, excluded=["users"])
     assert found == ("b,users", f"b: {why}")
     assert left_out.read_excluded() == {"b": {"until": 8200.0, "why": why}}
     run("stuck-train-2", node=0, host="c", line="worker 3 is stuck")
-    given = {"hosts": ["c", "d"], "excluded": ["b", "users"]}
-    assert left_out.update(2, **given, hours=2, now=8000.0)[0] == "b,c,users"
-    given = {"hosts": ["d", "e"], "excluded": ["b", "c", "users"]}
-    assert left_out.update(3, **given, hours=2, now=8300.0) == ("c,users", "")
+    found = update(2, "c", "d", hours=2, now=8000.0, excluded=["b", "users"])
+    assert found[0] == "b,c,users"
+    found = update(3, "d", "e", hours=2, now=8300.0, excluded=["b", "c", "users"])
+    assert found == ("c,users", "")
     assert left_out.read_excluded().keys() == {"c"}
 
 
@@ -218,20 +231,20 @@ def test_a_bad_node_is_left_out_until_its_time_is_over(run):
     ("bad", "hosts", "hours", "excluded"),
     [
         ([0], ["a"], 1, "a"),  # a job of one node
-        ([0, 1], ["a", "b"], 1, "-"),  # what is wrong with all is not theirs
-        ([1], ["a", "b"], 0, "-"),
-        ([1], ["a"], 1, "-"),  # no node of this job
+        ([0, 1], ["a", "b"], 1, None),  # what is wrong with all is not theirs
+        ([1], ["a", "b"], 0, None),
+        ([1], ["a"], 1, None),  # no node of this job
     ],
 )
 def test_when_a_node_is_left_out(run, bad, hosts, hours, excluded):
     run("preflight-train-1", **preflight(*bad))
-    assert left_out.update(1, hosts, [], hours=hours, now=0.0)[0] == excluded
-    assert "preflight failed" in left_out.update(1, hosts, [], hours=hours, now=0.0)[1]
+    assert update(1, *hosts, hours=hours)[0] == excluded
+    assert "preflight failed" in update(1, *hosts, hours=hours)[1]
 
 
 def test_what_all_nodes_lack_is_said_and_leaves_none_out(run):
     run("preflight-train-1", nodes=[{"node": 0, "host": "a", "problems": ["no room"]}], bad=[])
-    assert left_out.update(1, ["a"], [], hours=1, now=0.0) == ("-", "a: preflight failed; no room")
+    assert update(1, "a") == (None, "a: preflight failed; no room")
 
 
 def test_nodes_that_did_not_reach_the_first_one(run):
@@ -244,51 +257,46 @@ def state_file(run, number, **fields):
     run(f"train-{number}", **{**known, "hosts": "a,b", "checkpoint": 0, **fields})
 
 
-def asked(capsys, when, number, *options):
-    words = [when, "--attempt", str(number), "--max-crashes", "2", *options]
-    assert ending.main(words) == 0
-    return capsys.readouterr().out.splitlines()
+def ended(number, exit_code=9):
+    known = {"max_crashes": 2, "requeue": True}
+    ending = how_it_ended(read_facts(read_state("train", number), exit_code, "", **known))
+    return ending.state, ending.reason
 
 
-def test_the_files_of_a_run(run, capsys, tmp_path):
+def test_the_files_of_a_run(run, tmp_path):
     """One job after another; crashes of an earlier job are its own."""
     for number in (1, 2):
         state_file(run, number, job_id="6", state="FAILED", cause="crash", reason="r")
     state_file(run, 3)
-    assert asked(capsys, "begin", 3) == []
+    assert reason_to_give_up(read_state("train", 3), 2) == ""
     (tmp_path / "checkpoints/step-00000020.tmp-3").mkdir()
     why = "exit code 9 while running on a,b"
-    end = ("--exit-code", "9", "--requeue", "--exclude-hours", "1")
-    assert asked(capsys, "end", 3, *end) == [
-        "REQUEUED", f"crash 1 of 2 without a new checkpoint: {why}", "crash", "FAILED", "-",
-    ]  # fmt: skip
+    assert ended(3) == ("REQUEUED", f"crash 1 of 2 without a new checkpoint: {why}")
     (tmp_path / "checkpoints/step-00000020").mkdir()
-    assert asked(capsys, "end", 3, *end)[1] == f"crash after step 20 was saved: {why}"
+    assert ended(3) == ("REQUEUED", f"crash after step 20 was saved: {why}")
     run("stop-train-3", cause="time limit")
     run("stopped-train-3", step=20, saved=True)
-    run("preflight-train-3", **preflight(0))
-    assert asked(capsys, "end", 3, "--exit-code", "0", *end[2:], "--excluded", "x y") == [
-        "REQUEUED", "time limit; saved step 20", "time limit", "STOPPED", "a,x,y",
-    ]  # fmt: skip
+    assert ended(3, 0) == ("REQUEUED", "time limit; saved step 20")
     run("cancelled")
-    assert asked(capsys, "end", 3, *end)[:2] == ["CANCELLED", "saved step 20"]
+    assert ended(3) == ("CANCELLED", "saved step 20")
 
 
-def test_a_job_that_dies_without_a_word_again_and_again(run, capsys):
+def test_a_job_that_dies_without_a_word_again_and_again(run):
     state_file(run, 1)
     state_file(run, 2)
-    assert asked(capsys, "begin", 2) == []
+    assert reason_to_give_up(read_state("train", 2), 2) == ""
     os.truncate("state/train-2.json", 0)  # before it had written a word: of which job?
     state_file(run, 3)
-    assert asked(capsys, "begin", 3) == []
+    assert reason_to_give_up(read_state("train", 3), 2) == ""
     state_file(run, 4)
-    assert asked(capsys, "begin", 4) == [
+    assert reason_to_give_up(read_state("train", 4), 2) == (
         "given up after 2 crashes in a row without a new checkpoint: it ended without a word"
-    ]
+    )
 
 
-def test_damaged_files_are_no_files(run, capsys, tmp_path):
-    state_file(run, 1)
+def test_damaged_files_are_no_files(run, tmp_path):
+    state_file(run, 1, restarts="many", checkpoint=None, hosts=3)
     for name in ("stopped-train-1", "preflight-train-1", "excluded", "stuck-train-1"):
         (tmp_path / f"state/{name}.json").write_text("[1")
-    assert asked(capsys, "end", 1, "--exit-code", "1", "--requeue")[0] == "REQUEUED"
+    assert ended(1)[0] == "REQUEUED"
+    assert update(1, "a") == (None, "")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.cli.output import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
-from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.node.graphs.manifest import Manifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.render.job import render_job
+from trnslurm.rundir import INGREDIENTS
 
 if TYPE_CHECKING:
     from trnslurm.submit.precompile import Need  # plan needs nothing of submit

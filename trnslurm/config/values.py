@@ -31,11 +31,6 @@ _RESERVED = re.compile(
     # bash's own, which it sets, or cannot set, by itself
     r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
     r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
-    # what the batch script counts in; a test holds them against the templates
-    r"|phase|job_id|restarts|attempt|started|state|reason|hosts|doing|step|launched|heartbeat"
-    r"|ended|code|job|now|name|default_python|first_node|ports|pause|node_rank|interface|launch"
-    r"|prepare|path|cause|checkpoint|deadline|stop_file|kill_wait|given_up|verdict|refused"
-    r"|excluded|said"
 )
 # A file's: no user and password in it, and its name leads nowhere else.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")

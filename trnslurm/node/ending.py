@@ -1,54 +1,20 @@
-"""Decides how an attempt of a training ended, and whether its job begins again.
+"""Decides how an attempt of a training ended, and whether its job starts again.
 
-    python -m trnslurm.node.ending begin --attempt 3 --max-crashes 3
-    python -m trnslurm.node.ending end --attempt 3 --max-crashes 3 --exit-code 1 --requeue
-
-The batch script asks, in the run directory: `begin` prints why the run is given up, or nothing;
-`end` prints a line each for the state, the reason, the cause, the state if Slurm refuses to requeue
-the job, and the nodes to leave out (`-`: as they are). The lines are safe to read in a shell and to
-put into JSON by hand. Crashes count per job, so whoever submits the run again begins anew.
+Crashes are counted per job, so whoever submits the run again starts at none.
 """
 
-import argparse
-import re
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from trnslurm.node import left_out
-from trnslurm.node.left_out import read_json
-
-CRASH = "crash"
-_CHECKPOINT = re.compile(r"step-(\d{8})")
-_STATE_FILE = re.compile(r"train-(\d+)\.json")
-_MAX_REASON = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """What an attempt's state file says."""
-
-    state: str = "STARTING"
-    reason: str = ""
-    cause: str = ""
-    job_id: str = ""
-    hosts: str = ""
-    checkpoint: int = 0
-    """The newest checkpoint's step when it began."""
-
-    @property
-    def crashed(self) -> bool:
-        """Whether it failed, or died without a word. Being ended by Slurm is no crash."""
-        return self.state in ("STARTING", "RUNNING", "FAILED") or self.cause == CRASH
+from trnslurm.node.state import CRASH, RUN, State, read_state
+from trnslurm.rundir import newest_step, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that decides how an attempt ended."""
+    """Everything that decides how an attempt ended."""
 
-    attempts: Sequence[Attempt]
+    attempts: Sequence[State]
     """Those of this job, oldest first; the last is the one that has ended."""
     exit_code: int
     newest: int
@@ -68,7 +34,7 @@ class Facts:
     """The newest attempt of the run, if that is another one: it has taken over."""
 
     @property
-    def last(self) -> Attempt:
+    def last(self) -> State:
         return self.attempts[-1]
 
     @property
@@ -77,7 +43,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Ending:
     """What the state file will say of an attempt."""
 
     state: str
@@ -87,7 +53,7 @@ class Verdict:
     """The state instead of REQUEUED, should Slurm refuse to requeue the job."""
 
 
-def judge(facts: Facts) -> Verdict:
+def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
     if facts.newer:  # to begin again would be to take over from it in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
@@ -112,14 +78,14 @@ def judge(facts: Facts) -> Verdict:
     return _crash(facts)
 
 
-def _time_limit(facts: Facts) -> Verdict:
+def _time_limit(facts: Facts) -> Ending:
     if facts.progress:
         return _stopped_by(facts, "time limit", "TIMEOUT")
     # Whatever it did then would only be done again, and again.
     return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
 
 
-def _stopped_by(facts: Facts, cause: str, word: str) -> Verdict:
+def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:
     reason = _and(cause, _saved(facts))
     final = word if facts.saved is None else "STOPPED"
     if not facts.requeue:
@@ -127,7 +93,7 @@ def _stopped_by(facts: Facts, cause: str, word: str) -> Verdict:
     return _again(final, cause, reason)
 
 
-def _crash(facts: Facts) -> Verdict:
+def _crash(facts: Facts) -> Ending:
     what = facts.trouble or f"exit code {facts.exit_code} while running on {facts.last.hosts}"
     if not facts.requeue:
         return _final("FAILED", what, CRASH)
@@ -140,7 +106,7 @@ def _crash(facts: Facts) -> Verdict:
     return _again("FAILED", CRASH, f"crash after step {facts.newest} was saved: {what}")
 
 
-def crashes_in_a_row(attempts: Sequence[Attempt], newest: int) -> int:
+def crashes_in_a_row(attempts: Sequence[State], newest: int) -> int:
     """Count the crashes since an attempt left a newer checkpoint than it had found."""
     crashes = 0
     left = newest
@@ -153,17 +119,17 @@ def crashes_in_a_row(attempts: Sequence[Attempt], newest: int) -> int:
 
 
 def given_up(crashes: int, what: str) -> str:
-    """Say why a run does not begin again."""
+    """Return why a run does not start again."""
     many = f"{crashes} crashes in a row" if crashes > 1 else "a crash"
     return f"given up after {many} without a new checkpoint: {what}"
 
 
-def _final(state: str, reason: str, cause: str = "") -> Verdict:
-    return Verdict(state=state, reason=reason, cause=cause, refused=state)
+def _final(state: str, reason: str, cause: str = "") -> Ending:
+    return Ending(state=state, reason=reason, cause=cause, refused=state)
 
 
-def _again(refused: str, cause: str, reason: str) -> Verdict:
-    return Verdict(state="REQUEUED", reason=reason, cause=cause, refused=refused)
+def _again(refused: str, cause: str, reason: str) -> Ending:
+    return Ending(state="REQUEUED", reason=reason, cause=cause, refused=refused)
 
 
 def _saved(facts: Facts) -> str:
@@ -176,89 +142,35 @@ def _and(*words: str) -> str:
     return "; ".join(word for word in words if word)
 
 
-def one_line(text: str) -> str:
-    """Return text without what would break a line, a shell's word or JSON written by hand."""
-    plain = " ".join(text.split()).replace('"', "'").replace("\\", "/")
-    return "".join(c for c in plain if c.isprintable() and c.isascii())[:_MAX_REASON]
+def earlier_attempts(state: State) -> list[State]:
+    """Return the attempts of the same job before this one, oldest first."""
+    numbers = [n for n in RUN.attempt_numbers(state.phase) if n < state.attempt]
+    return [a for a in (read_state(state.phase, n) for n in numbers) if a.job_id == state.job_id]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the answer."""
-    options = parse(argv)
-    attempts = read_attempts(options.attempt)
-    if options.when == "begin":
-        *earlier, this = attempts
-        crashes = crashes_in_a_row(earlier, this.checkpoint)
-        if crashes >= options.max_crashes:
-            print(one_line(given_up(crashes, earlier[-1].reason or "it ended without a word")))
-        return 0
-    excluded, trouble = left_out.update(
-        options.attempt, attempts[-1].hosts.split(","), options.excluded.split(),
-        hours=options.exclude_hours, now=time.time(),
-    )  # fmt: skip
-    verdict = judge(read_facts(options, attempts, trouble))
-    lines = (verdict.state, verdict.reason, verdict.cause, verdict.refused, excluded)
-    print(*map(one_line, lines), sep="\n")
-    return 0
+def reason_to_give_up(state: State, max_crashes: int) -> str:
+    """Return why a run is given up instead of beginning this attempt, or nothing."""
+    earlier = earlier_attempts(state)
+    crashes = crashes_in_a_row(earlier, state.checkpoint)
+    if crashes < max_crashes:
+        return ""
+    why = earlier[-1].reason or "it ended without a word"
+    return why if why.startswith("given up ") else given_up(crashes, why)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="ending")
-    parser.add_argument("when", choices=("begin", "end"))
-    parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--max-crashes", type=int, required=True)
-    parser.add_argument("--exit-code", type=int, default=0, help="srun's")
-    parser.add_argument("--requeue", action="store_true", help="the script may requeue its job")
-    parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
-    parser.add_argument("--excluded", default="", help="nodes that the job leaves out already")
-    return parser.parse_args(argv)
-
-
-def read_attempts(attempt: int) -> list[Attempt]:
-    """Return the attempts of this one's job up to it, oldest first."""
-    numbers = [int(m[1]) for f in Path("state").iterdir() if (m := _STATE_FILE.fullmatch(f.name))]
-    found = [read_attempt(number) for number in sorted(numbers) if number <= attempt]
-    return [a for a in found[:-1] if a.job_id == found[-1].job_id] + found[-1:]
-
-
-def read_attempt(number: int) -> Attempt:
-    """Read a state file; a half-created one is that of an attempt that has just begun."""
-    data = read_json(Path(f"state/train-{number}.json"))
-    fields = {k: v for k, v in data.items() if k in Attempt.__dataclass_fields__}
-    return Attempt(**fields)
-
-
-def newer_attempt(attempt: int) -> int:
-    """Return the newest attempt after this one, or 0."""
-    numbers = (int(m[1]) for f in Path("state").iterdir() if (m := _STATE_FILE.fullmatch(f.name)))
-    return max((number for number in numbers if number > attempt), default=0)
-
-
-def read_facts(options: argparse.Namespace, attempts: Sequence[Attempt], trouble: str) -> Facts:
-    """Return what the files say."""
-    stop = Path(f"state/stop-train-{options.attempt}.json")
-    stopped = read_json(Path(f"state/stopped-train-{options.attempt}.json"))
+def read_facts(
+    state: State, exit_code: int, trouble: str, *, max_crashes: int, requeue: bool
+) -> Facts:
+    """Return what the files say of an attempt that has ended."""
+    stop = RUN.stop_file("train", state.attempt)
+    stopped = read_json(RUN.stopped_file("train", state.attempt))
+    newest = max(RUN.attempt_numbers("train"), default=0)
     return Facts(
-        attempts=attempts, exit_code=options.exit_code, newest=newest_checkpoint(),
-        max_crashes=options.max_crashes, requeue=options.requeue, trouble=trouble,
-        newer=newer_attempt(options.attempt),
+        attempts=[*earlier_attempts(state), state], exit_code=exit_code,
+        newest=newest_step(RUN.checkpoints),
+        max_crashes=max_crashes, requeue=requeue, trouble=trouble,
+        newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         saved=int(stopped["step"]) if stopped.get("saved") else None,
-        cancelled=Path("state/cancelled.json").exists(),
+        cancelled=RUN.cancelled_file.exists(),
     )  # fmt: skip
-
-
-def newest_checkpoint() -> int:
-    """Return the newest checkpoint's step, or 0."""
-    return max(_steps(Path("checkpoints")), default=0)
-
-
-def _steps(checkpoints: Path) -> Iterator[int]:
-    for path in checkpoints.glob("step-*"):
-        if match := _CHECKPOINT.fullmatch(path.name):
-            yield int(match[1])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,24 +5,35 @@ leave out with the job; the batch script replaces it when it requeues the job, a
 that waits already is not let onto a node whose time is over.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-AS_THEY_ARE = "-"
-_FILE = Path("state/excluded.json")
+from trnslurm.node.state import RUN
+from trnslurm.rundir import read_json, write_json
+
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def update(
-    attempt: int, hosts: Sequence[str], excluded: Sequence[str], *, hours: float, now: float
-) -> tuple[str, str]:
-    """Write down which nodes the attempt found bad; return the nodes to leave out, and its trouble.
+@dataclass(frozen=True)
+class Change:
+    """The bad nodes before an attempt and after it."""
 
-    `excluded` is what the job leaves out already, the user's own choice included.
-    """
+    before: frozenset[str]
+    after: frozenset[str]
+
+    def applied_to(self, excluded: Iterable[str]) -> str | None:
+        """Return what a job leaves out after it: the user's own choice, and what is bad now.
+
+        None: no change.
+        """
+        wanted = set(excluded) - self.before | self.after
+        return None if wanted == set(excluded) else ",".join(sorted(wanted))
+
+
+def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> tuple[Change, str]:
+    """Write down which nodes the attempt found bad; return what that changes, and its trouble."""
     bad = bad_nodes(attempt, hosts)
     trouble = "; ".join(f"{host}: {why}" for host, why in bad.items()) or unfit(attempt)
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
@@ -31,25 +42,16 @@ def update(
     after = {host: entry for host, entry in before.items() if float(entry["until"]) > now}
     after |= {host: {"until": now + hours * 3600, "why": why} for host, why in bad.items()}
     if after != before:
-        write_json(_FILE, {"nodes": after})
-    return to_leave_out(excluded, before, after), trouble
-
-
-def to_leave_out(excluded: Iterable[str], before: Iterable[str], after: Iterable[str]) -> str:
-    """Return the nodes to leave out, less those that we had put there and whose time is over."""
-    own = set(excluded) - set(before)
-    return AS_THEY_ARE if own | set(after) == set(excluded) else ",".join(sorted(own | set(after)))
+        write_json(RUN.excluded_file, {"nodes": after})
+    return Change(frozenset(before), frozenset(after)), trouble
 
 
 def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
     """Return the nodes of an attempt that are bad, by Slurm's names, each with the reason."""
-    files = [Path(f"state/preflight-train-{attempt}.json")]
-    if not files[0].exists():  # the first node did not get to it
-        files = sorted(Path("state").glob(f"preflight-train-{attempt}-node*.json"))
     bad: dict[str, str] = {}
-    for file in files:
+    for file in RUN.preflight_files("train", attempt):
         bad |= _preflight(read_json(file), hosts)
-    stuck = read_json(Path(f"state/stuck-train-{attempt}.json"))
+    stuck = read_json(RUN.stuck_file("train", attempt))
     if stuck and (host := _slurms_name(stuck, hosts)):
         bad.setdefault(host, str(stuck.get("line", "stuck")))
     return bad
@@ -57,7 +59,7 @@ def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
 
 def unfit(attempt: int) -> str:
     """Return the first problem that a preflight found, though no node is to blame; or nothing."""
-    for node in read_json(Path(f"state/preflight-train-{attempt}.json")).get("nodes", ()):
+    for node in read_json(RUN.preflight_file("train", attempt)).get("nodes", ()):
         for problem in node.get("problems", ()):
             return f"{node.get('host', 'a node')}: preflight failed; {problem}"
     return ""
@@ -82,21 +84,5 @@ def _slurms_name(node: Mapping[str, Any], hosts: Sequence[str]) -> str:
 
 def read_excluded() -> dict[str, dict[str, Any]]:
     """Return the nodes left out, with `until` and `why`."""
-    nodes = read_json(_FILE).get("nodes", {})
+    nodes = read_json(RUN.excluded_file).get("nodes", {})
     return {host: entry for host, entry in nodes.items() if _HOST.fullmatch(host)}
-
-
-def read_json(file: Path) -> Mapping[str, Any]:
-    """Return an object that another wrote; a missing or damaged one is empty."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def write_json(file: Path, data: Mapping[str, Any]) -> None:
-    """Replace a file whole."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(file)

@@ -72,7 +72,11 @@ def become_subreaper() -> None:
 
 
 def spawn(
-    command: Sequence[str], *, output_fd: int | None, environ: Mapping[str, str] = os.environ
+    command: Sequence[str],
+    *,
+    output_fd: int | None,
+    environ: Mapping[str, str] = os.environ,
+    own_session: bool = True,
 ) -> int:
     """Start a command in a session of its own, stdin empty, output appended; return its pid."""
     parent = os.getpid()
@@ -81,7 +85,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _exec(command, output_fd, environ, parent)
+            _exec(command, output_fd, environ, parent, own_session)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
@@ -167,11 +171,16 @@ def open_log(path: str) -> int:
 
 
 def _exec(
-    command: Sequence[str], output_fd: int | None, environ: Mapping[str, str], parent: int
+    command: Sequence[str],
+    output_fd: int | None,
+    environ: Mapping[str, str],
+    parent: int,
+    own_session: bool,
 ) -> NoReturn:
     """Turn this forked child into the command."""
     try:
-        os.setsid()  # `kill 0` in a script then ends that script's group, not ours
+        if own_session:
+            os.setsid()  # `kill 0` in a script then ends that script's group, not ours
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

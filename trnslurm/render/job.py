@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config import Cluster, Config
+from trnslurm.config import Config
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
-from trnslurm.node.graphs.key import INGREDIENTS
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
@@ -21,6 +20,7 @@ from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.template import fill, open_templates
+from trnslurm.rundir import INGREDIENTS
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
@@ -134,7 +134,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "title": f"{title}: {phase}",
         "node_title": f"{title}: one node's part",
         "phase": phase,
-        **_ending_values(cluster, phase == "train"),
+        "attempt_options": _attempt_options(spec, phase),
         "job_name": f"{spec.name}-{phase}",
         "on_slurm": spec.on_slurm,
         "device": spec.device,
@@ -169,26 +169,34 @@ def _compiles_once(spec: JobSpec, phase: str) -> bool:
     return phase == "precompile" and spec.device == "neuron" and spec.instance.host_gib <= SMALL_GIB
 
 
-def _ending_values(cluster: Cluster, trains: bool) -> dict[str, Any]:
-    """Return what the script needs to know of how its phase may end: only a training is requeued
-    by its own script, as only a training can say whether it got any further."""
-    slurm = cluster.slurm
-    return {
-        "trains": trains,
-        "requeues": trains and slurm.requeue and cluster.scheduler == "slurm",
-        "max_crashes": slurm.max_crashes,
-        "exclude_hours": slurm.exclude_hours,
-    }
+def _attempt_options(spec: JobSpec, phase: str) -> str:
+    """Return the options of trnslurm.node.attempt.
+
+    Only a training may requeue its job: only a training can tell whether it got any further.
+    """
+    slurm = spec.config.cluster.slurm
+    options = [f"--nodes={spec.nodes}"] if spec.on_slurm else []
+    if _compiles_ahead(spec):
+        options.append("--graphs")
+    if phase == "train":
+        options.append(f"--max-crashes={slurm.max_crashes}")
+    if phase == "train" and slurm.requeue and spec.on_slurm:
+        options += ["--requeue", f"--exclude-hours={slurm.exclude_hours:g}"]
+    return " ".join(options)
+
+
+def _compiles_ahead(spec: JobSpec) -> bool:
+    return spec.device in COMPILING and "precompile" in spec.phases
 
 
 def _graph_values(spec: JobSpec, phase: str) -> dict[str, Any]:
     """Return what the scripts need to know of the compile cache."""
     cluster = spec.config.cluster
     cache = cache_root(cluster.compile_cache, cluster.run_root)
-    on_demand = spec.device in COMPILING and "precompile" not in spec.phases
+    ahead = _compiles_ahead(spec)
     return {
-        "compiles": spec.device in COMPILING and not on_demand,
-        "verifies_nothing": on_demand and phase == "train",
+        "compiles": ahead,
+        "verifies_nothing": spec.device in COMPILING and not ahead and phase == "train",
         "compile_cache": cluster.compile_cache,
         "cache": cache,
         "cache_below_home": cache[2:] if cache.startswith("~/") else "",
@@ -203,7 +211,7 @@ def _data_values(job: DataJob) -> dict[str, Any]:
     return _common_values(config) | {
         "title": f"Data of {config.title}, cluster {config.cluster_name}",
         "phase": PREPARE,
-        **_ending_values(config.cluster, False),
+        "attempt_options": "--nodes=1",
         "job_name": f"{job.name}-{PREPARE}",
         "on_slurm": True,
         "device": "",

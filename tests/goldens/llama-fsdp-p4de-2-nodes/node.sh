@@ -2,11 +2,11 @@
 # llama3_clm (fsdp) on 2 x p4de.24xlarge, cluster p4de: one node's part
 # Its environment comes from the batch script; its rank is known only here, inside the step.
 set -euo pipefail
-phase=${1:?usage: node.sh precompile or node.sh train}
-node_rank=${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}
+export TRNSLURM_PHASE=${1:?usage: node.sh precompile or node.sh train}
+: "${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}"
 : "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
 
-echo "$(date -u +%FT%TZ) $phase: node $node_rank of 2 on ${HOSTNAME:-?}," \
+echo "$(date -u +%FT%TZ) $TRNSLURM_PHASE: node $SLURM_NODEID of 2 on ${HOSTNAME:-?}," \
   "master $MASTER_ADDR:$MASTER_PORT"
 if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
   echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
@@ -18,20 +18,20 @@ if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
 fi
 export OMP_NUM_THREADS=1                    # one worker per core: no threads on top
 # Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
-interface=$(ip -o -4 addr show to "$MASTER_ADDR" | awk '{ print $2 }')
-if [ -z "$interface" ]; then
-  interface=$(ip -o route get "$MASTER_ADDR" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+GLOO_SOCKET_IFNAME=$(ip -o -4 addr show to "$MASTER_ADDR" | awk '{ print $2 }')
+if [ -z "$GLOO_SOCKET_IFNAME" ]; then
+  GLOO_SOCKET_IFNAME=$(ip -o route get "$MASTER_ADDR" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 fi
-export GLOO_SOCKET_IFNAME="$interface"
+export GLOO_SOCKET_IFNAME
 
 # Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
   --workers=8 --efa=4 --data=/fsx/trnslurm-data/wikitext-103-llama3
 
-launch=(
+TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
-  --nnodes=2 --node_rank="$node_rank" --nproc_per_node=8
+  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=8
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/llama3_clm/train.py plan.json
 )
-exec "${launch[@]}"
+exec "${TRNSLURM_COMMAND[@]}"

@@ -2,11 +2,11 @@
 # llama3_clm (tiny) on 2 x local, cluster local: one node's part
 # Its environment comes from the batch script; its rank is known only here, inside the step.
 set -euo pipefail
-phase=${1:?usage: node.sh precompile or node.sh train}
-node_rank=${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}
+export TRNSLURM_PHASE=${1:?usage: node.sh precompile or node.sh train}
+: "${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}"
 : "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
 
-echo "$(date -u +%FT%TZ) $phase: node $node_rank of 2 on ${HOSTNAME:-?}," \
+echo "$(date -u +%FT%TZ) $TRNSLURM_PHASE: node $SLURM_NODEID of 2 on ${HOSTNAME:-?}," \
   "master $MASTER_ADDR:$MASTER_PORT"
 if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
   echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
@@ -24,10 +24,10 @@ export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machin
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cpu --devices=0 \
   --workers=1 --efa=0 --data=''
 
-launch=(
+TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
-  --nnodes=2 --node_rank="$node_rank" --nproc_per_node=1
+  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=1
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/llama3_clm/train.py plan.json
 )
-exec "${launch[@]}"
+exec "${TRNSLURM_COMMAND[@]}"

@@ -2,11 +2,11 @@
 # gpt2_zero1 (tiny) on 2 x local, cluster local: one node's part
 # Its environment comes from the batch script; its rank is known only here, inside the step.
 set -euo pipefail
-phase=${1:?usage: node.sh precompile or node.sh train}
-node_rank=${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}
+export TRNSLURM_PHASE=${1:?usage: node.sh precompile or node.sh train}
+: "${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}"
 : "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
 
-echo "$(date -u +%FT%TZ) $phase: node $node_rank of 2 on ${HOSTNAME:-?}," \
+echo "$(date -u +%FT%TZ) $TRNSLURM_PHASE: node $SLURM_NODEID of 2 on ${HOSTNAME:-?}," \
   "master $MASTER_ADDR:$MASTER_PORT"
 if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
   echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
@@ -26,15 +26,15 @@ export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU 
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
   --workers=1 --efa=0 --data=''
 
-launch=(
+TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
-  --nnodes=2 --node_rank="$node_rank" --nproc_per_node=1
+  --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=1
   --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"
   code/jobs/gpt2_zero1/train.py plan.json
 )
-if [ "$phase" = precompile ]; then          # its exit code may be 0 though graphs are missing
-  launch=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${launch[@]}")
+if [ "$TRNSLURM_PHASE" = precompile ]; then          # its exit code may be 0 though graphs are missing
+  TRNSLURM_COMMAND=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${TRNSLURM_COMMAND[@]}")
 else                                        # cold or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi
-exec "${launch[@]}"
+exec "${TRNSLURM_COMMAND[@]}"

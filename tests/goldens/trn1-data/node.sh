@@ -1,6 +1,6 @@
 #!/bin/bash
 # Data of gpt2_zero1 (xl), cluster trn1
-# Its environment comes from the batch script. A second start goes on where the first was stopped.
+# Its environment comes from the batch script. A second start resumes where the first was stopped.
 set -euo pipefail
 : "${TRNSLURM_PYTHON:?}"
 
@@ -11,7 +11,7 @@ if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
   exit 1
 fi
 
-prepare=(
+TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m trnslurm.prepare
   --output=/fsx/trnslurm-data/wikitext-103
   --dataset=/fsx/trnslurm-data/hub/Salesforce--wikitext--wikitext-103-raw-v1--gpt2
@@ -19,4 +19,4 @@ prepare=(
   '--document-start=^ = [^=].* = $'
   --processes=32
 )
-exec "${prepare[@]}"                        # it takes TERM itself: what is finished is kept
+exec "${TRNSLURM_COMMAND[@]}"               # it takes TERM itself: what is finished is kept

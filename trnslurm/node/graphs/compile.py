@@ -23,6 +23,7 @@ from typing import Any
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CachedFile, CacheError, describe
 from trnslurm.node.graphs.place import Place, read_place
+from trnslurm.rundir import RunFiles, load_json
 
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # What the command leaves running may hold its output open for ever.
@@ -77,7 +78,7 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
 
 def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run the trial, whose workers each fill a cache of their own."""
-    workers = json.loads((place.run / "plan.json").read_text(encoding="utf-8"))["workers_per_node"]
+    workers = load_json(RunFiles(place.run).plan_file)["workers_per_node"]
     ranks = range(place.node * workers, (place.node + 1) * workers)
     caches = [place.directory / "xla" / str(rank) for rank in ranks]
     for cache in caches:

@@ -7,8 +7,6 @@ from importlib import metadata
 from typing import Any
 
 FORMAT = 1
-INGREDIENTS = "graphs.json"
-"""What of a rendered job shapes its graphs, in its bundle."""
 # Packages that turn a program into graphs, or graphs into machine code.
 PACKAGES = (
     "torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "transformers", "timm",

@@ -1,6 +1,5 @@
 """Where a job's graphs lie, as its batch script says it in the environment."""
 
-import json
 import os
 import shlex
 from collections.abc import Collection
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.graphs.manifest import CacheError, key_dir, user_ids
+from trnslurm.rundir import RunFiles, load_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +34,26 @@ class Place:
     @property
     def mend(self) -> str:
         """The command that compiles what is missing."""
-        on_slurm = (self.run / "precompile.sbatch").exists()
-        start = "sbatch precompile.sbatch" if on_slurm else "bash precompile.sh"
-        return f"cd {shlex.quote(str(self.run))} && {start}"
+        script = RunFiles(self.run).script("precompile").name
+        start = "sbatch" if script.endswith(".sbatch") else "bash"
+        return f"cd {shlex.quote(str(self.run))} && {start} {script}"
 
     def results(self) -> list[dict[str, Any]]:
         """Read what every node of this attempt wrote down."""
-        nodes = json.loads((self.run / "plan.json").read_text(encoding="utf-8"))["nodes"]
+        nodes = load_json(RunFiles(self.run).plan_file)["nodes"]
         return [self._result(node) for node in range(nodes)]
 
     def result_path(self, node: int) -> Path:
         """Return where a node of this attempt writes down what it compiled."""
-        return self.run / "state" / f"graphs-{self.attempt}-node{node}.json"
+        return RunFiles(self.run).graphs_file(self.attempt, node)
 
     def job_id(self) -> str:
         """Return the job of this attempt, as its state file says it."""
-        state = self.run / "state" / f"precompile-{self.attempt}.json"
-        return str(json.loads(state.read_text(encoding="utf-8"))["job_id"])
+        return str(load_json(RunFiles(self.run).state_file("precompile", self.attempt))["job_id"])
 
     def _result(self, node: int) -> dict[str, Any]:
-        path = self.result_path(node)
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return load_json(self.result_path(node))
         except (OSError, ValueError) as error:
             raise CacheError(f"node {node} did not say what it compiled ({error})") from None
 

@@ -1,16 +1,10 @@
-"""The compile cache as a job's scripts ask about it. In the run directory, on its nodes:
+"""A job's compiled graphs on its nodes. The batch script's node finds the key, tells whether it is
+warm, and commits what a precompile has made. On every node, in the run directory:
 
-    python -m trnslurm.node.graphs key        prints the key of this job's graphs
-    python -m trnslurm.node.graphs warm       before a precompile, first node: 0 if warm, 3 if cold
-    python -m trnslurm.node.graphs commit     after it, first node: writes the manifest
-    python -m trnslurm.node.graphs compile -- COMMAND …    the precompile itself, every node
-    python -m trnslurm.node.graphs verify     before a training, every node
-
-Errors are one line and exit code 1.
+    python -m trnslurm.node.graphs compile -- COMMAND ...    the precompile
+    python -m trnslurm.node.graphs verify                    before a training
 """
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -22,7 +16,7 @@ from typing import Any
 
 from trnslurm.node.graphs import locks
 from trnslurm.node.graphs.compile import run_compile
-from trnslurm.node.graphs.key import INGREDIENTS, content_key, own_versions
+from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
     CachedFile,
     CacheError,
@@ -37,54 +31,45 @@ from trnslurm.node.graphs.manifest import (
 )
 from trnslurm.node.graphs.neuron import NEFF
 from trnslurm.node.graphs.place import Place, read_place
-
-COLD = 3
-_UNDER_WAY = ("STARTING", "RUNNING")
+from trnslurm.node.state import UNDER_WAY
+from trnslurm.rundir import RunFiles, load_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line names."""
-    parser = argparse.ArgumentParser(prog="graphs", description="A job's compiled graphs.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("key", "warm", "commit", "verify"):
-        commands.add_parser(name)
-    commands.add_parser("compile").add_argument("run", nargs="+", metavar="-- COMMAND")
-    options = parser.parse_args(argv)
+    """Do what the command line names; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        match options.command:
-            case "key":
-                return print_key()
-            case "warm":
-                return warm(read_place())
-            case "commit":
-                return commit(read_place())
-            case "verify":
-                return verify(read_place())
-            case _:
-                return run_compile(options.run)
+        match words:
+            case ["compile", "--", _, *_]:
+                return run_compile(words[2:])
+            case ["verify"]:
+                verify(read_place())
+                return 0
     except CacheError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-    return 1
+        return 1
+    print("usage: graphs verify | graphs compile -- COMMAND [ARGUMENT ...]", file=sys.stderr)
+    return 2
 
 
-def print_key() -> int:
-    """Print the key, with the versions that this Python has."""
-    print(content_key(read_ingredients(Path(os.environ["TRNSLURM_RUN_DIR"])), own_versions()))
-    return 0
+def own_key(run: Path) -> str:
+    """Return the key of this job's graphs, with the versions that this Python has."""
+    return content_key(read_ingredients(run), own_versions())
 
 
 def read_ingredients(run: Path) -> dict[str, Any]:
     """Return what of this job shapes its graphs."""
     try:
-        return dict(json.loads((run / INGREDIENTS).read_text(encoding="utf-8")))
+        return load_json(RunFiles(run).ingredients_file)
     except ValueError as error:
-        raise CacheError(f"{run / INGREDIENTS}: {error}") from None
+        raise CacheError(f"{RunFiles(run).ingredients_file}: {error}") from None
 
 
-def warm(place: Place) -> int:
-    """Return 0 if there is nothing to compile; else make the cache ready for it, return COLD."""
+def is_warm(place: Place) -> bool:
+    """Return whether there is nothing to compile; if there is, make the cache ready for it."""
     try:
         manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
     except CacheError as error:
@@ -96,12 +81,12 @@ def warm(place: Place) -> int:
         print(f"graphs of key {place.key}: compiled before, on nodes that may not be these")
     elif not _discard_damaged(place, manifest):
         print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
-        return 0
+        return True
     for lock in locks.clear_stale(place.cache, place.key, _has_ended):
         print(f"removed a lock that a compile left when it was ended: {lock}")
     for lock in locks.all_locks(place.cache):
         print(f"note: a graph is locked; if nobody compiles it, remove {lock}")
-    return COLD
+    return False
 
 
 def _discard_damaged(place: Place, manifest: Manifest) -> bool:
@@ -117,14 +102,14 @@ def _discard_damaged(place: Place, manifest: Manifest) -> bool:
 
 def _has_ended(taker: dict[str, Any]) -> bool:
     """Tell whether the precompile that left locks has ended; if it cannot be told, it has not."""
-    state = Path(taker["run"]) / "state" / f"precompile-{taker['attempt']}.json"
+    state = RunFiles(Path(taker["run"])).state_file("precompile", taker["attempt"])
     try:
-        return json.loads(state.read_text(encoding="utf-8"))["state"] not in _UNDER_WAY
+        return load_json(state)["state"] not in UNDER_WAY
     except (OSError, ValueError, KeyError):
         return False
 
 
-def commit(place: Place) -> int:
+def commit(place: Place) -> None:
     """Join the nodes' results, prove that no graph is missing, and write the manifest."""
     results = place.results()
     nodes = join(place.cache, results)
@@ -150,7 +135,6 @@ def commit(place: Place) -> int:
     path = write_manifest(place.cache, manifest)
     listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
     print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
-    return 0
 
 
 def _other_hosts(place: Place, hosts: Collection[str]) -> tuple[NodeResult, ...]:
@@ -189,7 +173,7 @@ def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, 
     return tuple(nodes)
 
 
-def verify(place: Place) -> int:
+def verify(place: Place) -> None:
     """Refuse to train on this node unless the graphs are there, as they were compiled.
 
     The files' sizes are looked at on every node; reading them all is divided among the nodes.
@@ -213,7 +197,6 @@ def verify(place: Place) -> int:
             (place.directory / "used").touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
     print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
-    return 0
 
 
 def _files_for(place: Place, manifest: Manifest) -> list[CachedFile]:

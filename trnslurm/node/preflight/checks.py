@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trnslurm.node.preflight.devices import devices, efa
 from trnslurm.node.preflight.needs import GIB, MIB, Check, Checked, Needs
+from trnslurm.rundir import RunFiles, checkpoints_in
 
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python with torch in it needs more."""
@@ -18,10 +19,11 @@ _FILES = 256
 
 def run_directory(needs: Needs) -> Checked:
     """It can be written, and has room for a checkpoint."""
-    state, checkpoints = needs.run / "state", needs.run / "checkpoints"
+    run = RunFiles(needs.run)
+    state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
         return Checked(problem=f"{error}; is the shared file system mounted here, and not full?")
-    newest = max(checkpoints.glob("step-" + "[0-9]" * 8), default=None)
+    newest = next(iter(checkpoints_in(checkpoints)), None)
     size = sum(f.stat().st_size for f in newest.iterdir()) if newest else 0
     place = checkpoints if checkpoints.is_dir() else needs.run
     free, room = shutil.disk_usage(place).free, shutil.disk_usage(needs.run).free

@@ -12,7 +12,6 @@ knows why it was not heard; if node 0 itself is dead, it is the last word.
 
 import argparse
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -28,6 +27,7 @@ from trnslurm.node.preflight.checks import CHECKS, owns
 from trnslurm.node.preflight.meeting import Host, MeetingError, report_to
 from trnslurm.node.preflight.needs import MIB, Checked, Needs, run_all
 from trnslurm.node.preflight.verdict import Node, judge
+from trnslurm.rundir import PLAN, STRATEGY, RunFiles, load_json, write_json
 
 WAIT_S = 20.0
 """How long node 0 waits for the others. They look for it a little less long, and then wait a little
@@ -47,7 +47,7 @@ class Job:
     port: int
     run: Path
     phase: str
-    attempt: str
+    attempt: int
 
     @property
     def name(self) -> str:
@@ -60,8 +60,7 @@ class Job:
 
     def file(self, node: int | None = None) -> Path:
         """Where node 0 writes down its verdict, or a node that it cannot reach it."""
-        tail = "" if node is None else f"-node{node}"
-        return self.run / "state" / f"preflight-{self.phase}-{self.attempt}{tail}.json"
+        return RunFiles(self.run).preflight_file(self.phase, self.attempt, node)
 
 
 @dataclass
@@ -120,7 +119,7 @@ def read_job() -> Job:
         port=int(environ["MASTER_PORT"]),
         run=Path(environ["TRNSLURM_RUN_DIR"]),
         phase=environ["TRNSLURM_PHASE"],
-        attempt=environ["TRNSLURM_ATTEMPT"],
+        attempt=int(environ["TRNSLURM_ATTEMPT"]),
     )
 
 
@@ -220,7 +219,7 @@ def identity(run: Path) -> dict[str, str]:
             whole.update(f"{file.relative_to(run)}\0{file.stat().st_size}\0".encode())
             whole.update(file.read_bytes())
     same["code/"] = whole.hexdigest()
-    for name in ("plan.json", "strategy.json"):
+    for name in (PLAN, STRATEGY):
         file = run / name
         same[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
     return same
@@ -233,7 +232,7 @@ def read_silent(job: Job, nodes: Sequence[Node]) -> dict[int, str]:
         file = job.file(node.node)
         if not node.heard:
             with suppress(OSError, ValueError, LookupError, TypeError):
-                said[node.node] = str(json.loads(file.read_bytes())["nodes"][0]["problems"][0])
+                said[node.node] = str(load_json(file)["nodes"][0]["problems"][0])
                 file.unlink()
     return said
 
@@ -249,11 +248,8 @@ def wait_for_the_end(job: Job, deadline: float) -> None:
 
 def write(job: Job, file: Path, nodes: Sequence[Node], bad: Sequence[str]) -> None:
     """Write the verdict, whole; where that fails, a problem of this node says why."""
-    data = {"nodes": [node.told() for node in nodes], "bad": list(bad)}
-    temporary = file.with_name(f".{file.name}")
     with suppress(OSError):
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        write_json(file, {"nodes": [node.told() for node in nodes], "bad": list(bad)})
 
 
 def answer_of(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:

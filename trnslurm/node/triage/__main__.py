@@ -7,15 +7,13 @@ Batch scripts run it after an attempt that failed.
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from trnslurm.node.triage.finding import find_cause, nothing_found
-
-_STATE_FILE = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)\.json")
+from trnslurm.rundir import RunFiles
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _newest(run: Path, phase: str | None) -> tuple[str, int] | None:
-    found = []
-    for file in (run / "state").glob("*.json"):
-        match = _STATE_FILE.fullmatch(file.name)
-        if match and phase in (None, match["phase"]):
-            found.append((file.stat().st_mtime_ns, match["phase"], int(match["attempt"])))
-    return max(found)[1:] if found else None
+    files = RunFiles(run)
+    found = [a for a in files.all_attempts() if phase in (None, a[0])]
+    return max(found, key=lambda a: files.state_file(*a).stat().st_mtime_ns, default=None)
 
 
 if __name__ == "__main__":

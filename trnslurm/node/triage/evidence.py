@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
-from trnslurm.node.triage.reading import clean, read_log, read_record
+from trnslurm.node.triage.reading import clean, read_log
 from trnslurm.node.triage.words import Words, read_words, time_in
+from trnslurm.rundir import RunFiles, read_json
 
-_NODE_LOG = re.compile(r"(?P<phase>[a-z]+)-(?P<attempt>\d+)-node(?P<node>\d+)\.log")
 _TERM, _ABORT = (-15, 143), (-6, 134)
 OWN_WORD = "triage: "
 """Begins what this program prints, so that it does not take its own words for evidence."""
@@ -57,7 +57,8 @@ class Evidence:
 
 def gather(run: Path, phase: str, attempt: int) -> Evidence:
     """Read the records and all logs of an attempt."""
-    state = read_record(run / "state" / f"{phase}-{attempt}.json")
+    files = RunFiles(run)
+    state = read_json(files.state_file(phase, attempt))
     hosts = [host for host in str(state.get("hosts", "")).split(",") if host]
     found = Evidence(hosts=hosts, completed=state.get("state") == "COMPLETED")
     found.suspects += _preflight(run, phase, attempt)
@@ -65,8 +66,8 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     recorded = list(_records(run, phase, attempt))
     found.suspects += recorded
     spoken = {suspect.rank for suspect in recorded}
-    per_node = read_record(run / "plan.json").get("workers_per_node")
-    for node, file in node_logs(run, phase, attempt):
+    per_node = read_json(files.plan_file).get("workers_per_node")
+    for node, file in files.node_logs(phase, attempt).items():
         text, place = read_log(file), str(file.relative_to(run))
         hits = list(_hits(text, place, node))
         found.hits += hits
@@ -85,17 +86,11 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     return found
 
 
-def node_logs(run: Path, phase: str, attempt: int) -> list[tuple[int, Path]]:
-    """Return the logs of an attempt by node."""
-    files = (run / "logs").glob(f"{phase}-{attempt}-node*.log")
-    return sorted((int(m["node"]), f) for f in files if (m := _NODE_LOG.fullmatch(f.name)))
-
-
 def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
     """Return the batch script's own log of a job, or the newest there is of the phase."""
-    logs = [f for f in (run / "logs").glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
-    own = [f for f in logs if f.name == f"{phase}-{job_id}.log"]
-    return own[0] if own else max(logs, key=lambda f: f.stat().st_mtime, default=None)
+    logs = RunFiles(run).batch_logs(phase)
+    own = RunFiles(run).batch_log(phase, job_id)
+    return own if own in logs else logs[-1] if logs else None
 
 
 def _part_of(text: str, phase: str, attempt: int) -> str:
@@ -125,8 +120,8 @@ def _suspect(lines: tuple[str, ...], place: str, **facts: Any) -> Suspect:
 
 
 def _records(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
-    for file in sorted((run / "state").glob(f"failed-{phase}-{attempt}-rank*.json")):
-        record = read_record(file)
+    for file in RunFiles(run).failed_files(phase, attempt):
+        record = read_json(file)
         said = clean(str(record.get("traceback") or record.get("error") or ""))
         lines = tuple(line for line in said.split("\n") if line.strip())
         if lines:
@@ -134,18 +129,18 @@ def _records(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
 
 
 def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
-    file = run / "state" / f"stuck-{phase}-{attempt}.json"
-    if record := read_record(file):
+    file = RunFiles(run).stuck_file(phase, attempt)
+    if record := read_json(file):
         line = f"watchdog: {clean(str(record.get('line', '')))}"
         place = str(file.relative_to(run))
         yield Suspect(lines=(line,), place=place, known=named("stuck"), **_who(record))
 
 
 def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
-    name = f"preflight-{phase}-{attempt}"
-    lone = sorted((run / "state").glob(f"{name}-node*.json"))  # that could not reach node 0
-    for file in [run / "state" / f"{name}.json", *lone]:
-        nodes = read_record(file).get("nodes")
+    files = RunFiles(run)
+    lone = files.preflight_node_files(phase, attempt)  # of nodes that could not reach node 0
+    for file in [files.preflight_file(phase, attempt), *lone]:
+        nodes = read_json(file).get("nodes")
         for record in nodes if isinstance(nodes, list) else []:
             problems = record.get("problems") if isinstance(record, dict) else None
             if not isinstance(problems, list) or not problems or record.get("ok"):

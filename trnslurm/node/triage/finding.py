@@ -13,9 +13,9 @@ from trnslurm.node.triage.evidence import (
     Suspect,
     batch_log,
     gather,
-    node_logs,
 )
 from trnslurm.node.triage.words import useful_end
+from trnslurm.rundir import RunFiles
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200
@@ -89,7 +89,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     """Say that, and where a person may look."""
-    files = [file for _, file in node_logs(run, phase, attempt)]
+    files = [*RunFiles(run).node_logs(phase, attempt).values()]
     batch = batch_log(run, phase, "")
     names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

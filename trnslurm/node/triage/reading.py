@@ -1,15 +1,13 @@
-"""Reads logs and records of any size and content, and makes what they say safe to print."""
+"""Reads logs of any size and content, and makes what they say safe to print."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 _HEAD_BYTES = 256 << 10
 _TAIL_BYTES = 1 << 20
 _CHUNK_BYTES = 8 << 20
-_RECORD_BYTES = 4 << 20
 # Between head and tail only these are looked for: a plain search reads a gigabyte in seconds.
 _ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
 _BEFORE, _AFTER = 8 << 10, 56 << 10
@@ -40,16 +38,6 @@ def read_log(file: Path) -> str:
     except OSError:
         return ""  # gone, or not for us to read: the other logs may tell
     return clean(b"\n".join(parts).decode(errors="replace"))
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """Return a JSON object that a program left behind; empty if there is no whole one."""
-    try:
-        with file.open("rb") as stream:
-            data = json.loads(stream.read(_RECORD_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _windows(stream: BinaryIO, size: int) -> list[tuple[int, int]]:

@@ -1,0 +1,508 @@
+"""An attempt, run as a batch script runs it, with stand-ins of srun and scontrol on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+# What it is told lies in files beside it; `asked` has what it was asked.
+SCONTROL = """\
+#!/bin/bash
+cd "$(dirname "$0")"
+echo "$*" >> asked
+if [ -e silent ]; then exec sleep 600; fi
+case "$2" in
+  hostnames) tr , '\\n' <<< "$3" ;;
+  job) cat job; kill -TERM $$ ;;
+  config) echo 'KillWait                = 5 sec' ;;
+  4711)
+    cp ../state/train-*.json .
+    kill -TERM "$PPID" $$
+    [ ! -e refuses ] || { echo 'slurm error: "Not" accepted' >&2; exit 1; } ;;
+  JobId=*) [ ! -e refuses_update ] || exit 1 ;;
+esac
+"""
+RUNNING = "JobState=RUNNING Reason=None Restarts=0 PreemptTime=None ExcNodeList=(null) \n"
+ENDING = "JobState=COMPLETING Reason={} Restarts={} PreemptTime={} ExcNodeList=(null) \n"
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
+STARTED = "touch logs/train-1-node0.log\n"
+STOPS = STARTED + "until [ -e state/stop-train-1.json ]; do sleep 0.02; done\n"
+SAVES = """\
+mkdir -p checkpoints/step-00000020
+echo '{"step": 20, "saved": true}' > state/stopped-train-1.json
+"""
+ENDLESS = "while :; do sleep 0.1; done\n"
+FOR_EVER = "trap '' TERM\n" + STARTED + ENDLESS
+
+
+class Script:
+    """What a batch script has made ready when it starts the program in its last line."""
+
+    def __init__(self, bench: Any) -> None:
+        self.bench = bench
+        for name in ("state", "logs", "checkpoints", "bin"):
+            (bench.directory / name).mkdir()
+        self.options = ["--nodes=2", "--max-crashes=3", "--requeue", "--exclude-hours=1"]
+        self.retry_s = ["0", "0"]
+        self.command("scontrol", SCONTROL)
+        self.says(RUNNING)
+        self.step(STARTED)
+        bench.environ |= {
+            "PATH": f"{bench.directory}/bin:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2",
+            "TRNSLURM_RUN_DIR": str(bench.directory), "TRNSLURM_HOSTS": "node-1,node-2",
+        }  # fmt: skip
+
+    def command(self, name: str, text: str) -> None:
+        self.bench.script(f"bin/{name}", text)
+        (self.bench.directory / "bin" / name).chmod(0o755)
+
+    def step(self, text: str) -> None:
+        """What srun does, in the run directory."""
+        self.command("srun", f"#!/bin/bash\n{text}")
+
+    def says(self, job: str) -> None:
+        """What the controller says of the job."""
+        self.bench.script("bin/job", job)
+
+    def touch(self, name: str) -> None:
+        (self.bench.directory / name).touch()
+
+    def start(
+        self, attempt: int = 1, phase: str = "train", job: str = "4711", begin: str = "exec"
+    ) -> subprocess.Popen[str]:
+        self.bench.script(
+            f"state/{phase}-{attempt}.json",
+            json.dumps({"job_id": job, "restarts": 0, "started": "2026-01-01T00:00:00Z"}),
+        )
+        self.bench.environ |= {"TRNSLURM_PHASE": phase, "TRNSLURM_ATTEMPT": str(attempt)}
+        words = [sys.executable, "-m", "trnslurm.node.attempt", *self.options, "--retry-s"]
+        process: subprocess.Popen[str] = self.bench.start(
+            "bash", "-c", f'{begin} "$@"', "bash", *words, *self.retry_s, "--", "srun", "-x"
+        )
+        return process
+
+    def end(self, process: subprocess.Popen[str]) -> int:
+        self.said = "".join(process.communicate(timeout=60))
+        return process.returncode
+
+    def run(self, **how: Any) -> int:
+        return self.end(self.start(**how))
+
+    def running(self, **how: Any) -> subprocess.Popen[str]:
+        """Start, and wait until the step has begun."""
+        process = self.start(**how)
+        self.bench.await_files(f"logs/{how.get('phase', 'train')}-1-node0.log")
+        return process
+
+    def asked(self, word: str) -> list[str]:
+        """The orders of a kind that the controller got."""
+        lines = self.bench.read("bin/asked").splitlines()
+        return [line for line in lines if line.startswith(word)]
+
+    def state(self, attempt: int = 1, phase: str = "train") -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self.bench.read(f"state/{phase}-{attempt}.json"))
+        return state
+
+    def ended(self, attempt: int = 1, phase: str = "train") -> tuple[str, str]:
+        state = self.state(attempt, phase)
+        return state["state"], state["reason"]
+
+
+@pytest.fixture
+def script(bench: Any) -> Script:
+    return Script(bench)
+
+
+def test_state_of_an_attempt_that_completes(script: Script) -> None:
+    (script.bench.directory / "checkpoints/step-00000040").mkdir()
+    (script.bench.directory / "checkpoints/step-00000050.tmp-1").mkdir()
+    script.step('cp state/train-1.json before; echo "$@" > words\n' + STARTED)
+    process = script.start()
+    assert script.end(process) == 0, script.said
+    before, after = json.loads(script.bench.read("before")), script.state()
+    assert before == {
+        "phase": "train", "attempt": 1, "job_id": "4711", "restarts": 0, "state": "RUNNING",
+        "reason": "", "exit_code": None, "cause": "", "checkpoint": 40, "hosts": "node-1,node-2",
+        "host": os.uname().nodename, "pid": process.pid, "started": "2026-01-01T00:00:00Z",
+        "ended": None,
+    }  # fmt: skip
+    assert after["ended"] > after["started"]
+    assert after == before | {"state": "COMPLETED", "exit_code": 0, "ended": after["ended"]}
+    assert script.said.endswith("train attempt 1: COMPLETED\n")
+    assert script.bench.has("state/heartbeat")
+    assert script.bench.read("words") == "-x\n"
+
+
+def test_crashes_are_counted(script: Script) -> None:
+    """The job is requeued until it has crashed too often, and is then not even begun."""
+    script.step('touch "logs/train-$TRNSLURM_ATTEMPT-node1.log"; echo x >> tries; exit 9\n')
+    assert [script.run(attempt=n) for n in (1, 2, 3)] == [9, 9, 9]
+    why = "without a new checkpoint: exit code 9 while running on node-1,node-2"
+    assert [script.ended(n) for n in (1, 2, 3)] == [
+        ("REQUEUED", f"crash 1 of 3 {why}"),
+        ("REQUEUED", f"crash 2 of 3 {why}"),
+        ("FAILED", f"given up after 3 crashes in a row {why}"),
+    ]
+    assert script.asked("requeue") == ["requeue 4711"] * 2
+    assert "triage: train attempt 3: nothing tells of a failure; look into logs" in script.said
+    assert script.run(attempt=4) == 1
+    assert script.ended(4) == ("FAILED", f"given up after 3 crashes in a row {why}")
+    assert f"error: given up after 3 crashes in a row {why}" in script.said
+    assert script.bench.read("tries") == "x\n" * 3
+
+
+def test_requeued_is_written_before_slurm_is_asked(script: Script) -> None:
+    """KILL may follow. TERM, which the requeue sends to all of the job, is waited out."""
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 9
+    assert json.loads(script.bench.read("bin/train-1.json"))["state"] == "REQUEUED"
+    assert script.ended()[0] == "REQUEUED"
+    assert script.state()["cause"] == "crash"
+
+
+@pytest.mark.parametrize(
+    ("job", "word", "why"),
+    [
+        (RUNNING, "FAILED", '; it could not be requeued: slurm error: "Not" accepted'),
+        (UNKNOWN, "FAILED", "; it could not be requeued: Slurm has forgotten the job"),
+        (RUNNING + " WorkDir=/runs/of-another \n", "FAILED", "Slurm has forgotten the job"),
+        # Slurm would start a job again that is being cancelled.
+        (ENDING.format("None", 0, "None"), "CANCELLED", "cancelled as it ended"),
+    ],
+)
+def test_requeue_that_cannot_be(script: Script, job: str, word: str, why: str) -> None:
+    script.says(job)
+    script.touch("bin/refuses")
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 9
+    assert script.ended()[0] == word
+    assert script.ended()[1].endswith(why)
+    assert len(script.asked("requeue")) == (3 if "accepted" in why else 0)  # it may be busy
+
+
+def test_requeued_by_slurm_meanwhile(script: Script) -> None:
+    script.says(ENDING.format("None", 1, "None"))
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 9
+    assert script.ended()[0] == "REQUEUED"
+    assert script.asked("requeue") == []
+
+
+def test_time_limit_is_near(script: Script) -> None:
+    """The workers save and say so; a bad node is left out of what follows."""
+    script.says(RUNNING.replace("(null)", "node-8,node-9"))
+    stuck = """echo '{"node": 1, "host": "x", "line": "stuck"}' > state/stuck-train-1.json\n"""
+    script.step(STOPS + SAVES + stuck)
+    process = script.running()
+    process.send_signal(signal.SIGUSR1)
+    assert script.end(process) == 143, script.said
+    assert script.ended() == ("REQUEUED", "time limit; saved step 20")
+    assert json.loads(script.bench.read("state/stop-train-1.json"))["cause"] == "time limit"
+    assert script.asked("update") == ["update JobId=4711 ExcNodeList=node-2,node-8,node-9"]
+
+
+def test_nodes_that_cannot_be_left_out(script: Script) -> None:
+    script.touch("bin/refuses_update")
+    stuck = """echo '{"node": 1, "host": "x", "line": "stuck"}' > state/stuck-train-1.json\n"""
+    script.step(STARTED + stuck + "exit 9\n")
+    assert script.run() == 9
+    assert script.ended()[0] == "REQUEUED"
+    assert "warning: node-2 will not be left out of the next attempt" in script.said
+
+
+def test_cancel_asks_to_save(script: Script) -> None:
+    script.step(STOPS + SAVES)
+    process = script.running()
+    script.touch("state/cancelled.json")
+    process.send_signal(signal.SIGUSR1)
+    assert script.end(process) == 143
+    assert script.ended() == ("CANCELLED", "saved step 20")
+    assert json.loads(script.bench.read("state/stop-train-1.json"))["cause"] == "cancelled"
+    assert script.asked("requeue") == []
+
+
+@pytest.mark.parametrize(
+    ("job", "word", "requeued"),
+    [
+        (ENDING.format("None", 0, "None"), "CANCELLED", 0),
+        (ENDING.format("TimeLimit", 0, "None"), "TIMEOUT", 0),
+        (ENDING.format("None", 1, "None"), "REQUEUED", 0),
+        (ENDING.format("None", 0, "2026-01-01T00:00"), "REQUEUED", 1),
+        ("", "CANCELLED", 0),
+        (UNKNOWN, "FAILED", 0),
+        (RUNNING + "WorkDir=/runs/of-another ", "FAILED", 0),
+    ],
+)
+def test_term_is_told_apart(script: Script, job: str, word: str, requeued: int) -> None:
+    """srun and the workers have had theirs; another one would make torchrun leave its workers."""
+    script.says(job)
+    script.step("trap 'touch termed' TERM\n" + STOPS + "exit 7\n")
+    process = script.running()
+    process.send_signal(signal.SIGTERM)
+    assert script.end(process) == (7 if word == "FAILED" else 143), script.said
+    assert script.ended()[0] == word
+    assert len(script.asked("requeue")) == requeued
+    assert json.loads(script.bench.read("state/stop-train-1.json"))["cause"] == "terminated"
+    assert not script.bench.has("termed")
+
+
+def test_time_limit_with_a_checkpoint(script: Script) -> None:
+    script.says(ENDING.format("TimeLimit", 0, "None"))
+    script.step(STOPS + SAVES)
+    process = script.running()
+    process.send_signal(signal.SIGTERM)
+    assert script.end(process) == 143
+    assert script.ended() == ("REQUEUED", "time limit; saved step 20")
+    assert script.asked("requeue") == ["requeue 4711"]
+
+
+def test_a_silent_controller(script: Script) -> None:
+    """CANCELLED is written at once; nobody waits longer than three quarters of KillWait."""
+    script.step(FOR_EVER)
+    process = script.running()
+    script.touch("bin/silent")
+    process.send_signal(signal.SIGTERM)
+    script.bench.await_true(lambda: script.ended()[0] == "CANCELLED", "it is written")
+    assert process.poll() is None
+    assert script.end(process) == 143
+    assert script.ended() == ("CANCELLED", "")
+    script.bench.await_none_alive()
+
+
+def test_workers_that_do_not_end_are_left_to_slurm(script: Script) -> None:
+    script.says(ENDING.format("None", 0, "2026-01-01T00:00"))
+    script.step(FOR_EVER)
+    process = script.running()
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGUSR1)
+    assert script.end(process) == 143
+    assert script.ended() == ("REQUEUED", "preempted")
+
+
+@pytest.mark.parametrize(("restarts", "word"), [(1, "REQUEUED"), (0, "CANCELLED")])
+def test_srun_says_0_when_slurm_ends_the_job(script: Script, restarts: int, word: str) -> None:
+    """As when it gives up a node under it."""
+    script.says(ENDING.format("None", restarts, "None"))
+    assert script.run() == 143
+    assert script.ended()[0] == word
+
+
+def test_srun_that_started_nothing_is_tried_again(script: Script) -> None:
+    """It gives up on a busy controller too soon; once a node has a log, the code is the job's."""
+    script.step("echo x >> tries\n[ $(wc -l < tries) -gt 2 ] || exit 1\n" + STARTED)
+    assert script.run() == 0, script.said
+    assert script.bench.read("tries") == "x\n" * 3
+    script.step("echo x >> tries\nexit 1\n")
+    assert script.run(attempt=2) == 1
+    assert script.bench.read("tries") == "x\n" * 6
+
+
+def test_term_between_two_tries(script: Script) -> None:
+    script.retry_s = ["600"]
+    script.says(ENDING.format("None", 0, "None"))
+    script.step("echo x >> tries\nexit 1\n")
+    process = script.start()
+    script.bench.await_files("tries")
+    process.send_signal(signal.SIGTERM)
+    assert script.end(process) == 143
+    assert script.ended()[0] == "CANCELLED"
+    assert script.bench.read("tries") == "x\n"
+
+
+def test_ending_that_cannot_be_decided(script: Script) -> None:
+    """Then the exit code must do, and a training that may not be whole has not completed."""
+    damaged = "touch state/stop-train-1.json; echo '{\"saved\": true}' > state/stopped-train-1.json"
+    script.step(f"{STARTED}{damaged}\nexit 9\n")
+    assert script.run() == 9
+    assert script.ended() == ("FAILED", "exit code 9 while running on node-1,node-2")
+    script.step(f"{STARTED}{damaged}\n")
+    assert script.run() == 1
+    assert script.ended() == ("FAILED", "exit code 1 while deciding how it ended")
+
+
+def test_an_attempt_that_was_taken_over(script: Script) -> None:
+    script.step(STARTED + "echo '{}' > state/train-2.json\nexit 9\n")
+    script.run()
+    assert script.ended() == ("FAILED", "attempt 2 has taken over")
+    assert script.asked("requeue") == []
+
+
+def test_cancelled_run_does_not_come_back(script: Script) -> None:
+    script.touch("state/cancelled.json")
+    script.step("touch started\n")
+    assert script.run() == 1
+    assert script.ended() == ("CANCELLED", "cancelled before it started")
+    assert "remove state/cancelled.json to run it all the same" in script.said
+    assert not script.bench.has("started")
+
+
+def test_other_allocation_is_refused(script: Script) -> None:
+    script.bench.environ["SLURM_JOB_NUM_NODES"] = "3"
+    script.step("touch started\n")
+    assert script.run() == 2
+    assert "this script is for 2 nodes, the allocation has 3: render it again" in script.said
+    assert script.ended() == ("FAILED", "exit code 2 while checking the allocation")
+    assert not script.bench.has("started")
+
+
+def test_state_that_cannot_be_written_changes_no_exit_code(script: Script) -> None:
+    script.step(STARTED + "mv state gone\n")
+    assert script.run() == 0
+    assert "state not written" in script.said
+
+
+@pytest.mark.parametrize("phase", ["precompile", "prepare"])
+def test_other_phases_are_ended_at_once(script: Script, phase: str) -> None:
+    """They save nothing, and only a training is requeued by its own program."""
+    script.options = ["--nodes=2"]
+    script.says(ENDING.format("None", 0, "2026-01-01T00:00"))
+    script.step(f"trap 'exit 5' TERM\ntouch logs/{phase}-1-node0.log\n{ENDLESS}")
+    process = script.running(phase=phase)
+    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signal.SIGTERM)
+    assert script.end(process) == 143
+    assert script.ended(phase=phase) == ("PREEMPTED", "preempted")
+    assert not script.bench.has(f"state/stop-{phase}-1.json")
+    assert "cause" not in script.state(phase=phase)
+
+
+def test_another_phase_that_fails(script: Script) -> None:
+    script.options = []
+    script.step("touch logs/precompile-1-node0.log\nexit 4\n")
+    assert script.run(phase="precompile") == 4
+    assert script.ended(phase="precompile") == (
+        "FAILED", "exit code 4 while running on node-1,node-2",
+    )  # fmt: skip
+
+
+# -- compiled graphs
+
+
+@pytest.fixture
+def compiling(script: Script) -> Script:
+    script.options = ["--graphs"]
+    script.bench.script("graphs.json", '{"micro_batch": 1}')
+    script.bench.script("plan.json", '{"nodes": 1}')
+    script.bench.environ |= {
+        "TRNSLURM_CACHE": str(script.bench.directory / "cache"), "TRNSLURM_DEVICE": "neuron",
+        "TRNSLURM_CACHE_LAYOUT": "shared", "TRNSLURM_CACHE_TRUST": "",
+        "NEURON_COMPILE_CACHE_URL": str(script.bench.directory / "cache"),
+    }  # fmt: skip
+    return script
+
+
+COMPILES = """\
+echo "$TRNSLURM_GRAPH_KEY" >> keys
+cat > state/graphs-$TRNSLURM_ATTEMPT-node0.json << END
+{"node": 0, "host": "a", "found": 1, "compiled": 1, "failed": 0, "seconds": 1.0, "graphs": ["g"],
+ "settled": ["g"], "files": [], "problem": ""}
+END
+touch logs/precompile-$TRNSLURM_ATTEMPT-node0.log
+"""
+
+
+def test_graphs_are_committed_and_then_warm(compiling: Script) -> None:
+    compiling.step(COMPILES)
+    assert compiling.run(phase="precompile") == 0, compiling.said
+    key = compiling.bench.read("keys").strip()
+    assert f"graphs of key {key}: cold" in compiling.said
+    assert f"graphs of key {key}: 1 compiled" in compiling.said
+    assert compiling.bench.has(f"cache/trnslurm/{key}/manifest.json")
+    assert compiling.run(phase="precompile", attempt=2) == 0
+    assert f"graphs of key {key}: warm" in compiling.said
+    assert compiling.ended(2, "precompile") == ("COMPLETED", "")
+    assert len(compiling.bench.read("keys").splitlines()) == 1  # nothing was started
+
+
+def test_graphs_that_are_missing(compiling: Script) -> None:
+    compiling.step("touch logs/precompile-1-node0.log\n")
+    assert compiling.run(phase="precompile") == 1
+    assert compiling.ended(phase="precompile") == (
+        "FAILED", "exit code 1 while verifying the graphs",
+    )  # fmt: skip
+    assert "error: node 0 did not say what it compiled" in compiling.said
+
+
+def test_graphs_whose_ingredients_are_damaged(compiling: Script) -> None:
+    compiling.bench.script("graphs.json", "{")
+    assert compiling.run() == 1
+    assert compiling.ended() == ("FAILED", "exit code 1 while reading the key of the graphs")
+    assert "error: " in compiling.said and "Traceback" not in compiling.said
+
+
+def test_term_while_graphs_are_read(compiling: Script) -> None:
+    fifo = compiling.bench.directory / "graphs.json"
+    fifo.unlink()
+    os.mkfifo(fifo)
+    process = compiling.start(phase="precompile")
+    compiling.bench.await_files("bin/asked")
+    process.send_signal(signal.SIGTERM)
+    assert compiling.end(process) == 143, compiling.said
+    assert compiling.ended(phase="precompile")[0] == "CANCELLED"
+
+
+# -- on this machine
+
+
+@pytest.mark.parametrize(
+    ("saves", "ended"), [("", ("CANCELLED", "")), (SAVES, ("STOPPED", "saved step 20"))]
+)
+def test_term_on_this_machine_is_handed_on(
+    script: Script, saves: str, ended: tuple[str, str]
+) -> None:
+    script.options = []
+    script.command("scontrol", '#!/bin/bash\ntouch "$(dirname "$0")/asked"\n')
+    script.step(f"end() {{\n{saves}exit 143\n}}\ntrap end TERM\n{STARTED}{ENDLESS}")
+    process = script.running(job="local-7")
+    process.send_signal(signal.SIGINT)
+    assert script.end(process) == 143
+    assert script.ended() == ended
+    assert not script.bench.has("bin/asked")
+
+
+# -- processes and signals
+
+
+@pytest.mark.parametrize("job", ["4711", "local-7"])
+def test_step_ends_with_a_program_that_is_killed(script: Script, job: str) -> None:
+    script.options = []
+    script.step(STARTED + ENDLESS)
+    process = script.running(job=job)
+    process.kill()
+    process.wait(60)
+    script.bench.await_none_alive()
+    assert script.ended() == ("RUNNING", "")
+
+
+def test_signals_that_were_ignored_before(script: Script) -> None:
+    """As under nohup, or for a job in the background; the step has the usual ones again."""
+    script.step("trap 'touch heard' USR2\nkill -USR2 $$\n" + STOPS + SAVES)
+    process = script.running(begin="trap '' TERM INT HUP USR1 USR2 CHLD; exec")
+    script.bench.await_files("heard")
+    process.send_signal(signal.SIGUSR1)
+    assert script.end(process) == 143
+    assert script.ended() == ("REQUEUED", "time limit; saved step 20")
+
+
+def test_signal_before_the_step_starts(script: Script) -> None:
+    script.step("touch started\n")
+    script.command("scontrol", '#!/bin/bash\necho x >> "${0%/*}/asked"\nkill -TERM "$PPID"\n')
+    assert script.run() == 143
+    assert script.ended()[0] == "CANCELLED"
+    assert not script.bench.has("started")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], "no command"), (["--", "true"], "TRNSLURM_PHASE is not set"), (["--no"], "--no")],
+)
+def test_usage(words: list[str], said: str, bench: Any) -> None:
+    done = bench.run("attempt", *words)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr

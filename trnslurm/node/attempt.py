@@ -1,0 +1,395 @@
+"""Runs one attempt of a phase: the last line of a batch script becomes this program.
+
+    exec python -m trnslurm.node.attempt --max-crashes=3 --requeue -- srun … bash node.sh train
+
+It owns the attempt's state file and the heartbeat. It takes the signals of Slurm, asks the workers
+to save, waits for them, and decides with ending.py whether the job is requeued. What it needs to
+know is in the environment (TRNSLURM_*) and in the state file that the script has begun.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from trnslurm.node import left_out, processes
+from trnslurm.node.controller import Controller
+from trnslurm.node.ending import how_it_ended, read_facts, reason_to_give_up
+from trnslurm.node.graphs.manifest import CacheError
+from trnslurm.node.graphs.place import read_place
+from trnslurm.node.state import CRASH, RUN, now, read_state
+from trnslurm.rundir import newest_step, write_json
+
+HEARTBEAT_S = 30.0
+TERMINATED = 128 + signal.SIGTERM
+_STDOUT = 1
+_REASONS = {
+    "REQUEUED": "requeued",
+    "TIMEOUT": "time limit",
+    "PREEMPTED": "preempted",
+    "CANCELLED": "",
+    "FAILED": "Slurm had forgotten the job, and ended it",
+}
+
+
+class RefusedError(Exception):
+    """Why the attempt ends before anything was started, and its exit code."""
+
+    def __init__(self, exit_code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Terminated(BaseException):
+    """TERM arrived during work in this process."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code of the batch script."""
+    signals = processes.SignalQueue()  # first: without it TERM kills without a word
+    options = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        attempt = Attempt(options, signals)
+    except KeyError as error:
+        processes.say(f"error: {error.args[0]} is not set: a batch script starts this program")
+        return 2
+    code = 1
+    try:
+        code = attempt.run()
+    except RefusedError as refused:
+        code = refused.exit_code
+        if str(refused):
+            processes.say(f"error: {refused}")
+    except Terminated:
+        code = attempt.end_by_term()
+    except OSError as error:
+        processes.say(f"error: {error.filename or attempt.doing}: {error.strerror}")
+    except Exception:
+        processes.say(traceback.format_exc())
+    return attempt.finish(code)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, and the command that follows them."""
+    parser = argparse.ArgumentParser(
+        prog="attempt", usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]", allow_abbrev=False
+    )
+    parser.add_argument("--nodes", type=int, default=0, help="refuse an allocation of another size")
+    parser.add_argument("--graphs", action="store_true", help="the phase needs compiled graphs")
+    parser.add_argument("--max-crashes", type=int, default=1, help="in a row, then give up")
+    parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
+    parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
+    parser.add_argument(
+        "--retry-s", type=float, nargs="*", default=[10.0, 30.0], metavar="SECONDS",
+        help="pauses before Slurm's controller is asked again",
+    )  # fmt: skip
+    at = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:at])
+    options.command = list(argv[at + 1 :])
+    if not options.command:
+        parser.error("no command")
+    return options
+
+
+class Attempt:
+    """One attempt of a phase."""
+
+    def __init__(self, options: argparse.Namespace, signals: processes.SignalQueue) -> None:
+        phase, number = os.environ["TRNSLURM_PHASE"], int(os.environ["TRNSLURM_ATTEMPT"])
+        self.state = read_state(phase, number)
+        self.state.host, self.state.pid = os.uname().nodename, os.getpid()
+        self.trains = phase == "train"
+        self.doing = "starting"
+        """For the reason, should it fail now."""
+        self.on_slurm = not self.state.job_id.startswith("local-")
+        self.controller = Controller(self.state.job_id, self.state.restarts, options.retry_s)
+        self._options, self._signals = options, signals
+        self._stop_file = RUN.stop_file(phase, number)
+        self._launched = False
+        """Whether the nodes have run; else there is nothing to look into after a failure."""
+        self._step = 0
+        """The pid of srun, or of its stand-in."""
+        self._deadline: float | None = None
+        """Once Slurm ends the job: when the step must be over."""
+        self._ended_by_term = False
+
+    # -- from begin to end
+
+    def run(self) -> int:
+        """Run all of it; return the exit code."""
+        self._begin()
+        if self._options.graphs and self._graphs_are_warm():
+            return 0
+        self._launch()
+        code = self._run_step()
+        if self._ended_by_term and not self.trains:
+            return TERMINATED
+        if code == 0 and self._options.graphs and self.state.phase == "precompile":
+            self._commit_graphs()
+        self._launched = True
+        if code == 0 and self.trains and self.on_slurm:
+            # srun returns 0 when Slurm gives up a node under it, whatever the workers do.
+            ended_by = self.controller.what_ends_job()
+            if ended_by in ("REQUEUED", "CANCELLED"):
+                code = TERMINATED
+                self._note(ended_by, ended_by.lower())
+        if self.trains and (code or self._stop_file.exists()):
+            code = self._conclude(code)
+        return code
+
+    def _begin(self) -> None:
+        """Refuse what must not run."""
+        state = self.state
+        if self.trains:
+            state.checkpoint = newest_step(RUN.checkpoints)
+        if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
+            state.state, state.reason = "CANCELLED", "cancelled before it started"
+            message = "this run was cancelled; remove state/cancelled.json to run it all the same"
+            raise RefusedError(1, message)
+        state.write()
+        planned, nodes = self._options.nodes, int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
+        if planned and nodes != planned:  # the plan's exact arithmetic is for one node count
+            self.doing = "checking the allocation"
+            message = f"this script is for {planned} nodes, the allocation has {nodes}"
+            raise RefusedError(2, f"{message}: render it again with --nodes {nodes}")
+        if not self.on_slurm:
+            return
+        self.controller.learn_patience()
+        # Crashes count also if the attempt never got to say so, as when its node died.
+        if self.trains and (given_up := reason_to_give_up(state, self._options.max_crashes)):
+            state.state, state.reason = "FAILED", given_up
+            raise RefusedError(1, given_up)
+
+    def _launch(self) -> None:
+        """Say that it runs, and begin the heartbeat, which no death of this process outlives."""
+        arrived, _ = self._signals.wait(0)
+        self._heed(arrived)
+        if self._ended_by_term:
+            raise RefusedError(TERMINATED)
+        self.state.hosts = os.environ["TRNSLURM_HOSTS"]
+        self.doing = f"running on {self.state.hosts}"
+        self.state.state = "RUNNING"
+        self.state.write()
+        RUN.heartbeat_file.touch()
+        threading.Thread(target=_beat, daemon=True).start()
+
+    def finish(self, code: int) -> int:
+        """Say the last word on this attempt; return its exit code."""
+        state = self.state
+        if state.under_way:
+            state.state = "COMPLETED" if code == 0 else "FAILED"
+            if code:
+                state.reason = f"exit code {code} while {self.doing}"
+        state.exit_code = code
+        self._write()
+        if self._launched and (state.state == "FAILED" or state.cause == CRASH):
+            _say_why(state.phase, state.attempt)
+        reason = f" ({state.reason})" if state.reason else ""
+        text = f"{now()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
+        processes.say(text, _STDOUT)
+        return code
+
+    # -- the step and its signals
+
+    def _run_step(self) -> int:
+        """Run the command, again if srun has given up on a busy controller; return its code."""
+        own_session = not self.on_slurm  # Slurm finds the processes of a job by their session
+        pauses_s = [*self._options.retry_s, None] if self.on_slurm else [None]
+        for pause_s in pauses_s:
+            self._step = processes.spawn(
+                self._options.command, output_fd=None, own_session=own_session
+            )
+            code = self._wait_for_step()
+            self._step = 0
+            # Once anything was started a node's log is there, and the exit code is the job's own.
+            logs = RUN.node_logs(self.state.phase, self.state.attempt)
+            if pause_s is None or code == 0 or self._asked_to_end() or logs:
+                break
+            self._wait(pause_s)
+            if self._asked_to_end():
+                break
+        return code
+
+    def _asked_to_end(self) -> bool:
+        return self._ended_by_term or (self.trains and self._stop_file.exists())
+
+    def _wait_for_step(self) -> int:
+        """Wait for the step to end, heeding signals; return its exit code."""
+        while True:
+            pid, status = os.waitpid(self._step, os.WNOHANG)
+            if pid:
+                return processes.exit_code(status)
+            left_s = None if self._deadline is None else self._deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                processes.send(self._step, signal.SIGKILL)
+                _, status = os.waitpid(self._step, 0)
+                return processes.exit_code(status)
+            arrived, _ = self._signals.wait(left_s)
+            self._heed(arrived)
+
+    def _wait(self, pause_s: float) -> None:
+        """Wait, or until the attempt is asked to end."""
+        until = time.monotonic() + pause_s
+        while not self._asked_to_end() and (left_s := until - time.monotonic()) > 0:
+            arrived, _ = self._signals.wait(left_s)
+            self._heed(arrived)
+
+    def _heed(self, arrived: set[int]) -> None:
+        """Do what signals ask for; after the first TERM they change nothing any more."""
+        if self._ended_by_term:
+            return
+        if arrived & processes.END_SIGNALS:
+            self.end_by_term()
+        elif signal.SIGUSR1 in arrived and self.trains:
+            # The time limit is near, or trnslurm cancel asks.
+            cancelled = RUN.cancelled_file.exists()
+            self._ask_to_stop("cancelled" if cancelled else "time limit")
+
+    def _ask_to_stop(self, cause: str) -> None:
+        """Ask the workers to save and to end together: the first of them looks for this file."""
+        with suppress(OSError):
+            write_json(self._stop_file, {"cause": cause, "time": int(time.time())})
+
+    def end_by_term(self) -> int:
+        """Write down what ends the attempt: scancel, the time limit, preemption or a requeue."""
+        self._ended_by_term = True
+        if self.trains:
+            self._ask_to_stop("terminated")
+        self._note("CANCELLED", "")  # at once: KILL may come before the controller answers
+        if self.on_slurm:
+            deadline = time.monotonic() + self.controller.patience_s
+            ended_by = self.controller.what_ends_job()
+            word = {"FORGOTTEN": "FAILED", "RUNNING": "CANCELLED"}.get(ended_by, ended_by)
+            self._note(word, _REASONS[word])
+            if self.trains:
+                self._deadline = deadline
+        # On Slurm srun and the workers of a training have had their TERM; a second one makes
+        # torchrun leave its workers.
+        if self._step and not (self.on_slurm and self.trains):
+            processes.send(self._step, signal.SIGTERM)
+        return TERMINATED
+
+    # -- how it ended
+
+    def _conclude(self, code: int) -> int:
+        """Decide how a training ended and whether it starts again; return the exit code."""
+        try:
+            bad_nodes, trouble = left_out.update(
+                self.state.attempt, self.state.hosts.split(","),
+                hours=self._options.exclude_hours, now=time.time(),
+            )  # fmt: skip
+            ending = how_it_ended(
+                read_facts(
+                    self.state, code, trouble,
+                    max_crashes=self._options.max_crashes, requeue=self._options.requeue,
+                )
+            )  # fmt: skip
+        except Exception:  # then the exit code, and what Slurm said, must do
+            processes.say(traceback.format_exc())
+            self.doing = "deciding how it ended" if code == 0 else self.doing
+            return code or 1
+        self.state.state, self.state.reason = ending.state, ending.reason
+        self.state.cause = ending.cause
+        if ending.state == "REQUEUED":
+            self._requeue(ending.refused, bad_nodes)
+        if self.state.state != "COMPLETED" and ending.cause != CRASH:
+            return TERMINATED  # also if it ended well: what waits for its success may not start
+        return code
+
+    def _requeue(self, refused: str, bad_nodes: left_out.Change) -> None:
+        """Have Slurm start the job again, unless it is being cancelled."""
+        self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
+        state = self.state
+        ended_by = self.controller.what_ends_job()
+        if ended_by == "CANCELLED":  # Slurm would start it again all the same
+            state.state, state.reason = "CANCELLED", "cancelled as it ended"
+            return
+        why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
+        if not why_not:
+            self._write()  # before Slurm is asked: KILL may follow
+            why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
+        if why_not:
+            state.state = refused
+            state.reason += f"; it could not be requeued: {why_not}"
+            return
+        # The job is pending now, and its next start heeds what changes here.
+        nodes = bad_nodes.applied_to(self.controller.excluded_nodes())
+        if nodes is not None and not self.controller.exclude(nodes):
+            processes.say(f"warning: {nodes} will not be left out of the next attempt")
+
+    def _note(self, state: str, reason: str) -> None:
+        self.state.state, self.state.reason = state, reason
+        self._write()
+
+    def _write(self) -> None:
+        """Write the state; a full disk does not change what has happened."""
+        try:
+            self.state.write()
+        except OSError as error:
+            processes.say(f"error: {error.filename}: {error.strerror}: state not written")
+
+    # -- compiled graphs
+
+    def _graphs_are_warm(self) -> bool:
+        """Find the key of the job's graphs; return whether there is nothing to precompile."""
+        from trnslurm.node.graphs import program as graphs
+
+        with self._graph_work("reading the key of the graphs"):
+            os.environ["TRNSLURM_GRAPH_KEY"] = graphs.own_key(RUN.path)
+            return self.state.phase == "precompile" and graphs.is_warm(read_place())
+
+    def _commit_graphs(self) -> None:
+        """Verify that no node's graph is missing, and write the manifest."""
+        from trnslurm.node.graphs import program as graphs
+
+        with self._graph_work("verifying the graphs"):
+            graphs.commit(read_place())
+
+    @contextmanager
+    def _graph_work(self, doing: str) -> Iterator[None]:
+        """Have TERM interrupt what this process does itself, which may take minutes."""
+
+        def interrupt(_signum: int, _frame: object) -> None:
+            raise Terminated
+
+        self.doing = doing
+        arrived, _ = self._signals.wait(0)
+        before = {signum: signal.signal(signum, interrupt) for signum in processes.END_SIGNALS}
+        try:
+            if arrived & processes.END_SIGNALS:
+                raise Terminated
+            yield
+        except CacheError as error:
+            raise RefusedError(1, str(error)) from None
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _beat() -> None:
+    """Touch the heartbeat: its age tells how long a silent job has been lost."""
+    while True:
+        time.sleep(HEARTBEAT_S)
+        with suppress(OSError):
+            RUN.heartbeat_file.touch()
+
+
+def _say_why(phase: str, attempt: int) -> None:
+    """Print what the logs say of a failure; failures here are ignored."""
+    try:
+        from trnslurm.node.triage.finding import find_cause, nothing_found
+
+        found = find_cause(RUN.path, phase, attempt)
+        lines = found.report() if found else nothing_found(RUN.path, phase, attempt)
+        processes.say("\n".join(lines), _STDOUT)
+    except Exception:
+        processes.say(traceback.format_exc())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

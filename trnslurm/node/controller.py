@@ -1,0 +1,101 @@
+"""Asks Slurm's controller about the job that this program runs in, and to requeue it."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# Slurm sends KILL so long after TERM: KillWait, and never less than five seconds. The last word of
+# an attempt must be said by then.
+_KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
+_SHARE = 0.75
+# Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
+_HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Controller:
+    """Slurm's controller, as this job asks it."""
+
+    def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
+        """Know the job, how often it had been restarted, and the pauses between retries."""
+        self._job_id, self._restarts, self._retry_s = job_id, restarts, retry_s
+        self.patience_s = _SHARE * _KILL_WAIT_S
+        """How long after TERM the job's step, or an answer of the controller, is waited for."""
+        self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
+
+    def what_ends_job(self) -> str:
+        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; RUNNING if nothing does; FORGOTTEN.
+
+        JobState is COMPLETING whichever it is; other fields tell. Without an answer it is RUNNING.
+        """
+        job = self._job()
+        work_dir = job.partition(" WorkDir=")[2]
+        # A controller that was killed may not know the job, and gives its number to another.
+        if "Invalid job id" in job or (work_dir and f"/{self._run_name} " not in work_dir):
+            return "FORGOTTEN"
+        restarts = re.search(r" Restarts=(\d+) ", job)
+        if restarts and int(restarts[1]) > self._restarts:
+            return "REQUEUED"
+        if " Reason=TimeLimit " in job:
+            return "TIMEOUT"
+        if " PreemptTime=2" in job:  # a year; otherwise None
+            return "PREEMPTED"
+        return "CANCELLED" if " JobState=COMPLETING " in job else "RUNNING"
+
+    def learn_patience(self) -> None:
+        """Ask for this cluster's KillWait."""
+        _, config = _scontrol("show", "config", timeout_s=self.patience_s)
+        if found := re.search(r"^KillWait *= *(\d+)", config, re.MULTILINE):
+            self.patience_s = _SHARE * max(float(found[1]), _SHORTEST_KILL_WAIT_S)
+
+    def excluded_nodes(self) -> list[str]:
+        """Return the nodes that the job leaves out already, the user's own choice included."""
+        found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
+        return _scontrol("show", "hostnames", found[1])[1].split() if found else []
+
+    def requeue(self) -> str:
+        """Have the job started again once this program has ended; return why not, or nothing."""
+        code, said = self._persist("requeue", self._job_id)
+        return "" if code == 0 else (said.splitlines() or ["scontrol failed"])[-1]
+
+    def exclude(self, nodes: str) -> bool:
+        """Leave these nodes out of the job's next start; return whether it worked."""
+        return self._persist("update", f"JobId={self._job_id}", f"ExcNodeList={nodes}")[0] == 0
+
+    def _job(self) -> str:
+        _, said = _scontrol("show", "job", "-o", self._job_id, timeout_s=self.patience_s)
+        return f" {said} ".replace("\n", " ")
+
+    def _persist(self, *words: str) -> tuple[int, str]:
+        """Ask again if the controller is too busy, as when many jobs start."""
+        code, said = _scontrol(*words)
+        for pause_s in self._retry_s:
+            if code == 0:
+                break
+            time.sleep(pause_s)
+            code, said = _scontrol(*words)
+        return code, said
+
+
+def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
+    """Run scontrol; return its exit code and what it said."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    try:
+        process = subprocess.Popen(
+            ["scontrol", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        return 127, f"scontrol: {error.strerror}"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return 1, "scontrol did not answer"
+    return process.returncode, said

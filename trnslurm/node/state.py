@@ -1,0 +1,77 @@
+"""The state file of an attempt: what its batch script says of it, state/PHASE-ATTEMPT.json.
+
+Accounting is often off and Slurm forgets a finished job after MinJobAge: these files stay.
+"""
+
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from trnslurm.rundir import RunFiles, read_json, write_json
+
+RUN = RunFiles(Path())  # the program's working directory
+CRASH = "crash"
+UNDER_WAY = ("STARTING", "RUNNING")
+_MAX_REASON = 300
+
+
+@dataclass(kw_only=True)
+class State:
+    """The state of an attempt."""
+
+    phase: str = "train"
+    attempt: int = 0
+    job_id: str = ""
+    restarts: int = 0
+    """How often Slurm had started the job before."""
+    state: str = "STARTING"
+    reason: str = ""
+    exit_code: int | None = None
+    cause: str = ""
+    """What ended a training: crash, time limit, preempted, requeued, or nothing of these."""
+    checkpoint: int = 0
+    """The step of the newest checkpoint when a training began, 0 if there was none."""
+    hosts: str = ""
+    host: str = ""
+    pid: int = 0
+    started: str = ""
+    ended: str | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self.state in UNDER_WAY
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the attempt failed, or died without a word. Being ended by Slurm is no crash."""
+        return self.under_way or self.state == "FAILED" or self.cause == CRASH
+
+    def write(self) -> None:
+        """Replace the file whole."""
+        self.reason = _one_line(self.reason)
+        self.ended = None if self.under_way else now()
+        data = asdict(self)
+        if self.phase != "train":
+            del data["cause"], data["checkpoint"]
+        write_json(RUN.state_file(self.phase, self.attempt), data)
+
+
+def read_state(phase: str, attempt: int) -> State:
+    """Return the state of an attempt; one that has only taken its number is STARTING."""
+    data = read_json(RUN.state_file(phase, attempt))
+    state = State(phase=phase, attempt=attempt)
+    for name in (f.name for f in fields(State) if f.name in data):
+        default = getattr(state, name)
+        if name not in ("phase", "attempt") and isinstance(data[name], type(default)):
+            setattr(state, name, data[name])
+    return state
+
+
+def now() -> str:
+    """Return the time as state files have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _one_line(text: str) -> str:
+    """Return text as one short line that a terminal can show."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:_MAX_REASON]
