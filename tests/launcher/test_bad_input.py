@@ -73,7 +73,7 @@ WORDS = {
     "job's own type": (["--set", "train.lr=fast"], "train.lr must be a number, found 'fast'"),
     "secret": (["--set", "env.HF_TOKEN=hf_abcdefghij"], "env.HF_TOKEN looks like a secret"),
     "no UTF-8": (["--set", "env.A=caf\udce9"], "env.A"),  # as Python reads Latin-1 arguments
-    "env name": (["--set", "env.A B=x"], "env.A B: not a name of an environment variable"),
+    "env name": (["--set", "env.A B=x"], "env.A B: not a valid name of an environment variable"),
 }
 NAMES_AND_TIMES = {
     "newline": (["--name", "a\nb"], "job name 'a\\nb': use 1 to 64 letters, digits"),

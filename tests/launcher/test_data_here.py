@@ -265,7 +265,10 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
             "data.bert.shards is 0; it must be at least 1",
         ),
         ("prepare bert_pretrain -p tiny --masked-lm-prob 1", "masked_lm_prob is 1.0; it must be"),
-        ("fetch bert_pretrain --set data.path=", "data.path is empty: name where shards shall go"),
+        (
+            "fetch bert_pretrain --set data.path=",
+            "data.path is empty: name a directory for the shards",
+        ),
         ("fetch bert_pretrain -p tiny", "(tiny) has no data.published: there is nothing to fetch"),
         ("fetch bert_pretrain -p phase2_lamb --checkpoint", "has no data.checkpoint: there is"),
         ("fetch gpt2_zero1 --set data.published=http://x/y.tar", "data.published: only shards for"),

@@ -1,6 +1,6 @@
-"""Layers of configuration laid over each other: command line > preset > recipe > profile > default.
+"""Layers of configuration: command line > preset > recipe > cluster profile > default.
 
-A site file that the cluster's admin owns stands above all of them for the keys it locks.
+The keys that the admin's site file locks override them all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def resolve(
     settings: Sequence[str] = (),
     options: Mapping[str, tuple[str, Any]] | None = None,
 ) -> Config:
-    """Return recipe and cluster with every value resolved.
+    """Return a recipe on a cluster, with every value resolved.
 
     `settings` are `key=value` words; `options` maps a dotted key to (option name, value).
     """
@@ -75,12 +75,16 @@ def resolve(
         cluster=build(Cluster, tree),
         recipe=build(Recipe, tree),
         tree=tree,
-        origins=_origins(layers),
+        origins={
+            dotted: Origin(layer=layer.name, source=layer.source)
+            for layer in layers
+            for dotted, _ in flatten(layer.tree)
+        },
     )
 
 
 def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
-    """Return a cluster profile by itself, without a recipe."""
+    """Return a cluster profile without a recipe."""
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster))]
     layers.append(_profile_layer(workspace.cluster_file(name)))
     layers += _machine_layer(_merged(layers))
@@ -92,14 +96,14 @@ def resolve_cluster(workspace: Workspace, name: str) -> Cluster:
 
 
 def read_cluster(tree: Mapping[str, Any], where: str) -> Cluster:
-    """Return the cluster's part of a saved tree, checked again."""
+    """Return the cluster's part of a saved tree, after checking it again."""
     checked = check({k: v for k, v in tree.items() if k in _CLUSTER}, _CLUSTER, where)
     check_cluster_values(merge(defaults_of(Cluster), checked))
     return build(Cluster, checked)
 
 
 def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Config:
-    """Return the configuration that a bundle's config.yaml has, checked again."""
+    """Return the configuration in a bundle's config.yaml, after checking it again."""
     tree = check(head["config"], _ALL, where)
     check_values(merge(defaults_of(Cluster) | defaults_of(Recipe), tree))
     return Config(
@@ -115,7 +119,7 @@ def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Conf
 
 
 def describe(file: Path) -> str:
-    """Return the one-line description that a recipe or a profile gives of itself."""
+    """Return the one-line description in a recipe or profile."""
     return str(read_yaml(file).get("description", ""))
 
 
@@ -133,23 +137,19 @@ def _profile_layer(file: Path) -> Layer:
 
 
 def _machine_layer(tree: Mapping[str, Any]) -> list[Layer]:
-    """Resolve `instance_type: auto`, which only the local cluster may say."""
+    """Return the layer that resolves `instance_type: auto`, on the local cluster only."""
     if tree["instance_type"] != "auto":
         return []
     if tree["scheduler"] != "local":
         raise ConfigError("instance_type: auto is for the local cluster; name the nodes' type")
     devices = len([d for d in NEURON_DEVICES.glob("neuron*") if re.fullmatch(r"neuron\d+", d.name)])
     if devices == 0:
-        return [Layer(name="this machine", source="no Neuron device", tree=nest_type("local"))]
+        own: dict[str, Any] = {"instance_type": "local"}
+        return [Layer(name="this machine", source="no Neuron device", tree=own)]
     name = "trn1.32xlarge" if devices == 16 else "trn1.2xlarge"
-    # Without this the profile's one emulated worker would leave the other cores idle.
-    tree = nest_type(name) | {"workers_per_node": None}
-    return [Layer(name="this machine", source=f"{devices} /dev/neuron*", tree=tree)]
-
-
-def nest_type(name: str) -> dict[str, Any]:
-    """Return the tree that sets the instance type."""
-    return {"instance_type": name}
+    # Otherwise the profile's one emulated worker would leave the other cores idle.
+    own = {"instance_type": name, "workers_per_node": None}
+    return [Layer(name="this machine", source=f"{devices} /dev/neuron*", tree=own)]
 
 
 def _set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
@@ -162,7 +162,7 @@ def _set_layer(word: str, tree: Mapping[str, Any]) -> Layer:
 
 
 def _option_layer(dotted: str, option: str, value: Any, tree: Mapping[str, Any]) -> Layer:
-    if isinstance(value, tuple):  # what is said more than once adds to what there is
+    if isinstance(value, tuple):  # a repeatable option adds to the list below it
         value = [*lookup(tree, dotted), *value]
     checked = convert(value, _hint(dotted, option, tree), option, dotted)
     return Layer(name="command line", source=option, tree=nest(dotted, checked))
@@ -183,15 +183,13 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
             value = float(value)
         except ValueError:
             pass
-    if hint is Any:
-        return value
     checked = convert(value, hint, source, dotted)
     return as_declared(checked, tree[dotted], source, dotted) if dotted in JOB_SECTIONS else checked
 
 
 def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
     """Return the type that the value of a dotted key must have."""
-    hint: Any = Cluster  # any dataclass: its fields are looked up below
+    hint: Any = Cluster
     known: Mapping[str, Any] = _ALL
     passed: list[str] = []
     for key in dotted.split("."):
@@ -203,10 +201,8 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
             return Any
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
-            names = [".".join([*passed, k]) for k in known]
-            raise ConfigError(
-                f"{source}: {_unknown(dotted, names or [k for k, _ in flatten(tree)])}"
-            )
+            names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
+            raise ConfigError(f"{source}: {_unknown(dotted, names)}")
         passed.append(key)
         hint = known[key]
     return hint
@@ -241,7 +237,7 @@ def _site_locks() -> list[tuple[str, Any]]:
 
 
 def refuse_locked(values: Iterable[tuple[str, Any]], where: str) -> None:
-    """Refuse finished values (a reviewed bundle's) that break a lock of the site."""
+    """Refuse finished values, those of a reviewed bundle, that differ from the site's locks."""
     asked = dict(values)
     for dotted, locked in _site_locks():
         if dotted in asked and asked[dotted] != locked:
@@ -255,26 +251,14 @@ def _site_layers(layers: Sequence[Layer]) -> list[Layer]:
     found: list[Layer] = []
     for dotted, value in _site_locks():
         hint = _hint(dotted, str(SITE_FILE), _merged(layers))
-        locked = value if hint is Any else convert(value, hint, str(SITE_FILE), dotted)
-        _refuse_breaking(dotted, locked, layers)
+        locked = convert(value, hint, str(SITE_FILE), dotted)
+        for layer in layers:
+            asked = lookup(layer.tree, dotted)
+            chosen = layer.name in ("command line", "preset", "recipe")
+            if chosen and asked is not None and asked != locked:
+                raise ConfigError(
+                    f"{dotted} is locked to {locked!r} by {SITE_FILE}; "
+                    f"{layer.source} asks for {asked!r}: leave it out, or ask the admin"
+                )
         found.append(Layer(name="site lock", source=str(SITE_FILE), tree=nest(dotted, locked)))
     return found
-
-
-def _refuse_breaking(dotted: str, locked: Any, layers: Sequence[Layer]) -> None:
-    for layer in layers:
-        asked = lookup(layer.tree, dotted)
-        chosen = layer.name in ("command line", "preset", "recipe")
-        if chosen and asked is not None and asked != locked:
-            raise ConfigError(
-                f"{dotted} is locked to {locked!r} by {SITE_FILE}; "
-                f"{layer.source} asks for {asked!r}: leave it out, or ask the admin"
-            )
-
-
-def _origins(layers: Sequence[Layer]) -> dict[str, Origin]:
-    origins: dict[str, Origin] = {}
-    for layer in layers:
-        for dotted, _ in flatten(layer.tree):
-            origins[dotted] = Origin(layer=layer.name, source=layer.source)
-    return origins

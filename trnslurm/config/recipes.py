@@ -1,4 +1,4 @@
-"""A recipe's file: its values, its presets, and which preset follows which."""
+"""A recipe's file: its values, its presets, and the order of presets in a chain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trnslurm.errors import ConfigError, did_you_mean
 JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
-# What a recipe may say about the cluster: the shape of its job, never the site's facts.
+# A recipe may set the shape of its job on the cluster, never the site's facts.
 _RECIPE_LAYER = {
     **fields_of(Recipe),
     **{key: _CLUSTER[key] for key in ("env", "slurm", "workers_per_node")},
@@ -28,9 +28,9 @@ def presets_of(recipe_dir: Path) -> list[str]:
 
 
 def chain_of(recipe_dir: Path, preset: str | None) -> dict[str, dict[str, Any]]:
-    """Return a preset and those that follow it, in order, each with the values it sets by key.
+    """Return a preset and its followers, in order, each with the values it sets by dotted key.
 
-    None is the recipe's default preset; without one there is no chain.
+    None means the recipe's default preset; without one the chain is empty.
     """
     base, presets = recipe_layers(recipe_dir / "recipe.yaml")
     chosen = preset or base.tree.get("default_preset")
@@ -40,13 +40,13 @@ def chain_of(recipe_dir: Path, preset: str | None) -> dict[str, dict[str, Any]]:
 
 
 def preset_before(recipe_dir: Path, preset: str | None) -> str | None:
-    """Return the preset from whose result another goes on; None if it begins by itself."""
+    """Return the preset from whose result another one continues, or None."""
     _, presets = recipe_layers(recipe_dir / "recipe.yaml")
     return next((name for name in presets if preset and _then(presets, name) == preset), None)
 
 
 def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
-    """Return what a recipe's file says for all presets, and the presets as they stand there."""
+    """Return the values for all presets, and the presets as they are in the file."""
     tree = read_yaml(file)
     tree.pop("description", None)
     presets = tree.pop("presets", None) or {}
@@ -58,13 +58,13 @@ def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
     for name in presets:
         _check_then(presets, name, f"{file}: presets.{name}.then")
     base = Layer(name="recipe", source=str(file), tree=check(tree, _RECIPE_LAYER, str(file)))
-    for name in presets:  # the unused ones too
+    for name in presets:  # check the unused ones too
         preset_layer(presets, name, file.parent.name, base)
     return base, presets
 
 
 def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
-    """Refuse a preset that is followed by none of the recipe's, or in the end by itself."""
+    """Refuse a `then` that names no preset of the recipe, or leads back in a circle."""
     then = _then(presets, name)
     if then is None:
         return
@@ -73,11 +73,11 @@ def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
         raise ConfigError(f"{where} is {then!r}, which is no preset of the recipe{hint}")
     passed = _followed(presets, name)
     if _then(presets, passed[-1]) is not None:
-        raise ConfigError(f"{where} leads round in a circle: {' -> '.join(passed)} -> …")
+        raise ConfigError(f"{where} leads in a circle: {' -> '.join(passed)} -> …")
 
 
 def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
-    """Return a preset and those that follow it, each once."""
+    """Return a preset and its followers, each once."""
     passed: list[str] = []
     following: Any = name
     while following in presets and following not in passed:
@@ -91,13 +91,13 @@ def _then(presets: Mapping[str, Any], name: str) -> Any:
 
 
 def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer) -> Layer:
-    """Return what a preset changes."""
+    """Return the values that a preset changes."""
     if name not in presets:
         hint = did_you_mean(name, presets) or f"; it has {', '.join(presets) or 'none'}"
         raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
     source = f"{base.source}: presets.{name}"
     tree = dict(presets[name] or {})
-    for key in ("description", "then"):  # of the preset itself, not of the training
+    for key in ("description", "then"):  # about the preset, not the training
         tree.pop(key, None)
     checked = check(tree, _RECIPE_LAYER, source)
     for section in JOB_SECTIONS:
@@ -108,7 +108,7 @@ def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer
 
 
 def as_declared(tree: Mapping[str, Any], base: Any, where: str, prefix: str) -> dict[str, Any]:
-    """Check a job section against the recipe's own declaration: same keys, same types."""
+    """Return a job section checked against the recipe's declaration: same keys, same types."""
     checked = {}
     for key, value in tree.items():
         dotted = f"{prefix}.{key}"

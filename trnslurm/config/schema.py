@@ -1,4 +1,4 @@
-"""The typed configuration: a cluster profile, a recipe, and the two of them resolved together."""
+"""The typed configuration: a cluster profile, a recipe, and both resolved together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
-"""What a worker computes on, as the catalog's DEVICES."""
+"""What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Slurm:
     time_min: int | None = None
     """Time limit in minutes; None: the plan's estimate plus a quarter."""
     max_time_min: int | None = None
-    """The partition's own limit; a longer request is refused before it is submitted."""
+    """The partition's own limit; longer requests are refused before submission."""
     max_nodes: int | None = None
     cpus_per_task: int | None = None
     """CPUs for the one task per node; None: all vCPUs of the instance type."""
@@ -30,26 +30,26 @@ class Slurm:
     """None: all GPUs of a GPU type. Neuron devices are no GRES: use `exclusive`."""
     exclusive: bool = True
     requeue: bool = True
-    """Let Slurm start the job again after a node failure; a training's script requeues it too."""
+    """Let Slurm restart the job after a node failure; training also requeues itself."""
     stop_before_s: int = 300
-    """Seconds before its time limit at which a training saves, ends and is requeued: more than a
-    save takes; at most a fifth of the limit. Slurm may signal up to a minute early. 0: never."""
+    """Seconds before the time limit at which training saves, ends and is requeued: more than a
+    save takes, at most a fifth of the limit. Slurm may signal up to a minute early. 0: never."""
     max_crashes: int = 3
-    """Crashes in a row without a new checkpoint after which a training is given up."""
+    """Crashes in a row without a new checkpoint after which training gives up."""
     exclude_hours: float = 24.0
-    """Hours for which a requeued training leaves out a node that was found bad; 0: none."""
+    """Hours for which requeued training avoids a node that was found bad; 0: never."""
     srun_wait_s: int = 60
-    """How long srun waits for the other nodes after the first one ended well."""
+    """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
-    """Any other sbatch options, as in `--mail-type=FAIL`; each stands in the file."""
+    """Other sbatch options, such as `--mail-type=FAIL`; each is in the file."""
     bin_dir: str | None = None
-    """Directory of sbatch, srun, squeue, scontrol, where they are not on PATH."""
+    """Directory of sbatch, srun, squeue, scontrol, if they are not on PATH."""
     data_partition: str | None = None
-    """Partition of `data prepare --submit`; None: nodes as for training."""
+    """Partition of `data prepare --submit`; None: the same nodes as training."""
     data_cpus: int = 8
-    """CPUs of such a job, and so its processes."""
+    """CPUs of a data job, one process each."""
     data_time_min: int = 240
-    """Its time limit in minutes, and never more than max_time_min."""
+    """Time limit of a data job in minutes, never above max_time_min."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,43 +58,43 @@ class Cluster:
 
     scheduler: Literal["slurm", "local"] = "slurm"
     instance_type: str = "trn1.32xlarge"
-    """A name of the catalog; `auto` on the local cluster: what this machine has."""
+    """A name in the catalog; `auto` on the local cluster: what this machine has."""
     device: Literal["auto", Device] = "auto"
-    """auto: the instance type's, or another one of the same hardware that the recipe can use."""
+    """auto: the instance type's, or another of the same hardware that the recipe supports."""
     prefer_preset: str | None = None
-    """Preset for recipes that have one of this name, where none is asked for."""
+    """Default preset for recipes that have one of this name."""
     workers_per_node: int | None = None
-    """None: every core or GPU of the instance type."""
+    """None: one per core or GPU of the instance type."""
     run_root: str = "~/trnslurm-runs"
-    """Where run directories are made; shared by all nodes."""
+    """Parent of all run directories, on a file system that all nodes share."""
     data_root: str = "~/trnslurm-data"
-    """Where prepared data lies, and recipes' `data.path` begins; shared by all nodes."""
+    """Parent of prepared data (recipes' `data.path`), on a file system that all nodes share."""
     group_readable: bool = False
-    """Run directories are 0700; true: 0750."""
+    """true: run directories are 0750 instead of 0700."""
     activate: tuple[str, ...] = ()
-    """Shell lines that make the nodes' frozen Python environment usable."""
+    """Shell lines that activate the nodes' Python environment."""
     python: str = "python3"
-    """Its interpreter, absolute on a real cluster."""
+    """Interpreter of that environment; an absolute path on a real cluster."""
     compile_cache: str | None = None
-    """Compiled graphs: a directory on the shared file system, or an s3:// URL for Neuron's."""
+    """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""
     compile_layout: Literal["shared", "per-host"] = "shared"
-    """One cache for all nodes, or a directory of it for each host's name."""
+    """One cache for all nodes, or a subdirectory per host name."""
     compile_trust: tuple[str, ...] = ()
-    """Users whose compiled graphs are run, besides one's own and root's."""
+    """Users whose compiled graphs are trusted, besides oneself and root."""
     preflight: bool = True
-    """Whether all nodes are checked before a job's workers start."""
+    """Check all nodes before a job's workers start."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment of every job of this cluster."""
+    """Environment variables of every job on this cluster."""
     ask_above_node_hours: float | None = None
-    """submit asks (or needs --yes) above this many node-hours."""
+    """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)
     instance_types: Mapping[str, Any] = field(default_factory=dict)
-    """Overrides of, and additions to, the catalog of instance types."""
+    """Overrides of the catalog of instance types, and new types."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`fixed` keeps `global_batch` over node counts; `per_worker` lets it grow with them."""
+    """`fixed`: the same `global_batch` on any node count; `per_worker`: it grows with workers."""
 
     mode: Literal["fixed", "per_worker"] = "fixed"
     global_batch: int | None = None
@@ -106,89 +106,88 @@ class Batch:
     allow_idle: bool = False
     """Accept more workers than there are micro-batches in a step."""
     padding: Literal["allow", "refuse"] = "allow"
-    """refuse: only node counts on which every worker has as many micro-batches as all others."""
+    """refuse: only node counts that divide the micro-batches evenly over the workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertShards:
-    """What `data prepare` makes where `data.format` is bert, beside `seq_len` and `max_pred`."""
+    """How `data prepare` makes shards for BERT, besides `seq_len` and `max_pred`."""
 
     masked_lm_prob: float = 0.15
-    """The share of a sample's tokens that is masked."""
+    """Fraction of a sample's tokens to mask."""
     whole_words: bool = False
-    """Mask all tokens of a word, or none."""
+    """Mask all tokens of a word or none."""
     dupe_factor: int = 5
-    """Passes over the text, each with other pairs and masks."""
+    """Passes over the text, each with different pairs and masks."""
     seed: int = 12345
     shards: int | None = None
-    """Training shards; None: by the size of the text."""
+    """Number of training shards; None: by the size of the text."""
     test_shards: int = 1
-    """Shards of held-out documents, for evaluation."""
+    """Number of shards of held-out documents, for evaluation."""
     wrapped: bool = False
-    """Of `data.text`: its lines are wrapped, and their ends end no sentence."""
+    """The lines of `data.text` are wrapped: a line's end does not end a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows:
-    """What `data prepare` makes of rows where `data.format` is labelled, beside `seq_len`."""
+    """How `data prepare` makes samples from labelled rows, besides `seq_len`."""
 
     text: tuple[str, ...] = ()
-    """The column of the text, or two of a pair; empty: the task's, else `text`."""
+    """The text column, or two for pairs; empty: the task's, else `text`."""
     label: str | None = None
-    """The column of the label; None: `label`."""
+    """The label column; None: `label`."""
     labels: tuple[str, ...] = ()
-    """Their names in the order of their numbers; empty: the task's, else as the rows have them."""
+    """Label names in numeric order; empty: the task's, else those in the rows."""
     task: str | None = None
-    """A task of GLUE, which decides columns, labels and metrics; None: `data.dataset_config` of
-    GLUE's dataset, else none."""
+    """A GLUE task, which sets columns, labels and metrics; None: `data.dataset_config` if the
+    dataset is GLUE."""
     eval: str | None = None
-    """Rows to evaluate on, in the recipe's directory; None: a share of `data.text`."""
+    """Evaluation rows, in the recipe's directory; None: a share of `data.text`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is trained on, and how `data fetch` and `data prepare` make it."""
+    """The training data, and how `data fetch` and `data prepare` make it."""
 
     format: Literal["tokens", "bert", "labelled"] = "tokens"
-    """What prepared data is: files of token ids, shards of samples for BERT's pretraining, or
-    samples with labels."""
+    """Files of token ids, shards of samples for BERT's pretraining, or labelled samples."""
     path: str = ""
-    """Prepared data, or a text file, below the profile's data_root; empty: what the job brings."""
+    """Prepared data, or a text file, below the profile's data_root; empty: the job has its own."""
     dataset: str | None = None
-    """A dataset of the Hugging Face Hub, for `data fetch`."""
+    """A dataset on the Hugging Face Hub, for `data fetch`."""
     dataset_config: str | None = None
     text: str | None = None
-    """A text of the recipe's directory, prepared where there is no dataset."""
+    """A text file in the recipe's directory, prepared if there is no dataset."""
     tokenizer: str | None = None
-    """A model of the Hub whose tokenizer is taken, a tokenizer.json, or train:V to train one."""
+    """A model on the Hub whose tokenizer to use, a tokenizer.json, or train:V to train one."""
     model: str | None = None
-    """A model of the Hub, whose weights `data fetch` brings for `train.init_from`."""
+    """A model on the Hub, whose weights `data fetch` downloads for `train.init_from`."""
     holdout: float | None = None
-    """Share of the documents for evaluation; None: 0.005 (of labelled rows 0.1), or the dataset's
-    own split."""
+    """Fraction of documents held out for evaluation; None: the dataset's own split, else 0.005
+    (labelled rows: 0.1)."""
     bert: BertShards = field(default_factory=BertShards)
     labelled: LabelledRows = field(default_factory=LabelledRows)
     published: str | None = None
-    """URL of a tar of shards, which `data fetch` unpacks to `path`."""
+    """URL of a tar file of shards, which `data fetch` unpacks to `path`."""
     checkpoint: str | None = None
     """URL of a checkpoint, for `data fetch --checkpoint`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How a job shards its model over the workers; see trnslurm.plan.sharding."""
+    """How a job shards its model over its workers; see trnslurm.plan.sharding."""
 
     name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
-    """Empty: the job has no strategies, or none is used."""
+    """Empty: no sharding."""
     fsdp: Mapping[str, Any] = field(default_factory=dict)
-    """The file of PyTorch's FSDP2, less what the plan decides."""
+    """Settings of PyTorch's FSDP2 that the plan does not decide; the others likewise."""
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     xla_fsdp: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A published or measured throughput, from which hours and costs are estimated."""
+    """A published or measured throughput, the basis of estimated hours and costs."""
 
     instance_type: str
     nodes: int
@@ -198,68 +197,68 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Neuron:
-    """What applies on Neuron devices only."""
+    """Settings for Neuron devices only."""
 
     cc_flags: str = ""
-    """NEURON_CC_FLAGS, the compiler's options."""
+    """NEURON_CC_FLAGS: the compiler's options."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """Which keys of `train` do not shape the compiled graphs; every other does."""
+    """Keys of `train` that do not affect compiled graphs; all others do."""
 
     free: tuple[str, ...] = ()
-    """Their values change no graph."""
+    """Keys whose values affect no graph."""
     on_off: tuple[str, ...] = ()
-    """Only whether they are 0 (or empty) does, as that of how often is evaluated."""
+    """Keys that matter only by being 0 (or empty) or not, such as an evaluation interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One training job: what is trained, never where."""
+    """One training job: what to train, never where."""
 
     entry: str = "train.py"
     """The script that torchrun starts, in the recipe's directory."""
     default_cluster: str = "trn1"
-    """The cluster that plan, show and render assume when none is chosen."""
+    """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None
     seq_len: int = 0
     """Tokens per sample; 0: unknown."""
     steps: int = 1
-    """Optimizer steps of the whole run."""
+    """Optimizer steps in the whole run."""
     seed: int = 1234
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     batch: Batch = field(default_factory=Batch)
     devices: tuple[Device, ...] = ()
-    """What the job can run on; empty: every device."""
+    """Devices that the job supports; empty: all."""
     strategy: Strategy = field(default_factory=Strategy)
     data: Data = field(default_factory=Data)
     begins_with: tuple[str, ...] = ()
-    """Other recipes whose runs --from takes as well; their models must have the same sizes."""
+    """Other recipes whose runs --from accepts; their models must have the same sizes."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """The job's own keys: the recipe declares each one with its default."""
+    """The job's own keys; the recipe declares each with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)
     graphs: Graphs = field(default_factory=Graphs)
     precompile: Literal["auto", "always", "never"] = "auto"
-    """auto: where the device compiles graphs (neuron, xla-cpu)."""
+    """auto: on devices that compile graphs (neuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)
     reference: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where one resolved value came from, as `trnslurm show` prints it."""
+    """Where a resolved value came from, as `trnslurm show` prints it."""
 
     layer: str
     """command line, site lock, preset, recipe, cluster profile or default."""
     source: str
-    """The file, or the option."""
+    """The file or option."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A recipe on a cluster, every value resolved."""
+    """A recipe on a cluster, with every value resolved."""
 
     recipe_name: str
     recipe_dir: str
@@ -274,5 +273,5 @@ class Config:
 
     @property
     def title(self) -> str:
-        """The recipe and its preset, for people."""
+        """Return the recipe and its preset, for messages."""
         return self.recipe_name + (f" ({self.preset})" if self.preset else "")

@@ -1,4 +1,4 @@
-"""Where recipes, cluster profiles and templates are found: the user's directories first."""
+"""The search path of recipes, cluster profiles and templates: the user's directories first."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SETTINGS_FILE = "trnslurm.yaml"
 
 
 def packaged_root() -> Path:
-    """Return the directory that holds our templates/, jobs/ and cluster-config/."""
+    """Return the directory of our own templates/, jobs/ and cluster-config/."""
     installed = _PACKAGE / "share"
     return installed if installed.is_dir() else _PACKAGE.parent
 
 
 def user_root() -> Path:
-    """Return the user's own directory of the same shape."""
+    """Return the user's directory of the same layout."""
     config_home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(config_home).expanduser() / "trnslurm"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The search path, and the cluster chosen outside the command line."""
+    """The search path, and the user's default cluster."""
 
     roots: tuple[Path, ...]
     """Directories with jobs/, cluster-config/ and templates/; the first match wins."""
@@ -42,7 +42,7 @@ class Workspace:
     def discover(cls, paths: Sequence[str] = (), more: Sequence[Path] = ()) -> Workspace:
         """Read --path, TRNSLURM_PATH, ./trnslurm.yaml and the user's directory, in that order.
 
-        `more` are directories that come after the user's: those of running sandboxes.
+        `more` are directories after the user's: those of running sandboxes.
         """
         roots = [Path(p) for p in paths]
         roots += [Path(p) for p in os.environ.get("TRNSLURM_PATH", "").split(":") if p]
@@ -70,11 +70,11 @@ class Workspace:
         return {f.stem: f for f in found}
 
     def recipe_dir(self, name: str) -> Path:
-        """Return the directory of a recipe, or an error that names the nearest."""
+        """Return the directory of a recipe, or raise an error that suggests the nearest name."""
         return _known("recipe", name, self.recipes(), "trnslurm recipes")
 
     def cluster_file(self, name: str) -> Path:
-        """Return the file of a cluster profile, or an error that names the nearest."""
+        """Return the file of a cluster profile, or an error that suggests the nearest name."""
         sandbox, _, other = name.partition("-")
         if sandbox == "sandbox" and name not in self.clusters():
             up = f"trnslurm sandbox up --name {other}" if other else "trnslurm sandbox up"
@@ -87,7 +87,7 @@ class Workspace:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, or a one-line error with file and line."""
+    """Return the mapping in a YAML file, or raise a one-line error with file and line."""
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except ValueError as error:  # no such date
         raise ConfigError(f"{file}: {error}: quote what is text") from None
     except RecursionError:
-        raise ConfigError(f"{file}: nested too deep: put fewer values into one another") from None
+        raise ConfigError(f"{file}: nested too deeply") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -112,32 +112,32 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a YAML text holds: plain values, no key twice, nothing that holds itself."""
+    """Return the value of a YAML text: plain, no key twice, nothing that contains itself."""
     return yaml.load(text, Loader=_StrictLoader)
 
 
 # libyaml's parser where PyYAML came with it: it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_LARGE = 2**63
-_MOST_DIGITS = 80  # of binary ones, with signs and underscores
-# YAML 1.1 reads 1:30 as 90, in base 60, and 010 as 8: nobody means that.
+_MOST_DIGITS = 80  # of a binary number, with sign and underscores
+# YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8: nobody means that.
 _OTHER_BASE = re.compile(r"[^:]*:.*|[-+]?0[0-7_]+")
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """SafeLoader that refuses a key given twice, where YAML would silently keep the last.
+    """SafeLoader that refuses duplicate keys, of which YAML would silently keep the last.
 
-    Whole numbers have at most 63 bits, and those in other bases that nobody means are text.
+    Whole numbers have at most 63 bits; numbers in unintended bases stay text.
     """
 
     def construct_document(self, node: yaml.Node) -> Any:
-        self.deep_construct = True  # an alias within what it names is an error then
+        self.deep_construct = True  # so that an alias inside what it names is an error
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":  # <<: what is merged gives way
+            if key_node.tag == "tag:yaml.org,2002:merge":  # <<: own keys override merged ones
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
@@ -166,7 +166,7 @@ for _tag in ("int", "float"):
 
 
 def _refuse_unreadable(root: Path) -> None:
-    """Refuse what glob would pass over in silence."""
+    """Refuse directories that glob would silently skip."""
     for name in ("jobs", "cluster-config", "templates"):
         try:
             with os.scandir(root / name):
@@ -175,7 +175,7 @@ def _refuse_unreadable(root: Path) -> None:
             raise ConfigError(
                 f"search path {root}: {name} in it cannot be read: chmod it, or leave it out"
             ) from None
-        except OSError:  # it need not be there
+        except OSError:  # it may be missing
             pass
 
 

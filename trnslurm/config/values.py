@@ -1,4 +1,4 @@
-"""What no type can say about values: names of variables, secrets, text that files can hold."""
+"""Checks of values that types cannot express: names of variables, secrets, encodings, ranges."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SECRET = re.compile(
 )
 _PATH_OF_SECRET = re.compile(r"\w+_(FILE|PATH|DIR)", re.I)
 _SWITCH = re.compile(r"[0-9]{1,7}|true|false|yes|no|on|off|", re.I)
-# Tokens that say by their beginning whose they are, wherever they stand.
+# Tokens that are known by their beginning, wherever they are.
 _SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)")
-# The scripts would break, or the ranks not find each other. PATH: `activate` can add to it.
+# Without these the scripts break, or the ranks do not find each other. `activate` can extend PATH.
 _RESERVED = re.compile(
     r"PATH|PYTHONPATH|HOME|USER|HOSTNAME|ENV|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
     r"|RANK|WORLD_SIZE|LOCAL_RANK|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID|XLA_COORDINATOR_PORT"
-    # bash's own, which it sets, or cannot set, by itself
+    # bash's own variables
     r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
     r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
 )
-# A file's: no user and password in it, and its name leads nowhere else.
+# The URL of a file, without user and password, and with a harmless name.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 LONGEST_MIN = 365 * 24 * 60
-"""A year: the longest time limit. Slurm counts in 32 bits, and does not say where they overflow."""
+"""A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
 _LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
@@ -78,7 +78,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
 def _check_numbers(tree: Mapping[str, Any]) -> None:
     for dotted, least in _LEAST.items():
         value = lookup(tree, dotted)
-        if value is not None and not value >= least:  # nan is not
+        if value is not None and not value >= least:  # also true of nan
             raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
     for dotted in ("slurm.time_min", "slurm.data_time_min"):
         if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
@@ -88,7 +88,7 @@ def _check_numbers(tree: Mapping[str, Any]) -> None:
 
 
 def check_cluster_values(tree: Mapping[str, Any]) -> None:
-    """Refuse a cluster's values, or others beside them, that must not reach a shell."""
+    """Refuse a tree with a cluster's values that must not reach a shell."""
     _check_texts(tree)
     _check_environment("env", tree["env"])
     for line in tree["activate"]:
@@ -121,7 +121,7 @@ def _check_texts(tree: Mapping[str, Any]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value, keys too."""
+    """Yield every text in a value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def _texts(value: Any) -> Iterator[str]:
 def _check_data(tree: Mapping[str, Any]) -> None:
     data, root = tree["data"], tree["data_root"]
     holdout, masked = data["holdout"], data["bert"]["masked_lm_prob"]
-    # It means the same in every directory, and nobody expands variables.
+    # It must not depend on the working directory, and variables are not expanded.
     if not root.startswith(("/", "~")):
         raise ConfigError(f"data_root is {root!r}: it must be absolute, or begin with ~")
     if holdout is not None and not 0 <= holdout < 1:
@@ -148,7 +148,7 @@ def _check_data(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
     for key in ("dataset", "tokenizer", "model", "text", "labelled.eval"):
         if ".." in (lookup(data, key) or "").split("/"):
-            raise ConfigError(f"data.{key} has '..': it leads out of its directory")
+            raise ConfigError(f"data.{key} has '..', which leads out of its directory")
     for key, option in (("text", "--text"), ("labelled.eval", "--eval")):
         if (lookup(data, key) or "").startswith(("/", "~")):
             raise ConfigError(
@@ -156,7 +156,9 @@ def _check_data(tree: Mapping[str, Any]) -> None:
             )
     _check_columns(data["labelled"])
     if data["published"] and data["format"] != "bert":
-        raise ConfigError("data.published: only shards for BERT are: set data.format to bert")
+        raise ConfigError(
+            "data.published: only shards for BERT are published: set data.format to bert"
+        )
 
 
 def _check_columns(rows: Mapping[str, Any]) -> None:
@@ -166,11 +168,11 @@ def _check_columns(rows: Mapping[str, Any]) -> None:
         )
     for key in ("text", "labels"):
         if "" in rows[key] or len(set(rows[key])) < len(rows[key]):
-            raise ConfigError(f"data.labelled.{key}: names must not be empty, nor be there twice")
+            raise ConfigError(f"data.labelled.{key}: names must not be empty or repeated")
 
 
 def _check_cache(cache: str | None, layout: str) -> None:
-    # Neuron takes it as it is, and expands nothing.
+    # Neuron takes it literally.
     if cache is not None and not re.match(r"/|\w+://", cache):
         raise ConfigError(f"compile_cache is {cache!r}: it must be absolute, or an s3:// URL")
     if cache is None and layout == "per-host":
@@ -178,7 +180,7 @@ def _check_cache(cache: str | None, layout: str) -> None:
 
 
 def _check_job_values(dotted: str, value: Any) -> None:
-    """Only what JSON can hold reaches the job."""
+    """Refuse values that JSON, which the job reads, cannot hold."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_job_values(f"{dotted}.{key}", inner)
@@ -194,14 +196,14 @@ def _check_job_values(dotted: str, value: Any) -> None:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that were no UTF-8
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
         return False
     return True
 
 
 def _check_variable(dotted: str, name: str, value: str) -> None:
     if not _ENV_NAME.fullmatch(name):
-        raise ConfigError(f"{dotted}: not a name of an environment variable")
+        raise ConfigError(f"{dotted}: not a valid name of an environment variable")
     if _RESERVED.fullmatch(name):
         raise ConfigError(f"{dotted}: the scripts set {name} themselves, and rely on it")
     if _is_secret(name, value):

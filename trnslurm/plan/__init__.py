@@ -1,1 +1,1 @@
-"""What a training will be on so many nodes: its batch, its sharding, its memory, its data."""
+"""What a training needs on so many nodes: its batch, sharding, memory, data and time."""

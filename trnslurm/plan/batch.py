@@ -1,8 +1,8 @@
 """The exact batch plan: how one global batch is laid out on W workers, in whole micro-batches.
 
-Pure arithmetic. A step is U = G/m canonical micro-batches; each of W workers runs A = ceil(U/W) of
-them, and the A*W - U left over carry weight zero, so that the gradient is exactly that of G samples
-whatever the number of nodes.
+Pure arithmetic. A step has U = G/m canonical micro-batches; each of W workers runs A = ceil(U/W) of
+them. The A*W - U extra ones have weight zero, so that the gradient is exactly that of G samples on
+any number of nodes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from trnslurm.errors import PlanError
 
-_MOST_SAMPLES = 2**40  # in a step; divisors of larger numbers would take long to find
+_MOST_SAMPLES = 2**40  # in a step; finding divisors of larger numbers would take long
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """One optimizer step, laid out."""
+    """One optimizer step on W workers."""
 
     mode: str
     global_batch: int
@@ -29,19 +29,19 @@ class BatchPlan:
     units: int
     """Canonical micro-batches in a step."""
     accumulation: int
-    """Micro-batches that every worker runs in a step."""
+    """Micro-batches that each worker runs in a step."""
     padding_units: int
     """Zero-weight micro-batches in a step, over all workers."""
 
     @property
     def padding(self) -> float:
-        """Share of the micro-batches that is computed for nothing."""
+        """Return the fraction of micro-batches that have weight zero."""
         return self.padding_units / (self.accumulation * self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """A known speed of this recipe on one kind of instance."""
+    """A known speed of a recipe on one instance type."""
 
     nodes: int
     samples_per_s: float
@@ -57,7 +57,7 @@ class Estimate:
     node_hours: float
     cost: float | None
     basis: str
-    """What the throughput rests on."""
+    """Where the throughput comes from."""
 
 
 def plan_batch(
@@ -71,16 +71,22 @@ def plan_batch(
     allow_idle: bool = False,
     padding: str = "allow",
 ) -> BatchPlan:
-    """Lay the global batch out on nodes x workers, or refuse with the nearest choices."""
+    """Return the global batch laid out on nodes x workers, or refuse with the nearest choices."""
     if nodes < 1:
         raise PlanError(f"--nodes {nodes}: a job needs at least one node")
     if micro_batch < 1:
         raise PlanError(f"batch.micro_batch is {micro_batch}; it must be at least 1")
     workers = nodes * workers_per_node
     size = _global_batch(mode, global_batch, per_worker, workers)
-    if size % micro_batch:
-        _refuse_uneven(size, micro_batch)
-    units = size // micro_batch
+    units, rest = divmod(size, micro_batch)
+    if rest:
+        near = _nearest_divisors(size, micro_batch)
+        below = units * micro_batch
+        batches = " or ".join(str(b) for b in (below, below + micro_batch) if b > 0)
+        raise PlanError(
+            f"global batch {size} is not a whole number of micro-batches of {micro_batch}; "
+            f"nearest: micro-batch {' or '.join(map(str, near))}, or global batch {batches}"
+        )
     if units < workers and not allow_idle:
         _refuse_idle(size, micro_batch, nodes, workers_per_node)
     accumulation = -(-units // workers)
@@ -96,25 +102,28 @@ def plan_batch(
         padding_units=accumulation * workers - units,
     )
     if plan.padding_units and padding == "refuse":
-        _refuse_padding(plan)
+        raise PlanError(
+            f"{plan.padding_units} of each step's {accumulation * workers} micro-batches would "
+            f"have weight zero, which batch.padding=refuse rules out: {without_padding(plan)}"
+        )
     return plan
 
 
 def even_nodes(plan: BatchPlan) -> list[int]:
-    """Return the nearest smaller and larger node counts whose steps need no padding."""
+    """Return the nearest smaller and larger node counts without padding."""
     whole, rest = divmod(plan.units, plan.workers_per_node)
     return [] if rest else _nearest_divisors(whole, plan.nodes)
 
 
 def _nearest_divisors(number: int, here: int) -> list[int]:
-    """Return the nearest divisors of a number below and above `here`, as far as there are any."""
+    """Return the nearest divisors of a number below and above `here`, if any."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     divisors = [*small, *(number // d for d in reversed(small))]
     return [d for d in divisors if d < here][-1:] + [d for d in divisors if d > here][:1]
 
 
 def without_padding(plan: BatchPlan) -> str:
-    """Say on which of the nearest node counts there is none."""
+    """Return the part of a message that names the nearest node counts without padding."""
     counts = even_nodes(plan)
     if not counts:
         return "it is so on every node count"
@@ -128,11 +137,11 @@ def estimate(
     known: Sequence[Throughput],
     price_per_hour: float | None,
 ) -> Estimate | None:
-    """Return hours, node-hours and cost from known throughputs, or None without any."""
+    """Return hours, node-hours and cost from known throughputs, or None if none is known."""
     if not known or steps < 1:
         return None
     full_speed, basis = _throughput(plan.nodes, sorted(known, key=lambda t: t.nodes))
-    # Zero-weight units take their time like any other.
+    # Zero-weight units take as long as others.
     speed = full_speed * (1 - plan.padding)
     hours = steps * plan.global_batch / speed / 3600
     node_hours = hours * plan.nodes
@@ -156,19 +165,9 @@ def _global_batch(mode: str, fixed: int | None, per_worker: int | None, workers:
         size = fixed
     if size > _MOST_SAMPLES:
         raise PlanError(
-            f"global batch {size} is more than the {_MOST_SAMPLES} that are planned for"
+            f"global batch {size} is more than {_MOST_SAMPLES}, the largest that can be planned"
         )
     return size
-
-
-def _refuse_uneven(size: int, micro_batch: int) -> None:
-    near = _nearest_divisors(size, micro_batch)
-    below, above = size // micro_batch * micro_batch, -(-size // micro_batch) * micro_batch
-    batches = " or ".join(str(b) for b in (below, above) if b > 0)
-    raise PlanError(
-        f"global batch {size} is not a whole number of micro-batches of {micro_batch}; nearest: "
-        f"micro-batch {' or '.join(map(str, near))}, or global batch {batches}"
-    )
 
 
 def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int) -> None:
@@ -187,15 +186,8 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
     )
 
 
-def _refuse_padding(plan: BatchPlan) -> None:
-    raise PlanError(
-        f"{plan.padding_units} of each step's {plan.accumulation * plan.workers} micro-batches "
-        f"would have weight zero, which batch.padding=refuse rules out: {without_padding(plan)}"
-    )
-
-
 def _throughput(nodes: int, known: Sequence[Throughput]) -> tuple[float, str]:
-    """Return samples/s at `nodes`: as published, between two published, or linear from one."""
+    """Return samples/s at `nodes`: published, between two published ones, or linear from one."""
     by_nodes = {t.nodes: t for t in known}
     if nodes in by_nodes:
         return by_nodes[nodes].samples_per_s, by_nodes[nodes].source or f"known at {_count(nodes)}"

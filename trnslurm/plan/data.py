@@ -1,6 +1,6 @@
-"""A recipe's data: where it lies, and how `trnslurm.prepare` is to fetch and prepare it.
+"""A recipe's data: its paths, and the arguments with which `trnslurm.prepare` makes it.
 
-That program runs elsewhere, maybe on another host: a leading ~ in a path is its to expand.
+That program may run on another host, so a leading ~ in a path is left for it to expand.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from trnslurm.config import Config
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
-PREPARE = "prepare"  # the one phase of a job that prepares data
-INDEX = "index.json"  # makes a directory prepared data
-NOTES = "dataset.json"  # makes a directory a fetched dataset
-CONFIG = "config.json"  # makes a directory a model
-# GLUE's datasets on the Hub; their configurations are its tasks.
+PREPARE = "prepare"  # the only phase of a job that prepares data
+INDEX = "index.json"  # marks a directory of prepared data
+NOTES = "dataset.json"  # marks a directory of a fetched dataset
+CONFIG = "config.json"  # marks a directory of a model
+# GLUE's names on the Hub; a dataset_config is one of its tasks.
 _GLUE = ("glue", "nyu-mll/glue")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What the command line says of a preparation beside the recipe."""
+    """What the command line adds to a recipe's preparation of data."""
 
     text: tuple[str, ...] = ()
-    """Files, or directories of them, in the place of the recipe's dataset or text."""
+    """Files or directories to use instead of the recipe's dataset or text."""
     articles: tuple[str, ...] = ()
-    """WikiExtractor's output, in the same place."""
+    """WikiExtractor's output, to use instead likewise."""
     eval: tuple[str, ...] = ()
-    """Rows to evaluate on, in the place of the recipe's or dataset's."""
+    """Evaluation rows to use instead of the recipe's or dataset's."""
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
-    """Passed on as they are."""
+    """Passed on unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataJob:
-    """The preparation of a recipe's data as a job on Slurm, on one node."""
+    """A Slurm job on one node that prepares a recipe's data."""
 
     config: Config
     name: str
     arguments: tuple[str, ...]
-    """Of `python -m trnslurm.prepare`, started in the run directory."""
+    """Arguments of `python -m trnslurm.prepare`, started in the run directory."""
     time_min: int
 
     @property
@@ -54,13 +54,13 @@ class DataJob:
 
 
 def make_data_job(config: Config, own: Own) -> DataJob:
-    """Settle what the job runs, and for how long at most."""
+    """Make the job that prepares a recipe's data."""
     cluster = config.cluster
     if cluster.scheduler != "slurm":
         raise ConfigError(
-            f"--submit: {config.cluster_name} has no Slurm: leave it out, and it runs on this host"
+            f"--submit: {config.cluster_name} has no Slurm: leave it out to run on this host"
         )
-    # The run directory has a copy of the recipe's, as training runs have.
+    # As in training runs, the run directory has a copy of the recipe's directory.
     arguments = prepare_arguments(config, own, recipe_dir=f"code/jobs/{config.recipe_name}")
     limit = cluster.slurm.max_time_min
     return DataJob(
@@ -72,13 +72,13 @@ def make_data_job(config: Config, own: Own) -> DataJob:
 
 
 def data_path(config: Config) -> str:
-    """Return where the job finds its data; empty: it brings its own."""
+    """Return the path of the job's data; empty: the job has its own."""
     path = config.recipe.data.path
     return str(PurePosixPath(config.cluster.data_root) / path) if path else ""
 
 
 def model_path(config: Config) -> str:
-    """Return where the recipe's model lies, as `data fetch` brings it; empty: it names none."""
+    """Return where `data fetch` puts the recipe's model; empty: it names none."""
     name = config.recipe.data.model
     if not name:
         return ""
@@ -91,12 +91,12 @@ def model_arguments(config: Config) -> list[str]:
 
 
 def first_parameters(config: Config) -> str:
-    """Return what `train.init_from` is to be: as it was asked for, or else the recipe's model."""
+    """Return the value of `train.init_from`: as set, or else the recipe's model."""
     return str(config.recipe.train.get("init_from", "")) or model_path(config)
 
 
 def fetched_path(config: Config) -> str:
-    """Return where the recipe's dataset lies with its tokenizer, as `data fetch` brings them."""
+    """Return where `data fetch` puts the recipe's dataset with its tokenizer."""
     data = config.recipe.data
     if not data.dataset:
         raise ConfigError(f"{config.title} has no data.dataset: there is nothing to fetch")
@@ -108,7 +108,7 @@ def fetched_path(config: Config) -> str:
 def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
     """Return the arguments of `python -m trnslurm.prepare` that fetch a recipe's data.
 
-    Or, in its place, the checkpoint that was published with it.
+    With `checkpoint`, those that fetch the checkpoint published with it.
     """
     data = config.recipe.data
     if checkpoint or (data.format == "bert" and not data.dataset):
@@ -121,12 +121,12 @@ def fetch_arguments(config: Config, *, checkpoint: bool = False) -> list[str]:
 
 
 def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]:
-    """Return the arguments of `python -m trnslurm.prepare`; recipe_dir as that program sees it."""
+    """Return the arguments of `python -m trnslurm.prepare`, for which `recipe_dir` is a path."""
     data = config.recipe.data
     if not data.path:
         raise ConfigError(
-            f"{config.title} brings its own data (data.path is empty): there is nothing to "
-            "prepare; choose another preset, or name the data with --set data.path=NAME"
+            f"{config.title} brings its own data (data.path is empty): there is nothing to prepare; "
+            "choose another preset, or name the data with --set data.path=NAME"
         )
     kind = [] if data.format == "tokens" else [data.format]
     arguments = [*kind, f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
@@ -141,7 +141,7 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
 
 
 def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
-    """Refuse to prepare from what was to be fetched and is not there, as far as this host knows."""
+    """Refuse to prepare from a dataset or model that is not fetched, as far as this host knows."""
     cluster, data = config.cluster, config.recipe.data
     fetched = {"dataset": (fetched_path(config), NOTES)} if data.dataset else {}
     fetched |= {"model": (model_path(config), CONFIG)} if data.model else {}
@@ -154,15 +154,15 @@ def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
 
 
 def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
-    """Whether none of these files is there; where not even data_root is, nobody can tell.
+    """Check that none of these files exists; without `root` on this host, that is unknown.
 
-    The name of a file may have a star.
+    The name of a file may contain a star.
     """
     try:
         if not local and not Path(root).expanduser().is_dir():
             return False
         return not any(_is_there(Path(file).expanduser()) for file in files)
-    except (OSError, RuntimeError):  # not for us to look at; a ~user that this host does not know
+    except (OSError, RuntimeError):  # unreadable, or a ~user unknown on this host
         return False
 
 
@@ -173,13 +173,13 @@ def _is_there(file: Path) -> bool:
 
 
 def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:
-    """Return the command line of `trnslurm data` that does something about missing data."""
+    """Return the `trnslurm data` command that makes missing data."""
     chosen = f" --preset {preset}" if preset else ""
     return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}"
 
 
 def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
-    """Return what names the text."""
+    """Return the arguments that name the text."""
     data = config.recipe.data
     if own.text:
         return ["--text", *own.text]
@@ -201,7 +201,7 @@ def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
 
 
 def _bert_arguments(config: Config) -> list[str]:
-    """Return what decides BERT's samples."""
+    """Return the arguments that decide BERT's samples."""
     recipe, bert = config.recipe, config.recipe.data.bert
     arguments = [
         f"--seq-len={recipe.seq_len}",
@@ -216,7 +216,7 @@ def _bert_arguments(config: Config) -> list[str]:
 
 
 def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
-    """Return what names the rows to evaluate on; the recipe's own go with its text alone."""
+    """Return the arguments that name evaluation rows; the recipe's own go with its text only."""
     rows = config.recipe.data.labelled.eval
     if own.eval:
         return ["--eval", *own.eval]
@@ -226,7 +226,7 @@ def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
 
 
 def _labelled_arguments(config: Config) -> list[str]:
-    """Return what decides the samples that labelled rows become."""
+    """Return the arguments that decide the samples of labelled rows."""
     data, rows = config.recipe.data, config.recipe.data.labelled
     task = rows.task or (data.dataset_config if data.dataset in _GLUE else None)
     arguments = [f"--seq-len={config.recipe.seq_len}"]
@@ -243,7 +243,7 @@ def _max_pred(config: Config) -> Any:
 
 
 def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
-    """Return what fetches a file that is published, and unpacks it if it is shards."""
+    """Return the arguments that fetch a published file, and unpack it if it has shards."""
     data = config.recipe.data
     url = data.checkpoint if checkpoint else data.published
     if url is None:
@@ -254,13 +254,13 @@ def _download_arguments(config: Config, *, checkpoint: bool) -> list[str]:
         output = str(PurePosixPath(config.cluster.data_root) / "published" / name)
         return ["download", f"--url={url}", f"--output={output}"]
     if not data.path:
-        raise ConfigError(f"{config.title}: data.path is empty: name where shards shall go")
+        raise ConfigError(f"{config.title}: data.path is empty: name a directory for the shards")
     shape = [f"--seq-len={config.recipe.seq_len}", f"--max-pred={_max_pred(config)}"]
     return ["download", f"--url={url}", f"--output={data_path(config)}", "--shards", *shape]
 
 
 def _tokenizer(config: Config, recipe_dir: str) -> str | None:
-    """Return the tokenizer to name; None: the dataset's own."""
+    """Return the value of --tokenizer; None: the dataset's own."""
     name = config.recipe.data.tokenizer
     if name is None or name.startswith("train:"):
         return name

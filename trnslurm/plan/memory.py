@@ -1,9 +1,9 @@
-"""What a training takes of a device's memory, estimated from its plan before anything is started.
+"""The device memory that a training needs, estimated from its plan before anything starts.
 
 Pure arithmetic on the sizes of a model. What a framework really allocates depends on its version,
-on fragmentation and on which operations it fuses: the numbers below were chosen so that they agree
-with the one published table at hand, Llama 3 8B at sequence length 4096 on 8 A100 of 80 GB, where
-one sample for each GPU fits, and two are too many unless XLA fuses them.
+on fragmentation and on the operations it fuses. The numbers below agree with one published table:
+Llama 3 8B at sequence length 4096 on 8 A100 with 80 GB, where one sample per GPU fits, and two do
+only if XLA fuses their operations.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from trnslurm.config import Recipe
 from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
-_RUNTIME_GIB = 2.5  # the device's own context, buffers of collectives, what no allocation fits into
+_RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
 _XLA = ("neuron", "xla-cuda", "xla-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What one worker's device holds at the most, in GiB."""
+    """The peak memory of one worker's device, in GiB."""
 
     state: float
-    """Parameters, gradients and the optimizer's state, or its part of them."""
+    """Parameters, gradients and optimizer state, or the worker's shard of them."""
     gathered: float
-    """What a sharded model joins for a moment: parameters and gradients of layers."""
+    """Layers' parameters and gradients that a sharded model gathers for a moment."""
     activations: float
     """What the forward pass keeps for the backward pass, and the loss."""
     available: float
@@ -42,25 +42,25 @@ class Memory:
         return self.total <= self.available
 
     def facts(self) -> dict[str, float | bool]:
-        """Return it for a program: GiB, and whether it fits."""
+        """Return all values, in GiB, and whether they fit."""
         return {**asdict(self), "total": self.total, "fits": self.fits}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a transformer that its memory follows from."""
+    """The sizes of a transformer that decide its memory."""
 
     family: str
     layers: int
     hidden: int
     keys_and_values: int
-    """Width of the keys, and of the values, of all heads."""
+    """Width of the keys (and of the values) of all heads together."""
     feed_forward: int
     heads: int
     vocab: int
     layer_parameters: int
     other_parameters: int
-    """Outside of the layers: embeddings, head."""
+    """Parameters outside the layers: embeddings and head."""
 
     @property
     def parameters(self) -> int:
@@ -68,7 +68,7 @@ class Shape:
 
 
 def shape_of(model: Mapping[str, Any]) -> Shape | None:
-    """Return the sizes of a model by the keys of its Hugging Face config; None: not known."""
+    """Return the sizes of a model from the keys of its Hugging Face config, or None."""
     for key, make in (("num_key_value_heads", _llama), ("n_embd", _gpt2), ("hidden_size", _bert)):
         if key in model:
             try:
@@ -79,9 +79,9 @@ def shape_of(model: Mapping[str, Any]) -> Shape | None:
 
 
 def estimate_memory(spec: JobSpec) -> Memory | None:
-    """Return what a worker takes of its device; None where the model or the device is not known.
+    """Return the memory of a worker's device, or None if the model or the device is unknown.
 
-    So it is too for a job of which the recipe does not say what of it is sharded.
+    It is unknown too if the recipe does not say what is sharded.
     """
     recipe, instance = spec.config.recipe, spec.instance
     shape = shape_of(recipe.model)
@@ -132,7 +132,7 @@ def _gpt2(model: Mapping[str, Any]) -> Shape:
 
 
 def _bert(model: Mapping[str, Any]) -> Shape:
-    """Return BERT's, with the heads of its pretraining."""
+    """Return the sizes of BERT with its pretraining heads."""
     hidden, wide, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
     embeddings = (vocab + model["max_position_embeddings"] + 2) * hidden + 2 * hidden
     heads = (hidden**2 + 3 * hidden + vocab) + 2 * (hidden + 1)
@@ -151,14 +151,14 @@ def _bert(model: Mapping[str, Any]) -> Shape:
 
 
 def _parameter_bytes(recipe: Recipe, device: str, workers: int) -> float:
-    """Return what a worker holds for each parameter of the model, of all of them or its part."""
+    """Return the bytes that a worker holds per parameter of the model, averaged over shards."""
     moments = 0 if recipe.train.get("optimizer") == "sgd" else 8
-    if recipe.strategy.name:  # whatever is computed in: fp32, or 16 bits and a copy in fp32
+    if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
         return (8 + moments) / workers
     model, optimizer = 8, moments
     if recipe.precision == "bf16":
         kept = recipe.train.get("optimizer_precision", "fp32_copy")
-        # Beside a copy in fp32 gradients add up in fp32 too.
+        # With a copy in fp32, gradients are accumulated in fp32 too.
         model = 8 if kept == "fp32_copy" else 4
         optimizer = {"fp32_copy": moments + 4, "as_model": moments // 2}.get(kept, moments)
     divided = recipe.train["zero1"] and device in _XLA
@@ -166,36 +166,36 @@ def _parameter_bytes(recipe: Recipe, device: str, workers: int) -> float:
 
 
 def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
-    """Return what is joined at once: the root and two layers, and the gradients of one in fp32."""
+    """Return what is gathered at once: the root, two layers, and one layer's gradients in fp32."""
     parameters = shape.other_parameters + 2 * shape.layer_parameters
     gradients = shape.other_parameters + shape.layer_parameters
     return parameters * _itemsize(recipe) + gradients * 4
 
 
 def _sample_bytes(recipe: Recipe, shape: Shape, device: str) -> float:
-    """Return what one sample's activations and loss take."""
+    """Return the bytes of one sample's activations and loss."""
     tokens = recipe.seq_len
     layer = tokens * _token_bytes(shape, tokens, device) * _itemsize(recipe) / 2
     layers = shape.layers * layer
-    if recipe.train.get("gradient_checkpointing"):  # each layer's input, and one whole layer
+    if recipe.train.get("gradient_checkpointing"):  # each layer's input and one whole layer
         layers = shape.layers * tokens * shape.hidden * _itemsize(recipe) + layer
-    # Logits in 16 bits, and in 32 these, their softmax and its gradient; XLA fuses most of it.
+    # Logits in 16 bits; in 32 bits logits, softmax and gradient, most of which XLA fuses.
     logits = (6 if device in _XLA else 14) * shape.vocab
     predicted = recipe.train.get("max_pred", tokens) if shape.family == "bert" else tokens
     return layers + predicted * logits
 
 
 def _token_bytes(shape: Shape, tokens: int, device: str) -> float:
-    """Return what one layer keeps of a token in 16 bits."""
+    """Return the bytes that one layer keeps per token, at 16 bits."""
     hidden, wide = shape.hidden, shape.feed_forward
-    # Flash attention keeps no weights; XLA's own attention does, for every head and other token.
+    # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
     weights = shape.heads * tokens if device in ("neuron", "xla-cpu") else 0
     if shape.family != "llama":  # Korthikanti et al., 2022, with dropout
         return 34 * hidden + 5 * weights
     attention = 4 * hidden + 4 * shape.keys_and_values + 2 * weights
-    if device in _XLA:  # the two residuals, gate and up: what is between them is computed again
+    if device in _XLA:  # both residuals, gate and up; the rest is recomputed
         return 4 * hidden + attention + 4 * wide
-    return 16 * hidden + attention + 8 * wide  # norms in fp32, and each operation's own result
+    return 16 * hidden + attention + 8 * wide  # norms in fp32, and every operation's result
 
 
 def _itemsize(recipe: Recipe) -> int:

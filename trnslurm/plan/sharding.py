@@ -1,14 +1,14 @@
-"""How a job shards its model: the file that its strategy reads, made to agree with the plan.
+"""How a job shards its model: strategy.json, the file that its strategy reads.
 
-A recipe has, for each strategy that its job knows, what stands in that strategy's own file:
+For each strategy that its job supports, a recipe has the content of that strategy's own file:
 
     strategy:
-      name: deepspeed       # the one that is used; fsdp, xla_fsdp; empty: none, and no file
+      name: deepspeed       # the one to use; or fsdp, xla_fsdp; empty: none, and no file
       deepspeed: {zero_optimization: {stage: 3}}
       fsdp: {fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
 
-The named one is rendered as strategy.json beside plan.json, whose train.strategy is the name. What
-the plan, or another key of the recipe, decides is added here, and the recipe may not say it twice:
+The named one is rendered as strategy.json next to plan.json, whose train.strategy is its name. What
+the plan or another key of the recipe decides is added here, and may not be repeated there:
 
     deepspeed   DeepSpeed's config: train_batch_size m*A*W, train_micro_batch_size_per_gpu m,
                 gradient_accumulation_steps A, gradient_clipping train.max_norm, bf16 precision
@@ -26,7 +26,7 @@ from trnslurm.config import Recipe, Strategy
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.batch import BatchPlan
 
-# What each is made for: PyTorch itself, or torch_xla.
+# The devices of each: PyTorch's own, or torch_xla's.
 DEVICES = {
     "fsdp": ("cuda", "cpu"),
     "deepspeed": ("cuda", "cpu"),
@@ -34,10 +34,10 @@ DEVICES = {
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
-# DeepSpeed has too many settings to know them all; a wrong one is its own error.
+# DeepSpeed has too many settings to list, and reports wrong ones itself.
 _OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
 OFFLOADS = {"offload_optimizer", "offload_param"}
-# What follows from the plan, or has a key of its own in every recipe: the key to set instead.
+# Keys that the plan or the rest of the recipe decides, and the key to set instead.
 _DECIDED = {
     "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
     "deepspeed": {
@@ -56,7 +56,7 @@ _DECIDED = {
 
 
 def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
-    """Return what the job's strategy reads; None: it has none."""
+    """Return the content of strategy.json, or None for a job without a strategy."""
     name = recipe.strategy.name
     if not name:
         return None
@@ -71,14 +71,14 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
 
 
 def named_in_plan(recipe: Recipe) -> dict[str, str]:
-    """Return the part of plan.json's section train that names the strategy, if there can be one."""
+    """Return the strategy's entry in plan.json's section train, if the recipe has strategies."""
     if "strategy" in recipe.train:
-        raise ConfigError("train.strategy: the scripts write it themselves, from strategy.name")
+        raise ConfigError("train.strategy is written from strategy.name: set that instead")
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
 def _check(name: str, said: Mapping[str, Any]) -> None:
-    """Refuse a key of a strategy's section that is decided elsewhere, or that it does not have."""
+    """Refuse keys of a strategy's section that are unknown or decided elsewhere."""
     nested = said.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
     if not isinstance(nested, Mapping):
         raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
@@ -91,7 +91,11 @@ def _check(name: str, said: Mapping[str, Any]) -> None:
     if name == "deepspeed":
         _check_zero(said.get("zero_optimization"))
     else:
-        _check_layers(f"strategy.{name}.{_LAYERS}", said.get(_LAYERS, ["any"]))
+        layers = said.get(_LAYERS, ["any"])
+        if not layers or not isinstance(layers, list) or not all(type(x) is str for x in layers):
+            raise ConfigError(
+                f"strategy.{name}.{_LAYERS} is {layers!r}: it must be a list of classes of layers"
+            )
     known = _OWN_KEYS.get(name, said)
     for key in said:
         if key not in known:
@@ -100,7 +104,7 @@ def _check(name: str, said: Mapping[str, Any]) -> None:
 
 
 def _check_zero(zero: Any) -> None:
-    """Refuse what shards less than everything, or keeps it elsewhere than on the device."""
+    """Refuse stages that shard only a part, and offloading."""
     where = "strategy.deepspeed.zero_optimization"
     if not isinstance(zero, Mapping) or zero.get("stage") != 3:
         raise ConfigError(
@@ -113,18 +117,12 @@ def _check_zero(zero: Any) -> None:
         )
 
 
-def _check_layers(where: str, layers: Any) -> None:
-    names = isinstance(layers, list) and all(isinstance(name, str) for name in layers)
-    if not names or not layers:
-        raise ConfigError(f"{where} is {layers!r}: it must be a list of classes of layers")
-
-
 def _fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
     return said | {"activation_checkpointing": _checkpointing(recipe)}
 
 
 def _deepspeed(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
-    # DeepSpeed counts what is computed: units of weight zero too.
+    # DeepSpeed counts zero-weight units too.
     computed = batch.micro_batch * batch.accumulation * batch.workers
     return {
         "train_batch_size": computed,

@@ -1,4 +1,4 @@
-"""JobSpec: config, catalog and plan joined into the one value that everything below reads."""
+"""JobSpec: one training job, complete, made from configuration, catalog and batch plan."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trnslurm.plan.batch import BatchPlan, Estimate, Throughput, estimate, plan_
 from trnslurm.plan.sharding import DEVICES, strategy_file
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_START_UP_MIN = 15  # nodes boot one by one, and a cold start loads data and graphs
-_MOST_NODES = 65_536  # of a cluster, for Slurm
+_START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
+_MOST_NODES = 65_536  # in a Slurm cluster
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
 
-# What a known speed is of; who sets one of them trains something else, or in another way.
+# A known speed holds for these settings only.
 _DECIDE_SPEED = (
     "seq_len", "precision", "batch.micro_batch", "model", "strategy", "device",
     "train.gradient_checkpointing",
@@ -32,7 +32,7 @@ COMPILING = ("neuron", "xla-cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job, complete: what is trained, where, on how many nodes, for how long."""
+    """One job, complete: what to train, where, on how many nodes, for how long."""
 
     config: Config
     name: str
@@ -41,10 +41,10 @@ class JobSpec:
     nodes: int
     batch: BatchPlan
     strategy: Mapping[str, Any] | None
-    """strategy.json, where the recipe names one."""
+    """The content of strategy.json, if the recipe names a strategy."""
     estimate: Estimate | None
     phases: tuple[str, ...]
-    """`precompile`, where there is something to compile, and `train`."""
+    """`precompile`, if there is something to compile, and `train`."""
     time_min: Mapping[str, int]
     """Time limit of each phase; empty on the local cluster."""
 
@@ -64,7 +64,7 @@ class JobSpec:
 def make_spec(
     config: Config, nodes: int, *, name: str | None = None, need_time: bool = True
 ) -> JobSpec:
-    """Join config and catalog, lay the batch out, and settle phases and time limits."""
+    """Make the job of a configuration on so many nodes, or refuse what does not fit together."""
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = _device(config, instance)
@@ -83,7 +83,10 @@ def make_spec(
         padding=recipe.batch.padding,
     )
     expected = _estimate(config, instance, batch)
-    phases = _phases(recipe.precompile, device)
+    compiles = recipe.precompile == "always" or (
+        recipe.precompile == "auto" and device in COMPILING
+    )
+    phases = ("precompile", "train") if compiles else ("train",)
     strategy = strategy_file(recipe, batch)
     return JobSpec(
         config=config,
@@ -100,7 +103,7 @@ def make_spec(
 
 
 def check_job_name(name: str) -> str:
-    """Return the name if it is safe in a script, a file name and Slurm's listings."""
+    """Return the name if it is safe in scripts, file names and Slurm's listings."""
     if not _JOB_NAME.fullmatch(name):
         raise ConfigError(
             f"job name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', "
@@ -110,7 +113,7 @@ def check_job_name(name: str) -> str:
 
 
 def _device(config: Config, instance: InstanceType) -> str:
-    """Return the device that the job runs on, or say what it could run on."""
+    """Return the device that the job runs on, or raise an error that says what it supports."""
     recipe, asked = config.recipe, config.cluster.device
     usable = _usable(recipe)
     device = instance.choose_device(asked, usable)
@@ -145,13 +148,13 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
 
 
 def where_set(config: Config, instance: InstanceType) -> str:
-    """Say of what the known speed is not that of this job; nothing where it is, or none is."""
+    """Return the part of a message that names settings for which no speed is known, or nothing."""
     keys = _unlike_reference(config, instance) if config.recipe.reference else []
     return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set" if keys else ""
 
 
 def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
-    """Name the settings of the command line by which the job is another than was measured."""
+    """Return the settings on the command line that make this another job than was measured."""
     asked = {key for key, origin in config.origins.items() if origin.layer == "command line"}
     if "reference" in asked:
         return []
@@ -167,18 +170,13 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         for r in config.recipe.reference
         if r.instance_type == instance.name
     ]
-    # A published speed is that of the whole instance: it says nothing of fewer workers.
+    # Published speeds are those of whole instances.
     whole = batch.workers_per_node == instance.default_workers(batch.nodes)
     if not whole or _unlike_reference(config, instance):
         known = []
     return estimate(
         batch, steps=config.recipe.steps, known=known, price_per_hour=instance.price_per_hour
     )
-
-
-def _phases(precompile: str, device: str) -> tuple[str, ...]:
-    wanted = precompile == "always" or (precompile == "auto" and device in COMPILING)
-    return ("precompile", "train") if wanted else ("train",)
 
 
 def _time_limits(
