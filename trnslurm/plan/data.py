@@ -125,8 +125,8 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
     data = config.recipe.data
     if not data.path:
         raise ConfigError(
-            f"{config.title} brings its own data (data.path is empty): there is nothing to prepare; "
-            "choose another preset, or name the data with --set data.path=NAME"
+            f"{config.title} brings its own data (data.path is empty): there is nothing to "
+            "prepare; choose another preset, or name the data with --set data.path=NAME"
         )
     kind = [] if data.format == "tokens" else [data.format]
     arguments = [*kind, f"--output={data_path(config)}", *_source(config, own, recipe_dir)]
