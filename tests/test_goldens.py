@@ -1,7 +1,13 @@
-"""The rendered scripts, whole, for the clusters that matter; `make goldens` rewrites them."""
+"""The rendered scripts for the clusters that matter; `make goldens` rewrites them.
+
+Five bundles are kept whole. Of each other one, the difference to the nearest of these is kept: so a
+review shows what an option changes, and a changed line of a template once.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import hashlib
 import json
 import os
@@ -118,10 +124,35 @@ DATA_CASES = {
     "trn1-data": ("trn1", "xl", Own(options=(r"--document-start=^ = [^=].* = $",))),
 }
 
+# What a bundle is compared with that is not kept whole.
+NEAREST = {
+    "trn1-1-node": "trn1-2-nodes",
+    "trn1-3-nodes": "trn1-2-nodes",
+    "trn1-16-nodes": "trn1-2-nodes",
+    "trn1n-2-nodes": "trn1-2-nodes",
+    "every-option": "trn1-2-nodes",
+    "p4d-2-nodes": "trn1-2-nodes",
+    "bert-phase1-1-node": "bert-phase1-2-nodes",
+    "bert-phase1-16-nodes": "bert-phase1-2-nodes",
+    "bert-phase2-2-nodes": "bert-phase1-2-nodes",
+    "sentiment-1-worker-trn1": "bert-phase1-2-nodes",
+    "sentiment-fixed-2-nodes": "bert-phase1-2-nodes",
+    "mrpc-rte-2-nodes": "bert-phase1-2-nodes",
+    "mrpc-2-workers-trn1.2xlarge": "bert-phase1-2-nodes",
+    "llama-deepspeed-p5-2-nodes": "llama-fsdp-p4de-2-nodes",
+    "llama-xla-fsdp-p4de-2-nodes": "llama-fsdp-p4de-2-nodes",
+    "llama-xla-fsdp-trn1-2-nodes": "llama-fsdp-p4de-2-nodes",
+    "llama-tiny-local-2-nodes": "local-2-nodes",
+    "mrpc-tiny-local-2-nodes": "local-2-nodes",
+    "sentiment-tiny-local-2-nodes": "local-2-nodes",
+}
+WHOLE = [name for name in [*JOB_CASES, *DATA_CASES] if name not in NEAREST]
+
 # A file that `source` names is not here, and a dollar in a single-quoted value is meant.
 DATA_NOT_CODE = ("--exclude=SC1091,SC2016",)
 
 
+@functools.cache
 def rendered(name: str) -> Bundle:
     workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
     if name in DATA_CASES:
@@ -144,7 +175,22 @@ def reviewed_part(bundle: Bundle) -> Bundle:
     return Bundle(files=files)
 
 
-@pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])
+def difference(name: str) -> bytes:
+    """What of a bundle is other than in the nearest whole one, file by file.
+
+    Without line numbers: a line that is added to all bundles changes no difference.
+    """
+    old, new = (reviewed_part(rendered(each)).files for each in (NEAREST[name], name))
+    lines: list[str] = []
+    for file in sorted(old.keys() | new.keys()):
+        before, after = (files.get(file, b"").decode().splitlines() for files in (old, new))
+        found = [*difflib.unified_diff(before, after, lineterm="", n=1)][2:]
+        if found:
+            lines += [f"=== {file}", *("@@" if line.startswith("@@ ") else line for line in found)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
     new = reviewed_part(rendered(name))
     directory = GOLDENS / name
@@ -158,20 +204,43 @@ def test_rendered_files_are_the_reviewed_ones(name: str, request: pytest.Fixture
     assert files == dict(new.files), "\n".join(["run `make goldens` and review:", *changes])
 
 
+@pytest.mark.parametrize("name", NEAREST)
+def test_differences_are_the_reviewed_ones(name: str, request: pytest.FixtureRequest) -> None:
+    file = GOLDENS / f"{name}.diff"
+    if request.config.getoption("--update-goldens"):
+        file.write_bytes(difference(name))
+    assert file.read_bytes() == difference(name), "run `make goldens` and review"
+
+
+def test_every_golden_has_its_case() -> None:
+    names = [*WHOLE, *(f"{name}.diff" for name in NEAREST)]
+    assert sorted(path.name for path in GOLDENS.iterdir()) == sorted(names)
+    assert len(WHOLE) == 5
+
+
 @pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])
-def test_scripts_are_clean_shell(name: str) -> None:
-    scripts = sorted(f for f in (GOLDENS / name).iterdir() if f.suffix in (".sh", ".sbatch"))
+def test_scripts_are_clean_shell(name: str, tmp_path: Path) -> None:
+    scripts = [f for f in rendered(name).files if f.endswith((".sh", ".sbatch")) and "/" not in f]
     assert len(scripts) >= 2
     for script in scripts:
-        subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)
+        (tmp_path / script).write_bytes(rendered(name).files[script])
+        subprocess.run(["bash", "-n", script], cwd=tmp_path, check=True, timeout=60)
     done = subprocess.run(
-        ["shellcheck", *DATA_NOT_CODE, *map(str, scripts)],
+        ["shellcheck", *DATA_NOT_CODE, *scripts],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_batch_script_is_one_page() -> None:
+    for phase in ("precompile", "train"):
+        lines = rendered("trn1-2-nodes").files[f"{phase}.sbatch"].decode().splitlines()
+        assert len(lines) <= 130
+        assert lines[-1].endswith(f"bash node.sh {phase}")
 
 
 def test_shellcheck_sees_an_unquoted_value(tmp_path: Path) -> None:
