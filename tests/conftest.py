@@ -1,4 +1,4 @@
-"""Fixtures that tests share: a home of one's own, a PATH without Slurm, a stand-in of Slurm."""
+"""Fixtures that tests share: an empty home, a PATH without Slurm, a stand-in of Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import trnslurm
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
-# Of the directories that take longest: these compute, and these wait for Slurm most of the time.
+# The slowest directories: those that compute, and those that mostly wait for Slurm.
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
@@ -46,9 +46,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, and let what computes and what waits take turns.
+    """Begin with the slowest files, and alternate those that compute with those that wait.
 
-    Files side by side, as `make test` runs them, then use the processors all the time.
+    Files side by side, as `make test` runs them, then keep the processors busy.
     """
     here = Path(__file__).parent
     directories = [item.path.relative_to(here).parts[0] for item in items]
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a command line returned and said."""
+    """What a command line returned and printed."""
 
     code: int
     out: str
@@ -94,7 +94,7 @@ class Call:
 
 
 class FakeSlurm:
-    """The stand-ins of Slurm's commands: what they were asked, and what they shall answer."""
+    """The stand-ins of Slurm's commands: what they were asked, and what to answer."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -109,37 +109,37 @@ class FakeSlurm:
         return [c for c in calls if command in (None, c.command)]
 
     def forget_calls(self) -> None:
-        """Start the record of calls anew."""
+        """Clear the record of calls."""
         (self._state / "order").write_text("")
 
     def hangs(self) -> bool:
-        """Whether a command has begun to hang."""
+        """Return whether a command has begun to hang."""
         return any(self._state.glob("calls/*/hanging"))
 
     def queue(self, *lines: str) -> None:
-        """Let squeue say these lines: id|state|reason|start|nodes, and |directory."""
+        """Set the lines of squeue: id|state|reason|start|nodes, and |directory."""
         self.answer("queue", *lines)
 
     def answer(self, file: str, *lines: str) -> None:
-        """Replace one of the files that the stand-ins print, whole: they may read it right now."""
+        """Replace one of the files that the stand-ins print, whole, as they may be reading it."""
         temporary = self._state / f".{file}"
         temporary.write_text("".join(f"{line}\n" for line in lines))
         temporary.replace(self._state / file)
 
     def refuse(self, command: str, words: str) -> None:
-        """Let a command (`sbatch`), or one call of it (`sbatch-2`), fail with these words."""
+        """Make a command (`sbatch`), or one call of it (`sbatch-2`), fail with these words."""
         self.answer(f"{command}.stderr", words)
 
     def answer_late(self, call: str) -> None:
-        """Let one call of sbatch (`sbatch-2`) take the job, and never say so."""
+        """Make one call of sbatch (`sbatch-2`) take the job without ever saying so."""
         self.answer(f"{call}.late")
 
     def relent(self, command: str) -> None:
-        """Let a command that refused answer again."""
+        """Make a command that refused answer again."""
         (self._state / f"{command}.stderr").unlink()
 
     def hang(self, command: str) -> None:
-        """Let a command, or one call of it, never answer."""
+        """Make a command, or one call of it, never answer."""
         self.answer(f"{command}.hang")
 
     @staticmethod
@@ -180,7 +180,7 @@ def compiled_templates() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def path_without_slurm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """This PATH, each directory that has a command of Slurm replaced by links to all the others."""
+    """This PATH without Slurm: a directory with its commands becomes links to the others."""
     kept = []
     for number, word in enumerate(os.environ["PATH"].split(":")):
         directory = Path(word)
@@ -197,7 +197,7 @@ def path_without_slurm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path_without_slurm: str) -> Path:
-    """An empty home and working directory, and nothing of this shell's Slurm or settings."""
+    """An empty home and working directory, without this shell's settings of Slurm and trnslurm."""
     for name in list(os.environ):
         if name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
@@ -232,7 +232,7 @@ def weird_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_cli(home: Path) -> Callable[..., Result]:
-    """Run `python -m trnslurm` as a process of its own."""
+    """Run `python -m trnslurm` as a process."""
 
     def run(
         *arguments: str | Path, timeout_s: float = 60, environ: dict[str, str] | None = None

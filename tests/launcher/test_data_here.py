@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WIKITEXT = "hub/Salesforce--wikitext--wikitext-103-raw-v1--gpt2"
-# Says what it was started with as JSON; it is asked for its modules first.
+# Prints what it was started with as JSON; it is asked for its modules first.
 PYTHON = """\
 #!/bin/bash
 if [ "$1" = -c ]; then exit 0; fi
@@ -22,7 +22,7 @@ exit "${CODE:-0}"
 
 @pytest.fixture
 def here(site, tmp_path: Path) -> Path:
-    """Make this host a cluster with a stand-in for Python; give its data_root."""
+    """Make this host a cluster with a stand-in for Python; return its data_root."""
     python = tmp_path / "a python"
     python.write_text(PYTHON)
     python.chmod(0o755)
@@ -36,7 +36,7 @@ def here(site, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(here: Path, cli) -> Callable[..., list[str]]:
-    """Run `trnslurm data … --cluster here`; give the words after the package's name."""
+    """Run `trnslurm data … --cluster here`; return the words after the package's name."""
 
     def run(*words: str) -> list[str]:
         done = cli("data", *words, "--cluster", "here")

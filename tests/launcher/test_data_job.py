@@ -1,4 +1,4 @@
-"""data prepare --submit: what is handed to sbatch; and training that is refused without data."""
+"""data prepare --submit: what sbatch is given; and training that is refused without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of all sandboxes: the user's own and no one else's, and one that Slurm can name."""
+"""The directory of all sandboxes: private to the user, with a path that Slurm accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trnslurm.sandbox.layout import base_dir
 
 @pytest.fixture(autouse=True)
 def base(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
-    """A base directory with a path as short as sockets need it; it does not exist yet."""
+    """A base directory, not made yet, with a path short enough for sockets."""
     above = Path(tempfile.mkdtemp(dir="/tmp", prefix="tl-"))
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(above / "b"))
     yield above / "b"

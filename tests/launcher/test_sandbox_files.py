@@ -27,7 +27,7 @@ LAYOUT = Layout(Path("/b/sandbox"))
 
 
 def values(*asked: str, accounting: bool = False) -> dict[str, str]:
-    """The lines of slurm.conf by lower-case key; each key stands there once."""
+    """The lines of slurm.conf by lower-case key; each key is there once."""
     text = slurm_conf(LAYOUT, Settings(set=asked, accounting=accounting), "me", 700)
     lines = [line for line in text.splitlines() if not line.startswith(("#", "NodeN", "Partit"))]
     pairs = [line.split("=", 1) for line in lines]
@@ -80,7 +80,7 @@ def test_job_numbers_begin_where_they_are_told_to() -> None:
 
 
 def test_no_path_of_the_machine_is_written_to() -> None:
-    """Every directory and file that a daemon writes lies in the sandbox."""
+    """Every directory and file that a daemon writes is in the sandbox."""
     files = {k: v for k, v in values(accounting=True).items() if v.startswith("/")}
     assert files.pop("mailprog") == "/bin/true"
     assert len(files) >= 6
@@ -130,7 +130,7 @@ def test_without_gpus_there_is_no_gres_conf() -> None:
 
 
 def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
-    """Or slurmd finds none, and the controller drains the node."""
+    """Otherwise slurmd finds none, and the controller drains the node."""
     asked = Settings(set=("Gres=gpu:a100:4,gpu:t4:2,shard:9",))
     assert [n["Gres"] for n in lines("NodeName", asked)] == ["gpu:a100:4,gpu:t4:2,shard:9"] * 4
     devices = "/b/sandbox/state/devices"

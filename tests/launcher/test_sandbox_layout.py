@@ -1,4 +1,4 @@
-"""Where a sandbox lies, how one sees whether it is up, and what is then on PATH and in reach."""
+"""Where a sandbox is, how to see whether it is up, and what is on PATH then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trnslurm.sandbox.settings import Settings
 
 @pytest.fixture(autouse=True)
 def base(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
-    """A base directory with a path as short as sockets need it; it does not exist yet."""
+    """A base directory, not made yet, with a path short enough for sockets."""
     above = Path(tempfile.mkdtemp(dir="/tmp", prefix="tl-"))
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(above / "b"))
     yield above / "b"
@@ -29,7 +29,7 @@ def base(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
 
 
 class Prepared:
-    """A sandbox that looks as if it were up: this process stands in for its holder."""
+    """A sandbox that looks as if it were up: this process plays its holder."""
 
     def __init__(self, name: str = "sandbox", settings: Settings | None = None) -> None:
         self.layout = Layout.named(name)
@@ -45,7 +45,7 @@ class Prepared:
         self.layout.entry.write_text(f"{os.getpid()} {net}\n")
 
     def crash(self) -> None:
-        """Let go of the lock, as the kernel does when the holder is killed."""
+        """Release the lock, as the kernel does when the holder is killed."""
         os.close(self.lock)
 
 

@@ -1,4 +1,4 @@
-"""What a machine lacks for a sandbox is said in one line that tells what to do."""
+"""What a machine lacks for a sandbox: one line says what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(file: Path, text: str = "") -> None:
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
-    """A base directory that no refusal may leave behind."""
+    """A base directory, which must not exist after a refusal."""
     base = tmp_path / "base"
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base))
     yield base

@@ -1,4 +1,4 @@
-"""What a sandbox cannot be asked to be, and faults that do not exist: one line each, no trace."""
+"""Settings that a sandbox refuses, and faults that do not exist: one line each, nothing left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UP = ("sandbox", "up", "--python", sys.executable)
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
-    """A base directory that no refusal may leave behind."""
+    """A base directory, which must not exist after a refusal."""
     base = tmp_path / "base"
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base))
     yield base
@@ -99,7 +99,7 @@ def test_features_is_another_name_of_feature(cli) -> None:
 
 @pytest.mark.parametrize("asked", ["CPUs=abc", "CPUs=0", "cpus=-1", "Sockets=2x", "RealMemory=1G"])
 def test_count_that_is_no_number(cli, asked: str) -> None:
-    """slurmd would end, or the holder, with words that say nothing of --set."""
+    """Otherwise slurmd, or the holder, would end with a message that does not name --set."""
     assert cli(*UP, "--set", asked).error.startswith(f"--set {asked}: ")
 
 
@@ -127,7 +127,7 @@ def test_interpreter_that_is_none(cli, tmp_path: Path, kind: str) -> None:
 
 @pytest.fixture
 def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has everything, so that `up` comes as far as starting the holder."""
+    """A machine that has everything, so that `up` gets as far as starting the holder."""
     host = Host(
         user="me", uid=1, gid=1, unshare=(), commands={"srun": "/bin/srun"}, python="/bin/false"
     )

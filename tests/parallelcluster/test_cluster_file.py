@@ -56,28 +56,32 @@ def test_optional_lines_are_valid(tmp_path: Path) -> None:
     assert "compute-st-trn1-[1-16]" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("MaxCount: 16", "MaximumCount: 16", "Unknown field"),
-        ("PERSISTENT_2", "PERSISTENT_9", "DeploymentType"),
-        ("subnet-0bbbbbbbbbbbbbbbb", "subnet-REPLACE_ME", "SubnetIds"),
-        ("StorageCapacity: 4800", "StorageCapacity: 4000", "FsxStorageCapacityValidator"),
-        ("KillWait: 120", "ResumeTimeout: 120", "CustomSlurmSettingsValidator"),
-        ("Name: trn1", "Name: TRN1", "NameValidator"),
-        (
-            "        PlacementGroup:\n          Enabled: true",
-            "        PlacementGroup: {}",
-            "EfaPlacementGroupValidator",
-        ),
-    ],
-)
-def test_mistakes_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(changed(old, new), encoding="utf-8")
-    result = validate(wrong)
+MISTAKES = [
+    ("MaxCount: 16", "MaximumCount: 16", "Unknown field"),
+    ("PERSISTENT_2", "PERSISTENT_9", "DeploymentType"),
+    ("subnet-0bbbbbbbbbbbbbbbb", "subnet-REPLACE_ME", "SubnetIds"),
+    ("StorageCapacity: 4800", "StorageCapacity: 4000", "FsxStorageCapacityValidator"),
+    ("KillWait: 120", "ResumeTimeout: 120", "CustomSlurmSettingsValidator"),
+    ("Name: trn1", "Name: TRN1", "NameValidator"),
+    (
+        "        PlacementGroup:\n          Enabled: true",
+        "        PlacementGroup: {}",
+        "EfaPlacementGroupValidator",
+    ),
+]
+
+
+def test_mistakes_are_refused(tmp_path: Path) -> None:
+    """Of files with one mistake each, every one is refused for its own; one start checks all."""
+    files = [tmp_path / f"wrong-{number}.yaml" for number in range(len(MISTAKES))]
+    for file, (old, new, _) in zip(files, MISTAKES, strict=True):
+        file.write_text(changed(old, new), encoding="utf-8")
+    result = validate(*files)
     assert result.returncode == 1
-    assert message in result.stdout
+    assert "OK: " not in result.stdout
+    for file, (_, new, message) in zip(files, MISTAKES, strict=True):
+        said = [line for line in result.stdout.splitlines() if line.startswith(f"error: {file}: ")]
+        assert any(message in line for line in said), (new, said)
 
 
 def test_every_placeholder_is_marked() -> None:

@@ -46,7 +46,7 @@ def go_offline() -> None:
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     os.environ["AWS_CONFIG_FILE"] = os.devnull
     os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    # For a capacity block it looks up the reservation, fails, logs that and goes on.
+    # For a capacity block it looks up the reservation, fails, logs that and continues.
     logging.disable(logging.ERROR)
 
 
@@ -86,7 +86,7 @@ def queue_results(queue: SlurmQueue) -> Iterator[ValidationResult]:
 
 
 def cluster_results(cluster: SlurmClusterConfig) -> Iterator[ValidationResult]:
-    """What the package says about a cluster, as far as it can be said without AWS."""
+    """What the package says about a cluster without asking AWS."""
     suppressors = [TypeMatchValidatorsSuppressor(ASKS_AWS)]
     yield from cluster.scheduling.settings.validate(suppressors)
     for storage in cluster.shared_storage or []:

@@ -12,16 +12,16 @@ from types import TracebackType
 
 @dataclass
 class Bucket:
-    """The files by their path, and how the next answers shall be."""
+    """The files by path, and how to answer the next requests."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
     etag: str | None = None
-    """In the place of a file's MD5; empty: none."""
+    """Replaces a file's MD5; empty: no ETag."""
     cut_after: int | None = None
     """Close the connection after so many bytes of a body."""
     parts: bool = True
-    """Answer requests for parts of a file with them."""
+    """Whether requests for parts of a file are answered with parts."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and Range of each request."""
 
@@ -75,4 +75,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""

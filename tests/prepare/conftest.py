@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "trnslurm.prepare"]
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What the command returned and said."""
+    """What the command returned and printed."""
 
     code: int
     out: str
@@ -56,9 +56,9 @@ def prepare(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Done]:
-    """Run the command to its end: in this process, which saves a start, if its environment will do.
+    """Run the command to its end, in this process if its environment will do, to save a start.
 
-    It starts no others, as on a machine with one CPU, unless --processes says so.
+    It starts no processes, as on a machine with one CPU, unless --processes says so.
     """
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):  # it sets them
@@ -79,7 +79,7 @@ def prepare(
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         out, err = capsys.readouterr()
-        # Words in the place of a code are for stderr.
+        # An exit code of words is for stderr.
         said = f"{code}\n" if isinstance(code, str) else ""
         return Done(code=1 if said else int(code or 0), out=out, err=err + said)
 
@@ -119,7 +119,7 @@ class Data:
         return found
 
     def documents(self, split: str) -> list[str]:
-        """The texts again, from between the ends of text."""
+        """The texts, from between the ends of text."""
         tokenizer = Tokenizer.from_file(str(self.path / "tokenizer.json"))
         documents: list[list[int]] = [[]]
         for token in self.tokens(split):
@@ -162,7 +162,7 @@ def words_tokenizer(tmp_path: Path) -> Callable[[int], Path]:
 
 @pytest.fixture
 def left_beside() -> Callable[[Path], list[str]]:
-    """Tell what lies beside an output under names made from its own."""
+    """Return the names beside an output that are made from its own."""
 
     def find(output: Path) -> list[str]:
         names = [path.name for path in output.parent.iterdir()] if output.parent.exists() else []

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-# Where the finished pieces lie in the directory of a run that is not.
+# The finished pieces in the directory of an unfinished run.
 CHUNKS = "chunks/*.npz"
-# A run is stopped after the third.
+# A run is stopped after the third piece.
 PIECES_BEFORE = 3
 DEADLINE_S = 60
 
@@ -19,11 +19,11 @@ DEADLINE_S = 60
 def started(output, command, files=CHUNKS):
     """A run halted in the middle of its work: some more pieces are finished than before.
 
-    It is for the test to kill it, or to let it `go_on`.
+    The test kills it, or lets it `go_on`.
     """
     before = len(finished(output, files))
     arguments = [str(argument) for argument in (*command, "--output", output)]
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": "2"}
     process = subprocess.Popen(
         [sys.executable, "-m", "trnslurm.prepare", *arguments],
         env=environ,
@@ -44,7 +44,7 @@ def started(output, command, files=CHUNKS):
 
 
 def go_on(process):
-    """Let it go on that `started` has halted; a signal that was sent meanwhile arrives now."""
+    """Continue a run that `started` has halted; a signal sent meanwhile arrives now."""
     os.killpg(process.pid, signal.SIGCONT)
 
 
@@ -56,7 +56,7 @@ def wait_for(condition):
 
 
 def finished(output, files=CHUNKS):
-    """The finished pieces and what tells whether one is written again."""
+    """The finished pieces, with what changes if one is written again."""
     found = {}
     for path in output.parent.glob(f".{output.name}.partial-*/{files}"):
         with contextlib.suppress(FileNotFoundError):

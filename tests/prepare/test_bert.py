@@ -44,7 +44,7 @@ class Shards:
         return ~np.isin(self.before, special)
 
     def parts(self, row):
-        """A and B of a sample as words, in lower case, and whether each goes on with a word."""
+        """A and B of a sample as lower-case words, and whether each continues a word."""
         ids = self.before[row]
         first, last = np.flatnonzero(ids == self.ids["[SEP]"])
         return [self.words[n] for n in ids[1:first]], [self.words[n] for n in ids[first + 1 : last]]
@@ -73,7 +73,7 @@ def test_shards_are_as_nvidias_and_awss_scripts_read_them(shards):
         name: (dtype, *([] if width is None else [width]))
         for name, (dtype, width) in ARRAYS.items()
     }
-    # Their loops know the files by a part of the name.
+    # Their loops find the files by a part of the name.
     assert [entry["file"] for entry in shards.index["splits"]["train"]["shards"]] == [
         f"bert_training_{number:05}.hdf5" for number in range(3)
     ]
@@ -88,7 +88,7 @@ def test_a_sample_is_two_parts_of_the_text_and_padding(shards):
     assert (ids[mask == 0] == shards.ids["[PAD]"]).all()
     separators = ids == shards.ids["[SEP]"]
     assert (separators.sum(axis=1) == 2).all()
-    # The segment is 1 behind the first separator, up to the second.
+    # The segment is 1 after the first separator, up to the second.
     behind = np.cumsum(separators, axis=1) - separators
     assert (shards.arrays["segment_ids"] == (behind == 1)).all()
     # Those that end with their document are shorter.
@@ -106,10 +106,10 @@ def test_fifteen_in_a_hundred_tokens_are_masked_and_eight_of_ten_hidden(shards):
     assert abs(is_kept.mean() - 0.1) < 0.01
     others = shards.shown[~is_hidden & ~is_kept]
     assert abs(len(others) / len(shards.places) - 0.1) < 0.01
-    # Any token, but none that is no text.
+    # Any token that is text.
     assert len(np.unique(others)) > 500
     assert others.min() >= 5
-    # Each place once, in order, the unused ones behind; only text is masked.
+    # Each place once, in order, then the unused ones; only text is masked.
     assert shards.is_text()[shards.rows, shards.places].all()
     assert (np.diff(shards.places)[np.diff(shards.rows) == 0] > 0).all()
     assert (shards.arrays["masked_lm_ids"][~shards.is_masked] == 0).all()
@@ -170,7 +170,7 @@ def test_whole_words_are_masked_as_wholes(make):
     is_chosen = np.zeros(shards.before.shape, bool)
     is_chosen[shards.rows, shards.places] = True
     goes_on = np.isin(shards.before, [n for w, n in shards.ids.items() if w.startswith("##")])
-    # What goes on with a word has its fate, at the cut beginning of a part aside.
+    # What continues a word is masked with it, except at the cut beginning of a part.
     follows_text = np.roll(shards.is_text(), 1, axis=1)
     linked = goes_on & follows_text
     assert linked.sum() > 1000

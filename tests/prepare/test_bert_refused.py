@@ -1,4 +1,4 @@
-"""Shards that cannot be made: one line that says where and what, and nothing left behind."""
+"""Shards that cannot be made: one line says where and what, and nothing is left behind."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ARTICLE = '<doc id="1" url="" title="One">\nOne\n\nIt is short. It is old.\n</do
 
 @pytest.fixture
 def refused(prepare, left_beside, tmp_path):
-    """Run and give the error line; neither the output nor anything half-done may be there."""
+    """Run and return the error line; neither the output nor anything half-done may exist."""
     output = tmp_path / "out" / "data"
 
     def run(*arguments):

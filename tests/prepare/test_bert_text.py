@@ -71,7 +71,7 @@ def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_pa
     # Only the text was read when the tokenizer was trained: it has no number and no title.
     characters = {name for name in vocabulary if len(name) == 1}
     assert characters == set("The alphas grow. They glow. betas gammas deltas".lower()) - {" "}
-    # Named as text it is known for what it is, and is not mixed with other text.
+    # Named as text it is recognised, and is not mixed with other text.
     asked = ("bert", "--output", output, "--seq-len", 32, "--tokenizer", "train:200", "--text")
     assert "nothing to do" in prepare(*asked, directory).out
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
@@ -124,7 +124,7 @@ def test_words_met_before_make_the_same_tokens(prepare, text, tmp_path):
         + "q" * 200
     )
     texts = [odd, *text.read_text().split("\n\n"), "", " \n ", odd[::-1], odd.upper()]
-    # As the library itself does it, which has no memory; the second time from ours.
+    # As the library does it, which remembers nothing; the second time from memory.
     plain = pieces.tokenizer.encode_batch(texts, add_special_tokens=False)
     for _ in range(2):
         assert pieces.encode(texts) == [encoding.ids for encoding in plain]

@@ -15,7 +15,7 @@ RULES = [
     Rule(per="file"),
     Rule(per="start", start="^= .* =$"),
 ]
-# Line ends of other worlds, blank lines of many kinds, headings, letters of one to four bytes.
+# Foreign line ends, blank lines of many kinds, headings, letters of one to four bytes.
 LINES = st.lists(
     st.sampled_from(
         [

@@ -1,4 +1,4 @@
-"""Fetching from the Hub, with stand-ins for the two libraries that know the way to it."""
+"""Fetching from the Hub, with stand-ins for its two libraries."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ def calls(tmp_path):
 
 @pytest.fixture
 def fetch(prepare, words_tokenizer, calls, tmp_path, monkeypatch):
-    """Run fetch beside the stand-ins."""
+    """Run fetch with the stand-ins."""
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("STAND_IN_CALLS", str(calls))
     monkeypatch.setenv("STAND_IN_TOKENIZER", str(words_tokenizer(50)))
@@ -82,7 +82,7 @@ def test_another_wish_is_refused_unless_forced(fetch, calls, tmp_path):
     notes = json.loads((tmp_path / "set" / "dataset.json").read_text())
     assert notes["revision"] == "v2"
     (tmp_path / "set" / "dataset.json").unlink()
-    # Nor is any other directory replaced, not even by force.
+    # No other directory is replaced, not even by force.
     assert "exists, and was not fetched: choose another name" in fetch(*WIKITEXT, "--force").error
     assert (tmp_path / "set" / "train.jsonl").exists()
 
@@ -116,7 +116,7 @@ def test_without_the_library_it_says_which(fetch, monkeypatch):
 
 @pytest.fixture
 def fetch_model(fetch, prepare, tmp_path):
-    """Run model beside the stand-ins."""
+    """Run model with the stand-ins."""
     return lambda *arguments: prepare("model", "--output", tmp_path / "model", *arguments)
 
 

@@ -1,4 +1,4 @@
-"""Rows with labels to samples: what is read, framed, held out; and what training then gets."""
+"""Rows with labels to samples: what is read, framed and held out, and what training then reads."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ PAIRS = [
 
 @pytest.fixture
 def run(prepare, tmp_path):
-    """Prepare and give the directory with its index."""
+    """Prepare, and return the directory with its index."""
 
     def start(*arguments):
         done = prepare("labelled", "--output", tmp_path / "data", "--processes", 1, *arguments)
@@ -45,7 +45,7 @@ def tweets(tmp_path):
 
 @pytest.fixture(scope="session")
 def cased(tmp_path_factory):
-    """A folder of Hugging Face with a tokenizer that keeps upper case."""
+    """A Hugging Face folder with a tokenizer that keeps upper case."""
     folder = tmp_path_factory.mktemp("cased")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "more", "less", "One"]
     (folder / "vocab.txt").write_text("\n".join(words))

@@ -1,4 +1,4 @@
-"""Labelled data that cannot be made: one line says where, what, what to do; nothing is left."""
+"""Labelled data that cannot be made: one line says where, what and what to do; nothing is left."""
 
 import json
 
@@ -9,7 +9,7 @@ ROWS = "text,label\ngood,1\nbad,0\n"
 
 @pytest.fixture
 def refused(prepare, left_beside, tmp_path):
-    """Run and give the error line; neither the output nor anything half-done may be there."""
+    """Run and return the error line; neither the output nor anything half-done may exist."""
     output = tmp_path / "out" / "data"
 
     def run(*arguments, tokenizer="train:100"):

@@ -25,7 +25,7 @@ def test_every_document_comes_out_again(
     data = read_data(output)
     train, held_out = data.documents("train"), data.documents("eval")
     assert len(held_out) == 14
-    # Together all of the text; each split in its order; what is held out is spread evenly.
+    # Together all of the text, each split in order; what is held out is spread evenly.
     assert sorted(train + held_out) == sorted(paragraphs)
     places = [paragraphs.index(document) for document in held_out]
     assert places == sorted(places)
@@ -67,7 +67,7 @@ def test_index_says_where_the_data_came_from(prepare, read_data, text, tmp_path)
         }
     ]
     assert data.index["made"]["holdout"] == 0.005
-    # Nothing in it of this machine.
+    # It has nothing from this machine.
     assert str(text.parent) not in (output / "index.json").read_text()
 
 
@@ -89,7 +89,7 @@ def test_a_large_vocabulary_takes_four_bytes(prepare, read_data, words_tokenizer
     (tmp_path / "a.txt").write_text("w1 w65534\n\nw2 w69999\n\nw3")
     for count, dtype in ((65_535, "uint16"), (70_000, "uint32")):
         output = tmp_path / dtype
-        # The first tokenizer does not know w69999; what it makes of it is its own affair.
+        # The first tokenizer does not know w69999; what it makes of it does not matter.
         tokenizer = words_tokenizer(count)
         prepare("--output", output, "--text", tmp_path / "a.txt", "--tokenizer", tokenizer)
         data = read_data(output)
@@ -157,7 +157,7 @@ def test_a_row_is_a_document_unless_it_is_said_otherwise(prepare, read_data, tmp
     assert documents(rows, lines) == ["one", "two\n\nand more", "three", "four\nfive", "six"]
     blank = documents(rows, "--document-per", "blank-line")
     assert blank == ["one\ntwo\n\nand more\nthree\n"]
-    # Data that were made by the rule that once held for rows are no longer those asked for.
+    # Data made by an earlier rule for rows is no longer what is asked for.
     error = prepare("--output", output, "--text", rows, *more[:-1]).error
     assert 'documents was {"per": "blank-line", ' in error and 'is {"per": "line", ' in error
 

@@ -11,7 +11,7 @@ def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)
     before = {path: path.stat().st_mtime_ns for path in [output, *output.iterdir()]}
-    # How it is worked out makes no other data.
+    # How the work is done does not change the data.
     done = prepare(*command, "--processes", 1, "--chunk-bytes", 3000)
     assert done.code == 0
     assert "is prepared from this very input, nothing to do: train 29,789 tokens in 137" in done.out

@@ -1,4 +1,4 @@
-"""Bad input: one line that says where and what, exit code 1, and nothing left behind."""
+"""Bad input: one line says where and what, exit code 1, and nothing is left behind."""
 
 import json
 import os
@@ -13,7 +13,7 @@ TOKENIZER = ("--tokenizer", "train:300")
 
 @pytest.fixture
 def refused(prepare, left_beside, tmp_path):
-    """Run and give the error line; neither the output nor anything half-done may be there."""
+    """Run and return the error line; neither the output nor anything half-done may exist."""
     output = tmp_path / "out" / "data"
 
     def run(*arguments):
@@ -164,7 +164,7 @@ def test_rows_without_a_text(refused, tmp_path, line):
     assert error.startswith(
         f"{path}: the line at byte {len(good) + 1} is no row with a text 'text'"
     )
-    # Workers meet it too, where the tokenizer has been trained before.
+    # Workers find it too, where the tokenizer was trained before.
     assert "\n" not in error
 
 

@@ -1,4 +1,4 @@
-"""Runs that are stopped, whatever stops them, and the next ones, which go on."""
+"""Runs that are stopped, whatever stops them, and the next ones, which resume."""
 
 import os
 import re
@@ -32,14 +32,14 @@ def long_text(make_long_text, tmp_path):
 
 @pytest.fixture
 def command(long_text, tmp_path):
-    """The arguments of a run in small chunks; the tokenizer is made first, so it is no part."""
+    """The arguments of a run in small chunks; it is stopped after the tokenizer is trained."""
     work = ("--processes", 2, "--chunk-bytes", CHUNK_BYTES)
     return ("--text", long_text, "--tokenizer", "train:400", *work)
 
 
 @pytest.fixture(scope="module")
 def at_once(make_long_text, run_prepare, tmp_path_factory):
-    """What comes of the command when nothing stops it."""
+    """The result of the command when nothing stops it."""
     directory = tmp_path_factory.mktemp("at-once")
     text = make_long_text(directory / "long.txt")
     output = directory / "data"
@@ -76,7 +76,7 @@ def test_a_run_goes_on_where_another_was_stopped(
     with started(output, command) as process:
         if number != signal.SIGKILL:
             assert all(blocks(worker, number) for worker in workers(process.pid))
-        # The others as a terminal and scancel send them: to every process.
+        # The others go to every process, as from a terminal and scancel.
         (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
         go_on(process)
         err = process.communicate(timeout=DEADLINE_S)[1]
@@ -143,7 +143,7 @@ def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(
         assert len({path.parent for path in finished_chunks(output)}) == 1
         process.kill()
     wait_for(lambda: not session(process.pid))
-    # Nobody will finish it once the data is there from other input.
+    # Nobody will finish it once there is data from other input.
     assert len(left_beside(output)) == 1
     assert prepare("--output", output, *command, *ALONE, "--document-per", "line").code == 0
     assert left_beside(output) == []
@@ -161,7 +161,7 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
 
 @pytest.fixture
 def full_disk(run_prepare, text, tmp_path):
-    """What a run says to which a full disk happened, its output and arguments.
+    """What a run prints that met a full disk, its output and arguments.
 
     A limit on the size of files stands in for the disk: the token file is too large.
     """

@@ -1,4 +1,4 @@
-"""What is said of progress: a bar on a terminal, whole lines in a log."""
+"""Progress: a bar on a terminal, whole lines in a log."""
 
 import io
 
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until it is set."""
+    """A clock that stops until it is set."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now

@@ -80,7 +80,7 @@ def fetch(prepare, bucket, output):
 
 @pytest.fixture
 def refused(fetch, output, left_beside):
-    """Give the error line; nothing may be there."""
+    """Return the error line; nothing may exist."""
 
     def run(*arguments, **more):
         error = fetch(*arguments, **more).error
@@ -145,7 +145,7 @@ def test_what_was_cut_off_goes_on(fetch, bucket, output, etag):
 def test_killed_between_two_steps_it_asks_for_nothing_twice(
     fetch, bucket, output, monkeypatch, left_beside
 ):
-    """As far as the tar is whole, what is left is to unpack it."""
+    """When the whole tar was fetched, only unpacking is left."""
     copy, copied = shutil.copyfileobj, []
 
     def stop_at_the_second(source, target):

@@ -1,4 +1,4 @@
-"""Sandboxes for the tests of the sandbox itself: each with a base directory, nothing shared."""
+"""Sandboxes for the tests of the sandbox itself, each with its own base directory."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def line_of(process: subprocess.Popen[str], timeout_s: float = 60) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """A sandbox of a name, up or not, and whoever uses it."""
+    """A sandbox, up or not, and its user."""
 
     base: Path
     name: str = "sandbox"
     environ: Mapping[str, str] = field(default_factory=dict)
-    """What its user's shell has exported besides."""
+    """Further variables of its user's shell."""
     user: tuple[str, ...] = ()
-    """What makes a command that of its user, if that is not this process's."""
+    """The words that run a command as its user, if that is another one."""
     python: str = sys.executable
 
     @property
@@ -121,7 +121,7 @@ class Sandbox:
     def running(
         self, argv: list[str], environ: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """A command that runs meanwhile; at the end it is killed if it still does."""
+        """Run a command meanwhile; at the end it is killed if it still runs."""
         process = subprocess.Popen(
             argv, env=self.environment | (environ or {}), cwd=self.base.parent, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -135,13 +135,13 @@ class Sandbox:
             process.wait()
 
     def up(self, *options: object) -> Done:
-        """Start it, or fail; the jobs' interpreter is this one, with no word on torch."""
+        """Start it, or fail; jobs run under this interpreter."""
         done = self.trnslurm("up", "--python", sys.executable, *options, timeout_s=300)
         assert done.code == 0, done
         return done
 
     def fault(self, *words: object) -> str:
-        """Put a fault in, and return what is said of it."""
+        """Inject a fault, and return what is printed."""
         return self.trnslurm("fault", *words).ok.rstrip("\n")
 
     def on_node(self, node: int, *command: str) -> Done:
@@ -153,13 +153,13 @@ class Sandbox:
         return dict(json.loads(self.trnslurm("status", "--json").ok))
 
     def nodes(self) -> dict[int, str]:
-        """The controller's word for each node, by number."""
+        """The controller's state of each node, by number."""
         text = self.slurm("sinfo", "--noheader", "--Node", "--format=%N|%T").ok
         rows = [line.rpartition("-")[2].split("|") for line in text.splitlines()]
         return {int(number): state for number, state in rows}
 
     def until(self, node: int, *states: str, timeout_s: float = 180) -> None:
-        """Wait until the controller says this of a node."""
+        """Wait until the controller reports one of these states of a node."""
         seen = ""
         deadline = time.monotonic() + timeout_s
         while (seen := self.nodes()[node]) not in states:
@@ -172,12 +172,12 @@ class Sandbox:
         return int((self.path / "entry").read_text().split()[0])
 
     def processes(self) -> list[str]:
-        """Every process of it: its directory stands in the command line or the environment."""
+        """Return its processes: those with its directory in the command line or the environment."""
         return processes_with(str(self.path))
 
 
 def processes_with(word: str) -> list[str]:
-    """The processes that have a word in their command line or environment; not the zombies."""
+    """Return the processes with a word in their command line or environment, without zombies."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -192,7 +192,7 @@ def processes_with(word: str) -> list[str]:
 
 @contextmanager
 def sandbox(name: str = "sandbox", **fields: Any) -> Iterator[Sandbox]:
-    """A sandbox that is not up yet; whatever a test leaves of it is taken down, and is gone."""
+    """A sandbox that is not up yet; what a test leaves of it is taken down, and must be gone."""
     above = Path(tempfile.mkdtemp(dir="/tmp", prefix="tc-"))
     made = Sandbox(base=above / "b", name=name, **fields)
     try:

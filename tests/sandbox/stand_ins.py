@@ -1,4 +1,4 @@
-"""A directory on which the stand-ins of the Neuron tools play, and what tests ask them there."""
+"""A directory in which the stand-ins of the Neuron tools play, and what tests ask them there."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NOTICE = "{}: this is a stand-in of a trnslurm sandbox, not a Neuron tool\n"
 
 
 class Stage:
-    """A directory with an awkward name that the stand-ins play on."""
+    """A directory with an awkward name that the stand-ins play in."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

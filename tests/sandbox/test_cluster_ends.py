@@ -1,4 +1,4 @@
-"""However a sandbox ends, or does not begin, nothing of it is left, and `up` works again."""
+"""However a sandbox ends, or fails to start, nothing of it is left, and `up` works again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> dict[str, str]:
-    """An environment in which slurmctld comes up never: `up` stays where it is, with munge up."""
+    """An environment in which slurmctld never comes up: `up` waits for it, with munge running."""
     return stand_in(tmp_path, "slurmctld", "exec sleep 600")
 
 
@@ -45,7 +45,7 @@ def listed(cluster: Sandbox) -> list[str]:
 
 
 def starting(cluster: Sandbox, stuck: dict[str, str]):
-    """`up` in the middle of it: munge runs, slurmctld is waited for."""
+    """Start `up`, which stays in the middle: munge runs, slurmctld is waited for."""
     return cluster.running(cluster.argv(*UP), stuck)
 
 
@@ -100,7 +100,7 @@ def test_down_all(cluster: Sandbox) -> None:
 
 
 def test_job_numbers_do_not_come_again(cluster: Sandbox) -> None:
-    """A run directory knows its job by number: another sandbox's job must not be taken for it."""
+    """A run directory knows its job by number, which no other sandbox's job may have."""
     numbers = []
     for _ in range(2):
         cluster.up("-q", "--nodes", 1)
@@ -155,7 +155,7 @@ def test_up_that_was_killed_before_the_holder_started(cluster: Sandbox) -> None:
 
 
 def test_holder_killed(cluster: Sandbox) -> None:
-    """Everything goes with it, and everyone says in one line that it is gone."""
+    """Everything ends with it, and every command says so in one line."""
     cluster.up("-q", "--nodes", 1)
     job = cluster.argv("exec", "--node", "1", "--", "sleep", "600")
     with cluster.running(job) as inside:
@@ -176,7 +176,7 @@ def test_holder_killed(cluster: Sandbox) -> None:
 
 
 def test_holder_that_is_told_to_end_may_not_leave_anything(cluster: Sandbox) -> None:
-    """A first process of a pid namespace ignores TERM; whoever sends it must not half-end it."""
+    """The first process of a pid namespace ignores TERM, which must not end half of it."""
     cluster.up("-q", "--nodes", 1)
     os.kill(cluster.holder, signal.SIGTERM)
     assert cluster.nodes() == {1: "idle"}

@@ -30,7 +30,7 @@ def four() -> Iterator[Sandbox]:
 
 @pytest.fixture(autouse=True)
 def whole(four: Sandbox) -> Iterator[None]:
-    """A test leaves no job, and every node on and idle."""
+    """Wait until no job is left, and every node is on and idle."""
     yield
     four.slurm("scancel", "--user", str(os.getuid()))
     eventually(lambda: not four.slurm("squeue", "--noheader").ok)
@@ -49,7 +49,7 @@ def step(four: Sandbox, node: int, mark: str) -> Iterator[subprocess.Popen[str]]
 
 
 def states_of(mark: str) -> list[str]:
-    """The kernel's letter for each Python process with a mark; not srun, and not what enters."""
+    """The kernel's state of each Python process with a mark, without srun and nsenter."""
     found = []
     for line in processes_with(mark):
         pid, _, command = line.partition(": ")
@@ -60,7 +60,7 @@ def states_of(mark: str) -> list[str]:
 
 
 def expect_unexpected_reboot(four: Sandbox, number: int) -> None:
-    """The controller does not trust a node that was rebooted, until it is told to."""
+    """The controller does not use a node that was rebooted until it is told to."""
     four.until(number, "down")
     node = four.state()["nodes"][number - 1]
     assert (node["power"], node["reason"]) == ("on", "Node unexpectedly rebooted")
@@ -74,7 +74,7 @@ def test_controller_killed_and_started(four: Sandbox) -> None:
     eventually(lambda: four.slurm("squeue", "--noheader", "--format=%T").ok == "RUNNING\n")
     running = time.time()
     saved = four.path / "state" / "slurmctld" / "job_state"
-    # What it knew a moment ago it may forget; and it saves only what has changed.
+    # It may forget its last seconds; and it saves only what has changed.
     assert four.slurm("scontrol", "update", f"JobId={job}", "Comment=runs").code == 0
     eventually(lambda: saved.exists() and saved.stat().st_mtime > running)
     assert four.fault("ctld", "kill") == "slurmctld killed"
@@ -97,8 +97,8 @@ def test_controller_killed_and_started(four: Sandbox) -> None:
 def test_silent_in_every_way(four: Sandbox) -> None:
     """slurmd dead, a node frozen, a cable pulled, a node off: the controller gives each up.
 
-    What ran there runs on, or stands still: Slurm's TERM and KILL do not reach it. And a node that
-    is there again is taken back, but for one that was rebooted meanwhile.
+    What ran there keeps running, or is stopped: Slurm's TERM and KILL do not reach it. A node that
+    is back is used again, unless it was rebooted meanwhile.
     """
     faults = {
         1: ("slurmd-kill", "slurmd killed", "slurmd-start"),

@@ -16,7 +16,7 @@ from .cluster import AT_ONCE, Done, Sandbox, eventually, line_of, processes_with
 
 NODE = "compute-dy-trn1-1"
 ODD = """it's a "wëird" $(näme) `x`"""
-# Says that it is there, and what ends it; for use with `python -c`.
+# Prints that it runs, and what ends it; for `python -c`.
 LOOP = """
 import os, signal, time
 def end(number, frame):
@@ -179,7 +179,7 @@ def test_script_on_standard_input(two: Sandbox, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_killing_a_wrapper_kills_the_command(two: Sandbox, signum: int, request) -> None:
-    """As a timeout around srun does: no srun and no step may go on."""
+    """As a timeout around srun does: no srun and no step may keep running."""
     mark = f"mark-{request.node.name}"
     argv = [str(two.path / "bin" / "srun"), "-N2", sys.executable, "-c", LOOP, mark]
     with two.running(argv) as process:
@@ -198,7 +198,7 @@ def test_wrong_slurm_conf_of_the_shell_is_harmless(two: Sandbox) -> None:
 
 
 def test_job_calls_srun_and_scontrol_through_its_path(two: Sandbox, tmp_path: Path) -> None:
-    """PATH comes along from the shell of `sandbox env`: inside, the same words are the commands."""
+    """PATH is inherited from the shell of `sandbox env`, and works inside as well."""
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH --nodes=2 --output=said\nset -eu\n"
         'command -v srun\nsrun -l hostname | sort\nscontrol show hostnames "$SLURM_NODELIST"\n'
@@ -212,7 +212,7 @@ def test_job_calls_srun_and_scontrol_through_its_path(two: Sandbox, tmp_path: Pa
 
 
 def test_sandbox_commands_work_inside(two: Sandbox) -> None:
-    """A job, or a shell inside, may ask as whoever is outside does."""
+    """A job, or a shell inside, may use the commands like anyone outside."""
     inner = [sys.executable, "-m", "trnslurm", "sandbox", "status", "--json"]
     state = json.loads(two.trnslurm("exec", "--", *inner).ok)
     assert [node["state"] for node in state["nodes"]] == ["idle", "idle"]
@@ -225,7 +225,7 @@ def test_env_in_a_shell(two: Sandbox) -> None:
 
 
 def test_another_sandbox_from_a_shell_with_env(two: Sandbox) -> None:
-    """Its wrappers are on PATH, and are not taken for the machine's Slurm."""
+    """Its wrappers are on PATH, and are not mistaken for the machine's Slurm."""
     up = " ".join(two.argv("up", "-q", "--name=second", "--nodes=1", "--python", sys.executable))
     second = Sandbox(base=two.base, name="second")
     assert shell(two, up, timeout_s=120).code == 0
@@ -236,7 +236,7 @@ def test_another_sandbox_from_a_shell_with_env(two: Sandbox) -> None:
 
 
 def test_many_at_once(two: Sandbox) -> None:
-    """Wrappers do not stand in each other's way."""
+    """Wrappers do not disturb each other."""
     argv = [str(two.path / "bin" / "squeue"), "--noheader"]
     started = [
         subprocess.Popen(argv, env=two.environment, stdout=subprocess.PIPE) for _ in range(12)

@@ -1,4 +1,4 @@
-"""What `trnslurm sandbox up` builds, looked at from the controller and from every node."""
+"""What `trnslurm sandbox up` builds, seen from the controller and from every node."""
 
 from __future__ import annotations
 

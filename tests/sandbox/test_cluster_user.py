@@ -1,4 +1,4 @@
-"""An ordinary user's sandbox: no root anywhere, and the same in it.
+"""An ordinary user's sandbox: no root anywhere, and everything works.
 
 Run by root, these tests make a user for the time they take, and give that user a readable copy of
 the package. Run by an ordinary user, all tests of this directory are that case.
@@ -48,7 +48,7 @@ def as_user(user: pwd.struct_passwd) -> list[str]:
 
 
 def interpreter(user: pwd.struct_passwd) -> str:
-    """An interpreter that the user may run: this one may lie where root only can read."""
+    """An interpreter that the user may run: this one may be readable by root only."""
     code = "import sys; sys.exit(sys.version_info < (3, 11))"
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         argv = [*as_user(user), python, "-I", "-c", code]
@@ -71,7 +71,7 @@ def give_code(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(user: pwd.struct_passwd) -> Iterator[Sandbox]:
-    """A sandbox of the user with all there can be in it, and a home for them."""
+    """A sandbox of the user with every daemon in it, and a home."""
     above = Path(tempfile.mkdtemp(dir="/tmp", prefix="tu-"))
     above.chmod(0o755)
     give_code(above / "code")

@@ -1,4 +1,4 @@
-"""Sandboxes with accounting, with GPUs that are claimed, with partitions of one's own."""
+"""Sandboxes with accounting, with claimed GPUs, with other partitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox_up
 
 
 def accounted(cluster: Sandbox, job: str) -> list[str]:
-    """What the accounting says of a job: state and exit code."""
+    """A job's state and exit code according to accounting."""
     words = ("--noheader", "--parsable2", "--allocations", "--format=State,ExitCode", "--jobs", job)
     return cluster.slurm("sacct", *words).ok.split()
 
