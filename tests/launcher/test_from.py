@@ -159,7 +159,7 @@ def test_a_preset_that_goes_on_from_another_says_so(fake_slurm, site, cli) -> No
     site.recipe(RECIPE + "presets: {one: {then: two}, two: {}}\n")
     two = ("toy", "--preset", "two", "--cluster", "pc")
     error = cli("submit", *two).error
-    assert error.startswith("toy (two) goes on from one: pass --from RUN, or --set ")
-    assert cli("render", *two).err.startswith("warning: toy (two) goes on from one: ")
+    assert error.startswith("toy (two) continues one: pass --from RUN, or --set ")
+    assert cli("render", *two).err.startswith("warning: toy (two) continues one: ")
     assert cli("submit", *two, "--set", 'train.init_from=""').code == 0
     assert cli("submit", "toy", "--preset", "one", "--cluster", "pc").code == 0

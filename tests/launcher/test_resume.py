@@ -97,7 +97,7 @@ def test_runs_of_a_chain_that_wait(graphs, site, fake_slurm, cli) -> None:
     write_attempt(a, "precompile", 1, state="FAILED", job_id="1001")
     fake_slurm.queue("1001|FAILED|None|N/A|")
     refused = cli("resume", b.path)
-    assert refused.error.endswith(f"{b.name} goes on from {a.name}, which is FAILED")
+    assert refused.error.endswith(f"{b.name} continues {a.name}, which is FAILED")
     fake_slurm.forget_calls()
     assert cli("resume", a.path).code == 0
     assert [call.cwd for call in fake_slurm.calls("sbatch")] == [a.path, a.path, b.path, b.path]
@@ -143,10 +143,10 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
     ("state", "queue", "words"),
     [
         ("COMPLETED", (), "is COMPLETED: there is nothing to resume"),
-        ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it go on, or `trnslurm cancel "),
+        ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run, or `trnslurm cancel "),
         ("REQUEUED", ("1002|PENDING|BeginTime|N/A|",), "is REQUEUED (its start time has not come)"),
         ("STARTING", ("1002|CONFIGURING|None|N/A|",), "is CONFIGURING (its nodes are booting)"),
-        ("FAILED", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it go on"),
+        ("FAILED", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run"),
     ],
 )
 def test_refused_while_it_goes_on(

@@ -92,7 +92,7 @@ def test_warm_graphs_need_no_precompile(ended, graphs, fake_slurm, cli) -> None:
 def test_what_cannot_be_is_refused_before_anything_is_touched(ended, cli, site, graphs) -> None:
     record, before = ended.record_file.read_bytes(), contents(ended)
     assert cli("resume", "last", "--nodes", "3").error == (
-        f"{ended.name} cannot go on with --nodes 3: global batch 64 at micro-batch 1 is "
+        f"{ended.name} cannot continue with --nodes 3: global batch 64 at micro-batch 1 is "
         "64 micro-batches per step, fewer than 3 x 32 workers; nearest: 2 nodes"
     )
     assert "--nodes 9 is more than the 4 that" in cli("resume", "last", "--nodes", "9").error

@@ -205,7 +205,7 @@ def test_resumed_with_another_number_of_nodes(site, here, run_cli) -> None:
     assert run_cli(*SUBMIT, "--detach").code == 0
     run = site.run()
     await_true((run.path / "there").exists, "its start")
-    assert "is RUNNING: let it go on, or `trnslurm cancel" in run_cli("resume", "last").error
+    assert "is RUNNING: let it run, or `trnslurm cancel" in run_cli("resume", "last").error
     assert run_cli("cancel", "last").code == 0
     done = run_cli("resume", "last", "--nodes", "1")
     assert done.code == 0, done

@@ -1,1 +1,1 @@
-"""What is asked of a cluster outside a job: its Python, its nodes, its compile cache."""
+"""What a cluster is used for outside a job: its Python, its nodes, its compile cache."""

@@ -54,9 +54,9 @@ class Compiled:
     key: str = ""
     """Empty: not known here."""
     manifest: Manifest | None = None
-    """Of graphs that are all there; None: cold."""
+    """That of graphs which are all there; None if they are not: cold."""
     problem: str = ""
-    """Why the key is not known here, or why what lies in the cache does not serve."""
+    """Why the key is not known here, or why the cached graphs cannot be used."""
     known: bool = True
     """Whether this host can tell."""
 
@@ -96,11 +96,11 @@ class CompileCache:
         return self._measured[1]
 
     def trusts(self, uid: int) -> bool:
-        """Check whether graphs that a user compiled are believed."""
+        """Check whether graphs that a user compiled are trusted."""
         return uid in {0, os.getuid(), *self.trusted}
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
-        """Return what there is for the graphs of a job."""
+        """Return what the cache has for the graphs of a job."""
         if problem := self.unknown:
             return Compiled(problem=problem, known=False)
         key = content_key(ingredients, self.versions)
@@ -132,7 +132,7 @@ class CompileCache:
         return sorted(name for name in names if _KEY.fullmatch(name))
 
     def manifests(self) -> Iterator[Manifest]:
-        """Yield the manifests that can be read and believed."""
+        """Yield the manifests that can be read and are trusted."""
         for key in self.all_keys():
             try:
                 manifest = read_manifest(self.root, key, trusted=self.trusted)
@@ -156,7 +156,7 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
 
 
 def compile_hours(manifest: Manifest) -> float:
-    """Return how long its compilation took: its nodes worked side by side."""
+    """Return how long the compilation took; its nodes worked side by side."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600
 
 

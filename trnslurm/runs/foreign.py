@@ -1,4 +1,4 @@
-"""What is believed of files that another user may have written: looked at, checked, never run."""
+"""How far files that another user may have written are trusted: read and checked, never run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file or directory belongs to this user, or to root."""
+    """Check whether a file or directory belongs to this user, or to root."""
     return path.stat().st_uid in (0, os.geteuid())
 
 
 def refuse_foreign(path: Path, verb: str) -> None:
-    """Refuse to run what lies somewhere if another user than root could have put it there."""
+    """Refuse a path whose content would run, if another user than root could have put it there."""
     status = path.stat()
     if not is_ours(path):
         owner = _user_name(status.st_uid)
@@ -45,9 +45,9 @@ def refuse_writable(directory: Path) -> None:
 
 
 def commands_of(directory: str | None, run: Path) -> str | None:
-    """Return where a run's record says that commands are; None, for PATH, if it cannot be believed.
+    """Return the directory of commands in a run's record; None, for PATH, if it is not trusted.
 
-    Of another user's run only a directory is taken that nobody but root and we can change.
+    That of another user's run must be a directory that nobody but root and we can change.
     """
     if directory is None or is_ours(run) or _only_ours(Path(directory)):
         return directory
@@ -75,14 +75,14 @@ def _user_name(uid: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with what would steer a terminal, or break a line, as escapes."""
+    """Return text with everything escaped that would drive a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cleaned(value: Any) -> Any:
-    """Return what JSON held with every text of it printable."""
+    """Return a value from JSON with every text in it printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def cleaned(value: Any) -> Any:
 
 
 def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass made of what JSON held; a wrong type is a ValueError.
+    """Return a dataclass with the values of a JSON object; a wrong type is a ValueError.
 
     Its texts are made printable. Keys that are not its fields are left out.
     """

@@ -1,4 +1,4 @@
-"""The logs of a run: which file, its last lines, and what is added to it while the run goes on."""
+"""The logs of a run: which file, its last lines, and what is added while it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choose_log(
 
 
 def tail_offset(file: Path, lines: int | None) -> int:
-    """Return where the last lines of a file begin; None: where all of them do."""
+    """Return the offset of the last lines of a file; None means all lines."""
     if lines is None:
         return 0
     with file.open("rb") as stream:
@@ -55,7 +55,7 @@ def tail_offset(file: Path, lines: int | None) -> int:
 
 
 def print_log(file: Path, lines: int | None) -> Iterator[bytes]:
-    """Yield the last lines of a log; None: all of it."""
+    """Yield the last lines of a log; None means all of it."""
     yield from _rest(file, tail_offset(file, lines))
 
 

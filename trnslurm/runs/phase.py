@@ -1,4 +1,4 @@
-"""Where one phase of a run stands: state files, the queue and accounting, in one definite word."""
+"""The state of one phase of a run in one definite word, from state files, queue and accounting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEVER_AGAIN = "too few nodes were as it asks, and Slurm tries no more"
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseStatus:
-    """Where one phase of a run stands."""
+    """The state of one phase of a run, and why."""
 
     phase: str
     state: str
@@ -54,7 +54,7 @@ class PhaseStatus:
 
 
 def held_by_slurm(status: PhaseStatus) -> bool:
-    """Whether Slurm holds a phase's job, and nothing but a command starts it."""
+    """Check whether Slurm holds a phase's job, so that only a command starts it."""
     told = status.reason == LAUNCH_HELD or status.reason.startswith(NEVER_AGAIN)
     return status.state == "HELD" and told
 
@@ -73,16 +73,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the controller, asked once for all runs, had to say."""
+    """What the controller answered; it is asked once for all runs."""
 
     queue: Mapping[str, QueueEntry]
     accounting: Mapping[str, QueueEntry]
     silent: str = ""
-    """Why the controller said nothing."""
+    """Why the controller did not answer."""
 
 
 def is_live(entry: QueueEntry | None) -> bool:
-    """Whether a job has not ended and still may start."""
+    """Check whether a job has not ended and may still start."""
     if entry is None or entry.state in JOB_ENDED:
         return False
     return not entry.reason.startswith("DependencyNeverSatisfied")
@@ -115,7 +115,7 @@ def phase_status(
 
 
 def _unfit_node(run: RunDir, last: Attempt) -> str:
-    """Return what is wrong with a node, as the preflight of the attempt found it."""
+    """Return what the preflight of an attempt found wrong with a node."""
     found = run.preflight(last.phase, last.attempt)
     problems = [f"{node.host}: {node.problems[0]}" for node in found if node.problems]
     if not problems:
@@ -125,7 +125,7 @@ def _unfit_node(run: RunDir, last: Attempt) -> str:
 
 
 def _compile_problem(run: RunDir, last: Attempt) -> str:
-    """Return what the first node that has a problem says it did not compile, and why."""
+    """Return the problem of the first node that could not compile everything."""
     for file in run.graphs_files(last.attempt) if last.phase == "precompile" else ():
         result = read_json(file)
         if problem := result.get("problem"):

@@ -8,7 +8,7 @@ from trnslurm.runs.run import Record
 
 
 def local_job_alive(record: Record) -> bool:
-    """Whether the local job's controller still runs."""
+    """Check whether the local job's controller still runs."""
     return process_alive(record.jobs.get("local", ""))
 
 
@@ -24,7 +24,7 @@ def own_process() -> str:
 
 
 def process_alive(word: str) -> bool:
-    """Whether the process pid@start still runs; pids are used again, start times are not."""
+    """Check whether the process pid@start still runs: pids are reused, start times are not."""
     pid, _, start = word.partition("@")
     return pid.isdigit() and bool(start) and process_start(int(pid)) == start
 

@@ -1,4 +1,4 @@
-"""Hands the result of a run to the next: its newest good checkpoint, as first parameters."""
+"""The result of a run, its newest good checkpoint, as the first parameters of the next."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose files are all there, in full length."""
+    """A checkpoint whose files are all there, with their full length."""
 
     path: Path
     facts: Mapping[str, Any]
-    """What decided the samples and the model of its training."""
+    """What determined the samples and the model of its training."""
     passed_over: tuple[str, ...] = ()
-    """Newer ones that are not whole, and why."""
+    """Newer checkpoints that are not whole, and why."""
 
 
 def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
@@ -48,7 +48,7 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
 
 
 def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another recipe, or of a model of other sizes."""
+    """Refuse a checkpoint of another recipe, or of a model with other sizes."""
     recipe = checkpoint.facts.get("recipe")
     taken = (config.recipe_name, *config.recipe.begins_with)
     if recipe not in taken:
@@ -63,22 +63,22 @@ def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
 
 
 def no_result(config: Config) -> str | None:
-    """Say so if a preset that goes on from another's result would begin with nothing.
+    """Return what is wrong if a preset that continues another would begin without its result.
 
-    Who wants that says so on the command line.
+    It may, if the command line says so.
     """
     before = preset_before(Path(config.recipe_dir), config.preset)
     given = config.recipe.train.get(INIT_FROM.partition(".")[2])
     if not before or given or config.origins[INIT_FROM].layer == "command line":
         return None
     return (
-        f"{config.title} goes on from {before}: pass --from RUN, or "
+        f"{config.title} continues {before}: pass --from RUN, or "
         f"--set '{INIT_FROM}=\"\"' to begin with new parameters"
     )
 
 
 def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say which whole numbers of a model are others now; a rate of dropout may change."""
+    """Return which whole numbers of a model have changed; a dropout rate may."""
     return [
         f"model.{key} was {before.get(key)}, is {now.get(key)}"
         for key in {**before, **now}
@@ -128,7 +128,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _refuse_vanishing(path: Path, run: RunDir) -> None:
-    """Refuse what a run that goes on will delete when it has newer ones."""
+    """Refuse a checkpoint that a running run will delete when it has newer ones."""
     if not run.record_file.is_file():  # a copy, or of a bundle that was run by hand
         return
     status = run_status(run)

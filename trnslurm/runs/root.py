@@ -1,4 +1,4 @@
-"""Where run directories are made: a root that neither scripts nor other users can break."""
+"""Makes run directories, in a root that neither scripts nor other users can break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run: what was submitted, and what its directory says happened since."""
+"""A run: what was submitted, and what its directory says about what happened since."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ class Record:
     then: str = ""
     """The run beside this one that waits for its end."""
     precompile: Mapping[str, Any] = field(default_factory=dict)
-    """Of its graphs: key and versions where they were known at submission, why the precompile phase
-    was left out (left_out), the job of another run that compiles them (waits_for)."""
+    """Its graphs: key and versions if known at submission, why there is no precompile phase
+    (left_out), the job of another run that compiles them (waits_for)."""
     earlier: Mapping[str, int] = field(default_factory=dict)
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """What the run was each time before it was resumed: nodes, jobs, state, reason; and when."""
+    """What the run was before each resume: nodes, jobs, state, reason; and when that was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of one phase, as the batch script itself wrote it down."""
+    """One start of one phase, as its state file has it."""
 
     phase: str
     attempt: int
@@ -99,7 +99,7 @@ class NodeFitness:
 
 @dataclass(frozen=True)
 class RunDir(RunFiles):
-    """A run directory: its files, and what they say of the run."""
+    """A run directory: its files, and what they say about the run."""
 
     @property
     def name(self) -> str:
@@ -192,10 +192,10 @@ class RunDir(RunFiles):
         return dict(cleaned(last_line(self.metrics_file)))
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the line of metrics.jsonl of every step as it counts, in the order of steps.
+        """Return the line of metrics.jsonl that counts for each step, in the order of steps.
 
-        An attempt that resumes from a checkpoint takes back all that was done after it, also the
-        steps that it has not reached yet.
+        An attempt that resumes from a checkpoint undoes everything after it, including the steps
+        that it has not reached yet.
         """
         try:
             with open_file(self.metrics_file) as stream:
@@ -223,7 +223,7 @@ def utc_now() -> str:
 
 
 def _check_record(record: Record) -> None:
-    """Raise a ValueError if it names what is no job, no phase, or lies elsewhere."""
+    """Raise a ValueError if it names something that is no job, no phase, or lies elsewhere."""
     names = [n for n in (record.recipe, record.after, record.then) if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
     wrong = [

@@ -1,4 +1,4 @@
-"""Where a run stands in one definite word, why, and the command with which it goes on."""
+"""The state of a run in one definite word, why, and the command with which it continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _QUEUED = {"PENDING", "HELD", "REQUEUED"}
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where a run stands, in one word, and what it has done so far."""
+    """The state of a run, and what it has done so far."""
 
     run: str
     path: str
@@ -51,11 +51,11 @@ class RunStatus:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last line of metrics.jsonl."""
     mend: str = ""
-    """The command with which the run goes on; empty: it does by itself, or shall not."""
+    """The command with which the run continues; empty if it does by itself, or should not."""
     attempts: tuple[Attempt, ...] = ()
     """Every attempt of its last phase, before it was resumed too."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """As in run.json: what the run was each time before it was resumed."""
+    """As in run.json: what the run was before each resume."""
 
     @property
     def final(self) -> bool:
@@ -223,12 +223,12 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
 def _next_command(
     run: RunDir, record: Record, state: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
-    """Return the command with which a run goes on; empty: it does by itself, or shall not.
+    """Return the command with which a run continues; empty if it does by itself, or should not.
 
     `ahead` is the command of a run that this one waits for in vain.
     """
     if PREPARE in record.phases:
-        return ""  # submitted again, it goes on where it was
+        return ""  # submitted again, it continues where it was
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state in _QUEUED for phase in phases)
         return f"trnslurm cancel {run.name}" if queued else ""

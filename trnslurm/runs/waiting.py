@@ -1,4 +1,4 @@
-"""Why a run is not running: what its job waits for, and the state of the nodes it could run on."""
+"""Why a run is not running: what its job waits for, and the nodes that it could run on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATES = {
 _PARTITION = {
     "UP": "",
     "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "
-    "failed to boot; mend the cause, then pcluster update-compute-fleet --status START_REQUESTED",
+    "failed to boot; fix the cause, then pcluster update-compute-fleet --status START_REQUESTED",
     "DOWN": "down: jobs queue, none starts; an administrator sets it UP",
     "DRAIN": "draining: it takes no new jobs",
 }
@@ -47,7 +47,7 @@ class SickNode:
 
 @dataclass(kw_only=True)
 class Diagnosis:
-    """What is known of a run that may wait."""
+    """What is known about a run that may wait."""
 
     run: str
     state: str
@@ -56,9 +56,9 @@ class Diagnosis:
     """The phase that waits, and its job."""
     job_id: str = ""
     start: str = ""
-    """When Slurm expects it to start; empty: it does not say."""
+    """When Slurm expects it to start; empty if it does not say."""
     if_submitted_now: str = ""
-    """What sbatch --test-only says of its script."""
+    """What sbatch --test-only says about its script."""
     partition: str = ""
     nodes_needed: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Diagnosis:
     left_out: dict[str, str] = field(default_factory=dict)
     """Nodes that the run avoids, and why."""
     problems: list[str] = field(default_factory=list)
-    """What does not pass by itself."""
+    """What will not pass by itself."""
     unknown: list[str] = field(default_factory=list)
     """What could not be asked, and why."""
 
@@ -77,7 +77,7 @@ class Diagnosis:
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Ask Slurm, and the run's own files."""
+    """Return what Slurm and the run's own files say about its waiting."""
     record, status = run.record(), run_status(run)
     found = Diagnosis(run=run.name, state=status.state, reason=status.reason)
     for host, (until, why) in run.left_out().items():
@@ -138,7 +138,7 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
 
 
 def node_state(state: str) -> str:
-    """Say a node's state, as in `IDLE+CLOUD+POWERED_DOWN`, in a word or two."""
+    """Return a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, in a word or two."""
     base, *flags = re.sub(r"[*#~%$@!^-]", "", state).split("+")
     for flag, words in _FLAGS.items():
         if flag in flags:

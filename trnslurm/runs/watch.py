@@ -1,4 +1,4 @@
-"""Follows a run until it ends, and resumes one that does not go on by itself."""
+"""Follows a run until it ends, and resumes it if it does not continue by itself."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def watch(
 ) -> RunStatus:  # fmt: skip
     """Say every change of a run's state until it has ended for good, and return the last.
 
-    `resume` makes it go on and says what was done; `most` is how often in a row it may be called
-    without a newer checkpoint. A controller that is silent is waited for.
+    `resume` resumes it and returns what was done; `most` is how often in a row it may be called
+    without a newer checkpoint. A silent controller is waited for.
     """
     say_state, say_why = _once(say), _once(say)
     step, used = -1, 0
@@ -78,7 +78,7 @@ def watch(
 
 
 def _once(say: Say) -> Say:
-    """Do not say the same thing twice in a row."""
+    """Return a `say` that does not say the same thing twice in a row."""
     last = ""
 
     def say_new(text: str) -> None:

@@ -25,13 +25,13 @@ class Cancelled:
 
     run: RunDir
     saves: bool
-    """Whether it was asked to save a checkpoint first, and ends by itself."""
+    """It was asked to save a checkpoint first, and ends by itself."""
 
 
 def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
     """Cancel every phase of a run, and the runs that wait for it.
 
-    A training that runs on Slurm saves a checkpoint and ends, unless it shall end `now`.
+    A training that runs on Slurm saves a checkpoint and ends, unless it has to end `now`.
     """
     refuse_foreign(run.path, "cancel")
     record = run.record()

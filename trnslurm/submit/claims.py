@@ -1,4 +1,4 @@
-"""Claims the keys that a submission will compile, and joins who compiles them already."""
+"""Claims the keys that a submission will compile; waits for others who compile them already."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 class Claims:
-    """The claims of one submission; given back if it comes to nothing."""
+    """The claims of one submission; they are given back if it fails."""
 
     def __init__(self, cache: CompileCache, say: Callable[[str], None]) -> None:
         self._cache, self._say = cache, say

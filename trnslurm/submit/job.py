@@ -39,22 +39,22 @@ class Job:
     time_min: Mapping[str, int]
     """Time limit of each phase; empty on the local cluster."""
     estimate: Estimate | None
-    """What the plan expects; None where no throughput is known, or of a reviewed bundle."""
+    """What the plan expects; None if no throughput is known, and for a reviewed bundle."""
     data: str
-    """What is trained on, below the data root; empty: what the job brings."""
+    """The training data, below the data root; empty if the job brings its own."""
     source_dir: str | None
     """The recipe's directory, whose git state is recorded."""
     precompile: str
-    """The recipe's word: auto, always or never."""
+    """As in the recipe: auto, always or never."""
 
     @property
     def local(self) -> bool:
-        """Whether it runs on this machine, without Slurm."""
+        """Check whether it runs on this machine, without Slurm."""
         return self.profile.scheduler == "local"
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:
-        """What shapes its graphs; None where its bundle does not say."""
+        """What shapes its graphs; None if its bundle does not say."""
         text = self.bundle.files.get(INGREDIENTS)
         return json.loads(text) if text is not None else None
 
@@ -66,7 +66,7 @@ class Link:
     job: Job
     """As it is checked and shown beforehand."""
     after: Callable[[RunDir], Job]
-    """The same, once the run that it goes on from has a directory."""
+    """The same, once the run that it continues has a directory."""
 
 
 def alone(job: Job) -> Link:

@@ -27,7 +27,7 @@ _LOOKS_S = (0, 10, 20)
 
 
 class RenderedSlurm(SlurmExecutor):
-    """Submits a finished script, with options of ours on sbatch's command line."""
+    """Submits a finished script, with our options on sbatch's command line."""
 
     def __init__(self, folder: str, script: Path, argv: Sequence[str]) -> None:
         super().__init__(folder)
@@ -116,10 +116,10 @@ def _failure(error: Exception) -> SubmitError:
 
 
 def _take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
-    """Leave nothing running of a chain that was refused, in whole or in part.
+    """Leave nothing of a chain running that was refused, in whole or in part.
 
     A controller that did not answer may have taken the job, or may take it later: what it has is
-    cancelled, and what comes later sees the mark and ends at once.
+    cancelled, and what starts later sees the mark and ends at once.
     """
     for run in runs:
         run.write_record(replace(run.record(), refused=str(error)))
@@ -132,7 +132,7 @@ def _take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> No
 
 
 def _cancel_all(runs: Sequence[RunDir], slurm: Slurm, *, looking: bool) -> SlurmError | None:
-    """Cancel what is known and, `looking`, what else was taken; return why it could not be done."""
+    """Cancel the known jobs and, if `looking`, others that were taken; return why it failed."""
     records = [(run, run.record()) for run in runs]
     known = {job for _, record in records for job in record.jobs.values()}
     silent: SlurmError | None = None

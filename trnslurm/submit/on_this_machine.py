@@ -1,4 +1,4 @@
-"""Starts a run on this machine: submitit's LocalExecutor, its one task the guard of our scripts."""
+"""Starts a run on this machine: submitit's LocalExecutor, whose one task guards our scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trnslurm.rundir import RunFiles
 from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
 
-# What the local run gets of this shell's environment; everything else stands in its script.
+# What the local run gets from this shell's environment; everything else is in its script.
 _ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 _NO_LIMIT_MIN = 10 * 365 * 24 * 60  # submitit's own default is two minutes
 _STOP_S = 45  # the guard gives the script and its nodes less than this
@@ -68,10 +68,10 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
 
 @contextlib.contextmanager
 def _apart_from_terminal(log: Path) -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach and that hold no pipe of ours open.
+    """Let processes start that Ctrl-C does not reach and that hold no pipe of ours open.
 
-    submitit offers no way to say so; what a process inherits are ignored signals and descriptors.
-    Only this process shall act on Ctrl-C, and end the rest in good order.
+    submitit has no option for that, but a process inherits ignored signals and descriptors. Only
+    this process is to act on Ctrl-C, and to end the others in good order.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,7 +90,7 @@ def _apart_from_terminal(log: Path) -> Iterator[None]:
 
 
 def stop(run: RunDir) -> None:
-    """End a local run: TERM, so that its script writes CANCELLED down, then KILL."""
+    """End a local run: by TERM, so that its script notes CANCELLED, then by KILL."""
     record = run.record()
     if record.after and not any(run.attempts_since(record, p) for p in record.phases):
         return  # it is the run before it that would be ended: this one sees its mark and ends

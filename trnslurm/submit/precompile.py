@@ -1,4 +1,4 @@
-"""Whether a run begins with a precompile job, and precompile jobs for other node counts."""
+"""Whether a run needs a precompile job; precompile jobs for other node counts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Need:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases that are submitted; none of a job that would only precompile."""
+        """Return the phases to submit; none if the job would only precompile what is compiled."""
         if self.decision in ("warm", "elsewhere", "before"):
             return tuple(p for p in self.job.phases if p != PRECOMPILE)
         return self.job.phases
 
     @property
     def limit_node_hours(self) -> float:
-        """Node-hours if every phase ran into its time limit."""
+        """Return the node-hours if every phase reaches its time limit."""
         return sum(self.job.time_min.get(p, 0) for p in self.phases) / 60 * self.job.nodes
 
     @property
     def left_out(self) -> str:
-        """Why there is no precompile phase; empty if there is one, or nothing to compile."""
+        """Return why there is no precompile phase; empty if there is, or nothing to compile."""
         key = self.compiled.key
         if self.decision == "warm" and self.compiled.manifest:
             return f"its graphs are compiled (key {key})"
@@ -122,7 +122,7 @@ def jobs_ahead(
         if other.batch.global_batch != spec.batch.global_batch:
             raise ConfigError(
                 f"--elastic {nodes}: the global batch grows with the nodes (batch.mode "
-                "per_worker), so the run cannot go on there"
+                "per_worker), so the run cannot continue there"
             )
         time_min = {phase: t for phase, t in other.time_min.items() if phase == PRECOMPILE}
         name = check_job_name(f"{spec.name}-{PRECOMPILE}-{nodes}")

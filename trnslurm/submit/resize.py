@@ -51,7 +51,7 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
         near = [n for n in fit if n < nodes][-1:] + [n for n in fit if n > nodes][:1]
         if near:
             why += f"; nearest: {' or '.join(map(str, near))} nodes"
-        raise RunError(f"{run.name} cannot go on with --nodes {nodes}: {why}") from None
+        raise RunError(f"{run.name} cannot continue with --nodes {nodes}: {why}") from None
     if spec.batch.global_batch != was.batch.global_batch:
         raise RunError(
             f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "

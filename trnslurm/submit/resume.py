@@ -36,12 +36,12 @@ _SILENT_S = 65  # two heartbeats were missed
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What was done so that a run goes on."""
+    """What was done so that a run continues."""
 
     runs: list[RunDir]
     """The run, and those that wait for it."""
     released: tuple[str, ...] = ()
-    """Jobs that were held, and now go on; nothing was submitted then."""
+    """Jobs that were held and now continue; nothing was submitted then."""
 
 
 def resume(
@@ -90,11 +90,11 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
 
 
 def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
-    """Refuse a run that has completed, or goes on by itself, or may."""
+    """Refuse a run that has completed, or that continues by itself, or may."""
     adopt_files(run)  # an earlier resume may have been interrupted
     record, name = run.record(), run.name
     if PREPARE in record.phases:
-        raise RunError(f"{name} prepares data: submit it again, it goes on where it was")
+        raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
     status = run_status(run)
     if status.state == "COMPLETED":
         raise RunError(f"{name} is COMPLETED: there is nothing to resume")
@@ -109,7 +109,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if not status.final and not held:
         reason = f" ({status.reason})" if status.reason else ""
         raise NotYetError(
-            f"{name} is {status.state}{reason}: let it go on, or `trnslurm cancel {name}` first"
+            f"{name} is {status.state}{reason}: let it run, or `trnslurm cancel {name}` first"
         )
     # Slurm has no record of it, but its script shows life, as on a node cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
@@ -125,7 +125,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 
 
 def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
-    """Return the jobs that only have to be released for the run to go on; empty: others must."""
+    """Return the jobs to release, if that is all that the run needs to continue."""
     queue = Slurm(record.bin_dir).queue([record.user])
     held = [p.job_id for p in status.phases if (p.state, p.reason) == ("HELD", LAUNCH_HELD)]
     unfinished = [p.job_id for p in status.phases if p.state != "COMPLETED"]
@@ -145,7 +145,7 @@ def _job_again(run: RunDir, nodes: int | None, template_dirs: Sequence[Path]) ->
 
 
 def _job_ahead(run: RunDir) -> str:
-    """Return the job that the run must wait for: the last of the run before it, if that goes on."""
+    """Return the job to wait for: the last one of the run ahead, if that run still goes on."""
     record = run.record()
     if not record.after:
         return ""
@@ -154,12 +154,12 @@ def _job_ahead(run: RunDir) -> str:
     if status.state == "COMPLETED":
         return ""
     if status.final or record.scheduler == "local":
-        raise RunError(f"{run.name} goes on from {ahead.name}, which is {status.state}")
+        raise RunError(f"{run.name} continues {ahead.name}, which is {status.state}")
     return ahead.record().jobs[record.phases[-1]]
 
 
 def _begin_again(need: Need, run: RunDir, status: RunStatus) -> None:
-    """Make its record that of a run not yet submitted; its attempts are counted on."""
+    """Make its record that of a run not yet submitted; the count of its attempts continues."""
     job, record = need.job, run.record()
     before = {
         "nodes": record.nodes, "jobs": dict(record.jobs), "state": status.state,
@@ -183,7 +183,7 @@ def _begin_again(need: Need, run: RunDir, status: RunStatus) -> None:
 
 
 def _end_leftovers(run: RunDir, record: Record) -> None:
-    """Leave nothing of a run that has ended: cancel what only waits, refuse what runs."""
+    """Leave nothing of an ended run in the queue: cancel jobs that wait, refuse one that runs."""
     deadline = time.monotonic() + _ENDING_S
     if record.scheduler == "local":  # its processes end a moment after its script's last word
         while local_job_alive(record) or _script_alive(run, record):
