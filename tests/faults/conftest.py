@@ -18,7 +18,7 @@ from .trainings import SITE, Training, submit
 SETTINGS = (
     "KillWait=5", "MinJobAge=10", "AuthInfo=cred_expire=5", "InactiveLimit=0",
     "SlurmdTimeout=10", "MessageTimeout=5", "ReturnToService=2",
-    "SchedulerParameters=sched_interval=2,bf_interval=2",
+    "SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2",
     "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE",
     "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP",
 )  # fmt: skip

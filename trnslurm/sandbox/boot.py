@@ -162,20 +162,19 @@ class Cluster:
             node.connect()
 
     def _wait_for_nodes(self) -> None:
+        sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
         deadline = time.monotonic() + _NODES_S
-        while unready := self._unready():
+        while True:
+            text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
+            rows = [line.split("|", 2) for line in text.splitlines()]
+            unready = [f"{name} is {state} ({why})" for name, state, why in rows if state != "idle"]
+            if not unready:
+                return
             for node in self._nodes:
                 node.order(do="slurmd-check")
             if time.monotonic() > deadline:
-                words = ", ".join(f"{name} is {state}" for name, state in unready.items())
-                raise BootError(f"{words} after {_NODES_S} s")
+                raise BootError(f"{', '.join(unready)} after {_NODES_S} s")
             time.sleep(_POLL_S)
-
-    def _unready(self) -> dict[str, str]:
-        sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
-        text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
-        rows = [line.split("|", 2) for line in text.splitlines()]
-        return {name: f"{state} ({why})" for name, state, why in rows if state != "idle"}
 
     def _node_order(self, node: NodeLink, action: str, order: dict[str, Any]) -> str:
         match action:

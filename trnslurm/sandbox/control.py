@@ -69,10 +69,18 @@ def look(layout: Layout) -> State:
     """Return the state of a sandbox, from its holder, and from its controller if that answers."""
     held = ask(layout, do="state")
     settings = settings_of(layout)
-    states, controller = _controller_states(layout)
+    states: dict[str, list[str]] = {}
+    controller = ""
+    try:
+        sinfo = ("sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
+        for line in Slurm(str(layout.bin)).call(*sinfo, timeout_s=_CONTROLLER_S).splitlines():
+            name, *words = line.split("|", 2)
+            states[name] = words
+    except SlurmError as error:
+        controller = str(error)
     nodes = []
     for number, (name, power) in enumerate(zip(settings.node_names, held["nodes"], strict=True), 1):
-        state, reason = states.get(name, ("?", ""))
+        state, reason = states.get(name, ["?", ""])
         nodes.append(
             NodeState(
                 number=number, name=name, address=node_address(number), power=power,
@@ -87,15 +95,3 @@ def look(layout: Layout) -> State:
         nodes=nodes,
         controller=controller,
     )
-
-
-def _controller_states(layout: Layout) -> tuple[dict[str, tuple[str, str]], str]:
-    slurm = Slurm(str(layout.bin))
-    try:
-        text = slurm.call(
-            "sinfo", "--noheader", "--Node", "--format=%N|%T|%E", timeout_s=_CONTROLLER_S
-        )
-    except SlurmError as error:
-        return {}, str(error)
-    rows = [line.split("|", 2) for line in text.splitlines()]
-    return {name: (state, reason) for name, state, reason in rows}, ""

@@ -29,7 +29,9 @@ def main() -> None:
     """Run as `python -m trnslurm.sandbox.holder DIRECTORY INODE [OWNER_PIDFD]`, in namespaces."""
     layout = Layout(Path(sys.argv[1]))
     owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
-    lock = _lock(layout)
+    # The lock says that the sandbox lives; those who only look hold it for a moment.
+    lock = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     if os.fstat(lock).st_ino != int(sys.argv[2]):
         sys.exit(1)  # the `up` that started this process was stopped and has cleaned up
     pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
@@ -44,13 +46,6 @@ def main() -> None:
         layout.failure.write_text(f"{' '.join(str(error).split())}\n", encoding="utf-8")
         sys.exit(1)
     _serve(cluster, layout, server, owner, lock)
-
-
-def _lock(layout: Layout) -> int:
-    """Take the lock that says the sandbox lives; wait for those who only look, for a moment."""
-    fd = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
 
 
 def _serve(
