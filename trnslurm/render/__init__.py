@@ -1,1 +1,1 @@
-"""From a job and the templates to a bundle: the files that an admin reviews and Slurm runs."""
+"""Makes a bundle of a job and the templates: the files that an admin reviews and Slurm runs."""

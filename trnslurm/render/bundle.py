@@ -1,4 +1,4 @@
-"""A bundle: every file of a rendered job, with the snapshot of the code that the nodes run."""
+"""A bundle: all files of a rendered job, with a snapshot of the code that its nodes run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trnslurm.errors import RenderError
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY, RunFiles
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_ON_NODES = ("node", "train")  # the parts of this package that training needs on its nodes
-_SHARED = ("__init__.py", "rundir.py")  # and those that every job needs
+_ON_NODES = ("node", "train")  # the parts of this package that training needs on nodes
+_SHARED = ("__init__.py", "rundir.py")  # and every job
 _MAX_CODE_MIB = 64
 _PATTERNS = (
     "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, PLAN, CONFIG, STRATEGY, INGREDIENTS,
@@ -22,7 +22,7 @@ _PATTERNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Every file of a rendered job, by its path inside the bundle's directory."""
+    """All files of a rendered job, by their paths inside the bundle's directory."""
 
     files: Mapping[str, bytes]
 
@@ -31,7 +31,7 @@ class Bundle:
         return {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()}
 
     def write(self, directory: Path) -> None:
-        """Write all files below a directory that exists."""
+        """Write all files into an existing directory."""
         for name, data in self.files.items():
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class Bundle:
 
 
 def read_bundle(directory: Path) -> Bundle:
-    """Read a bundle back, byte for byte, without the results of a run that happened in it."""
+    """Return the bundle in a directory, byte for byte, without the results of a run there."""
     if not directory.is_dir():
         raise RenderError(f"{directory}: no such directory")
     if not (directory / PLAN).is_file():
@@ -47,7 +47,7 @@ def read_bundle(directory: Path) -> Bundle:
     found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
-        raise RenderError(f"{link} is a link, and a rendered bundle has none: render it again")
+        raise RenderError(f"{link} is a link, but a rendered bundle has none: render it again")
     try:
         files = {str(f.relative_to(directory)): f.read_bytes() for f in found if f.is_file()}
     except OSError as error:
@@ -89,27 +89,22 @@ def package_files(parts: Sequence[str]) -> dict[str, bytes]:
 def snapshot(
     recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = _ON_NODES
 ) -> dict[str, bytes]:
-    """Return the code that the nodes run: the job, and our parts that it needs."""
+    """Return the code that the nodes run: the job's directory, and the parts of this package."""
     files = package_files(parts)
-    _refuse_links(job_dir)
+    jobs = job_dir.resolve().parent
+    for file in job_dir.rglob("*"):
+        if file.is_symlink() and not file.resolve().is_relative_to(jobs):
+            raise RenderError(f"{file} is a link that leads out of {jobs}: copy what it names")
     files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
     if f"code/jobs/{recipe_name}/{entry}" not in files:
         raise RenderError(f"{job_dir}: the recipe's entry {entry} is not there")
     mib = sum(map(len, files.values())) / 2**20
     if mib > _MAX_CODE_MIB:
         raise RenderError(
-            f"{job_dir} holds {mib:.0f} MiB, a snapshot may have {_MAX_CODE_MIB}: "
+            f"{job_dir} has {mib:.0f} MiB, but a snapshot at most {_MAX_CODE_MIB}: "
             "keep data elsewhere"
         )
     return files
-
-
-def _refuse_links(job_dir: Path) -> None:
-    """Refuse a link that would take along what lies outside the directory of all recipes."""
-    jobs = job_dir.resolve().parent
-    for file in job_dir.rglob("*"):
-        if file.is_symlink() and not file.resolve().is_relative_to(jobs):
-            raise RenderError(f"{file} is a link that leads out of {jobs}: copy what it names")
 
 
 def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:

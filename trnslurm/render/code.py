@@ -1,4 +1,4 @@
-"""The part of a snapshot's code that a job imports, and checksums that comments do not change."""
+"""Checksums of the code that a job imports, which comments and docstrings do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = {f"{_ROOT}trnslurm/__init__.py", f"{_ROOT}trnslurm/rundir.py"}
 
 
 def checksums(files: Mapping[str, bytes], entry: str) -> dict[str, str]:
-    """Return the checksum of every file that the entry script imports, itself included."""
+    """Return the checksum of the entry script and of every file that it imports."""
     return {
         name.removeprefix(_ROOT): _checksum(files[name])
         for name in sorted(_closure(files, f"{_ROOT}{entry}") - _OURS)
@@ -23,7 +23,7 @@ def checksums(files: Mapping[str, bytes], entry: str) -> dict[str, str]:
 
 
 def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:
-    """Follow imports wherever they stand, in functions too."""
+    """Return the entry and all files that it imports, in functions too."""
     found: set[str] = set()
     left = [entry]
     while left:
@@ -35,7 +35,7 @@ def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:
 
 
 def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
-    # A script finds its neighbours by their bare names.
+    # A script also imports files next to it by their bare names.
     bases = [_ROOT, name.rpartition("/")[0] + "/"]
     package = name.removeprefix(_ROOT).split("/")[:-1]
     for words in _all_modules(files[name], tuple(package)):
@@ -46,7 +46,7 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
                 yield from (p for p in (f"{path}.py", f"{path}/__init__.py") if p in files)
 
 
-@functools.cache  # a plan reads the same files once for every node count
+@functools.cache  # a plan reads the same files for every node count
 def _all_modules(data: bytes, package: tuple[str, ...]) -> list[list[str]]:
     try:
         tree = ast.parse(data)
@@ -56,13 +56,13 @@ def _all_modules(data: bytes, package: tuple[str, ...]) -> list[list[str]]:
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
-    """Give what an import statement may name, as words."""
+    """Yield the modules that an import statement may name, as words."""
     if isinstance(node, ast.Import):
         yield from (alias.name.split(".") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         above = package[: len(package) - node.level + 1] if node.level else []
         base = [*above, *(node.module or "").split(".")] if node.module else above
-        # What is imported from a package may be a module of it.
+        # A name imported from a package may be a module in it.
         yield from ([*base, alias.name] for alias in node.names)
 
 
@@ -76,9 +76,9 @@ def _checksum(data: bytes) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """Leave out comments, docstrings and blank lines.
+    """Return Python source without comments, docstrings and blank lines.
 
-    Cut out of the text, not written anew from its syntax: that differs between versions of Python.
+    They are cut out of the text: source made again from its syntax differs between versions.
     """
     tree = ast.parse(text)
     lines = text.splitlines()
@@ -103,7 +103,7 @@ def _without_comments(text: str) -> str:
 
 
 def _docstrings(tree: ast.AST) -> Iterator[ast.expr]:
-    """Give the texts that are whole statements; an attribute's stands behind it."""
+    """Yield the texts that are whole statements; an attribute's docstring follows it."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Expr)
@@ -114,7 +114,7 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _inside_text(node: ast.AST) -> range:
-    """Give the rows that are part of a text of several lines, where nothing may be cut."""
+    """Return the rows of a text of several lines, in which nothing may be cut."""
     if isinstance(node, ast.JoinedStr) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str)
     ):

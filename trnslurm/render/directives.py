@@ -1,4 +1,4 @@
-"""The #SBATCH options of a job that depend on its site, each with its reason."""
+"""The #SBATCH options of a job that depend on its cluster, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trnslurm.errors import RenderError
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec
 
-# Options that the template, or a key of the configuration, already decides.
+# Options that the template or a key of the configuration decides, and what to set instead.
 _OWN_OPTIONS = {
     "--job-name": "--name", "--nodes": "--nodes", "--time": "--time",
     "--partition": "--set slurm.partition", "--account": "--set slurm.account",
@@ -30,7 +30,7 @@ _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
 
 
 def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
-    """Return those of the jobs that train, or compile for it."""
+    """Return the options of a job that trains, or compiles for training."""
     slurm = spec.config.cluster.slurm
     options = _named(
         spec.config, partition=slurm.partition, account=slurm.account, qos=slurm.qos,
@@ -43,21 +43,18 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
-    if phase == "train" and (early_s := _stop_before_s(spec)):
+    # Never most of a short time limit.
+    early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
+    if phase == "train" and early_s:
         options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
     return options + _common(spec.config, again="from the newest checkpoint")
 
 
-def _stop_before_s(spec: JobSpec) -> int:
-    """Return how many seconds before its time limit a training stops: never most of a short one."""
-    return min(spec.config.cluster.slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
-
-
 def data_options(job: DataJob) -> list[tuple[str, str]]:
-    """Return those of a job that prepares data: some CPUs of a node, never its devices."""
+    """Return the options of a job that prepares data: CPUs of a node, never its devices."""
     slurm = job.config.cluster.slurm
     named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
-    if slurm.data_partition is None:  # these choose among the nodes for training
+    if slurm.data_partition is None:  # these choose among training's nodes
         named |= {"constraint": slurm.constraint, "reservation": slurm.reservation}
     return _named(job.config, **named) + _common(job.config, again="and go on")
 
@@ -80,14 +77,14 @@ def _site(config: Config) -> str:
 
 
 def passed_through(option: str) -> str:
-    """Return an option of the profile's or the command line's own, or refuse it."""
+    """Return an sbatch option of the profile or command line, or refuse it."""
     if not _OPTION.fullmatch(option):
         raise RenderError(
             f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
         )
     name = option.partition("=")[0]
     for own, instead in _OWN_OPTIONS.items():
-        if own.startswith(name):  # sbatch takes --parti for --partition
-            what = f"use {instead}" if instead else "it would change what the template relies on"
+        if own.startswith(name):  # sbatch accepts --parti for --partition
+            what = f"use {instead}" if instead else "the template relies on its own"
             raise RenderError(f"--sbatch {option}: {what}")
     return option

@@ -1,7 +1,10 @@
-"""What shapes the graphs that a job compiles, and nothing else: the ingredients of its content key.
+"""The ingredients of a job's graph key: what shapes the graphs that it compiles, nothing else.
 
-Graphs that were compiled for a key serve every run of that key. Steps, learning rate, accumulation,
-seeds, paths and names are not in it: they are inputs of the graphs, or nothing to them.
+Graphs compiled for a key serve every run of that key. Steps, learning rate, accumulation, seeds,
+paths and names are not in it: they are inputs of the graphs, or do not matter to them.
+
+Environment variables are read from the rendered script, since a user's own template may export
+others than ours does.
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
 from trnslurm.render.marks import marked
 
-# Of the script's exports: what tracing and the compiler read. The runtime's own (NEURON_RT_), the
-# place of a cache and where workers meet shape nothing.
+# Variables that tracing and the compiler read. Those of the runtime (NEURON_RT_), cache paths and
+# rendezvous shape nothing.
 _SHAPING = re.compile(
     r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
     r"(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$"
 )
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
-# Options that neuronx-cc never sees: they are for the wrapper around it.
+# Options of the wrapper around neuronx-cc, which the compiler never sees.
 _WRAPPER_FLAGS = re.compile(r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(?=\s|$)")
 
 
 def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[str, Any]:
-    """Return what of a rendered job shapes its graphs, but for the versions of packages."""
+    """Return what shapes the graphs of a rendered job, except the versions of packages."""
     recipe, batch = spec.config.recipe, spec.batch
     environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
     flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
@@ -53,14 +56,14 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
 
 
 def _shaping_settings(recipe: Recipe, files: Mapping[str, bytes], entry: str) -> dict[str, Any]:
-    """Leave out what is free; of what is on or off, keep that: marked by the job or the recipe."""
+    """Return the settings that shape graphs: no free ones, and on_off ones as true or false."""
     free = {*recipe.graphs.free, *marked(files, entry, "Free")}
     on_off = {*recipe.graphs.on_off, *marked(files, entry, "OnOff")}
     return {k: bool(v) if k in on_off else v for k, v in recipe.train.items() if k not in free}
 
 
 def _exports(script: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables that a rendered script exports, as bash will read them."""
+    """Yield the variables that a rendered script exports, as bash reads them."""
     statement = ""
     for line in script.splitlines():
         if not (statement or line.startswith("export ")):
@@ -68,7 +71,7 @@ def _exports(script: str) -> Iterator[tuple[str, str]]:
         statement += f"{line}\n"
         try:
             words = shlex.split(statement, comments=True)
-        except ValueError:  # a quoted value goes on in the next line
+        except ValueError:  # a quoted value continues in the next line
             continue
         statement = ""
         for word in words[1:]:

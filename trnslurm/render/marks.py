@@ -13,7 +13,7 @@ SETTINGS = "Settings"
 
 
 def marked(files: Mapping[str, bytes], entry: str, mark: str) -> set[str]:
-    """Return the keys that have a mark, in the class Settings of an entry script and its bases."""
+    """Return the marked fields of the entry script's class Settings and of its bases."""
     return {
         field.target.id
         for settings in _classes(files, entry, SETTINGS)
@@ -24,7 +24,7 @@ def marked(files: Mapping[str, bytes], entry: str, mark: str) -> set[str]:
 
 
 def _classes(files: Mapping[str, bytes], path: str, name: str) -> Iterator[ast.ClassDef]:
-    """Yield a class and its bases, wherever among the files they are imported from."""
+    """Yield a class and its bases, from whichever files they are imported."""
     try:
         tree = ast.parse(files.get(path, b""))
     except (SyntaxError, ValueError):
