@@ -20,7 +20,7 @@ from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.template import fill, open_templates
-from trnslurm.rundir import INGREDIENTS
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
@@ -40,11 +40,11 @@ def render_job(
         values = _values(spec, phase)
         text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
-    files["node.sh"] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
-    files["plan.json"] = _json(plan_data(spec))
+    files[NODE_SCRIPT] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
+    files[PLAN] = _json(plan_data(spec))
     if spec.strategy is not None:
-        files["strategy.json"] = _json(spec.strategy)
-    files["config.yaml"] = _config_yaml(
+        files[STRATEGY] = _json(spec.strategy)
+    files[CONFIG] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     recipe = spec.config.recipe
@@ -62,8 +62,8 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
     config = job.config
     files = {
         script_name(PREPARE, "slurm"): fill(environment, "batch.sbatch.j2", values).encode(),
-        "node.sh": fill(environment, "prepare.sh.j2", values).encode(),
-        "config.yaml": _config_yaml(
+        NODE_SCRIPT: fill(environment, "prepare.sh.j2", values).encode(),
+        CONFIG: _config_yaml(
             config, name=job.name, nodes=1, phases=[PREPARE], time_min={PREPARE: job.time_min}
         ),
     }
