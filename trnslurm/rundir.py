@@ -244,8 +244,11 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def newest_step(directory: Path) -> int:
-    """Return the step of the newest checkpoint by name; 0 if there is none."""
-    return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
+    """Return the step of the newest checkpoint by name; 0 if none can be seen."""
+    try:
+        return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
+    except OSError:
+        return 0
 
 
 def temporary_name(step: int, attempt: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -60,9 +59,8 @@ def watch(
                 break
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
-        with contextlib.suppress(OSError):
-            if (newest := newest_step(run.checkpoints)) > step:
-                step, used = newest, 0
+        if (newest := newest_step(run.checkpoints)) > step:
+            step, used = newest, 0
         if used >= most:
             say(f"given up: resumed {most} times without a newer checkpoint")
             return status
