@@ -235,7 +235,7 @@ def run_cli(home: Path) -> Callable[..., Result]:
     """Run `python -m trnslurm` as a process."""
 
     def run(
-        *arguments: str | Path, timeout_s: float = 60, environ: dict[str, str] | None = None
+        *arguments: str | Path, timeout_s: float = 180, environ: dict[str, str] | None = None
     ) -> Result:
         checkout = Path(trnslurm.__file__).parent.parent
         done = subprocess.run(

@@ -17,7 +17,7 @@ echo "$name-$number" >> "$state/order"
 for key in "$name" "$name-$number"; do
   if [ -e "$state/$key.hang" ]; then
     touch "$call/hanging"
-    exec sleep 60
+    exec sleep 600
   fi
   if [ -e "$state/$key.stderr" ]; then
     cat "$state/$key.stderr" >&2

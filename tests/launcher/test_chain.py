@@ -218,14 +218,14 @@ def test_here_the_second_does_not_follow_a_failure(site, here, run_cli) -> None:
 
 def began(run) -> None:
     """Wait until a run's program runs."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not (run.path / "began").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def test_here_cancelling_the_first_ends_both(site, here, run_cli, cli) -> None:
-    submit = here("touch began; exec sleep 60")
+    submit = here("touch began; exec sleep 600")
     assert run_cli(*submit, "--detach").code == 0
     one, two = site.runs()
     began(one)
@@ -244,7 +244,7 @@ def test_here_the_second_can_be_cancelled_while_it_waits(site, here, run_cli, cl
     assert cli("cancel", two.name).out == f"Cancelled {two.name}\n"
     assert run_status(one).state == "RUNNING"
     (one.path / "go").touch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while not all(run_status(run).final for run in (one, two)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -21,10 +21,10 @@ LOCAL = Cluster(scheduler="local")
 # A program that says in a file that it runs, and which of its children does.
 SLEEPER = """
 import os, subprocess, sys, time
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sleep", "600"])
 open("pids.part", "w").write(f"{os.getpid()} {child.pid}")
 os.rename("pids.part", "pids")
-time.sleep(60)
+time.sleep(600)
 """
 CALLER = """
 import sys
@@ -127,7 +127,7 @@ def test_nothing_is_left_whatever_ends_us(tmp_path: Path, number: signal.Signals
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while not (tmp_path / "pids").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -136,9 +136,9 @@ def test_nothing_is_left_whatever_ends_us(tmp_path: Path, number: signal.Signals
         # On a signal that gives us no chance, the Python is told by the kernel; what it has started
         # itself is its own to end, and holds the pipes open here.
         if number != signal.SIGINT:
-            caller.wait(30)
+            caller.wait(180)
             os.kill(below, signal.SIGKILL)
-        out, err = caller.communicate(timeout=30)
+        out, err = caller.communicate(timeout=180)
         assert (out, err) == ("interrupted\n" if number == signal.SIGINT else "", "")
         while alive(python) or alive(below):
             assert time.monotonic() < deadline

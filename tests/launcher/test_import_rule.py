@@ -226,7 +226,7 @@ def test_the_command_line_starts_without_heavy_imports(statement: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", statement],
         env={"PYTHONPATH": str(PACKAGE.parent), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert {"trnslurm", "click"} <= loaded

@@ -94,7 +94,7 @@ def test_bytes_that_are_no_text_are_passed_on(run) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trnslurm", "logs", str(run.path)],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(logs.__file__).parents[1])},
-        capture_output=True, timeout=60, check=True,
+        capture_output=True, timeout=180, check=True,
     )  # fmt: skip
     assert done.stdout == data
 

@@ -121,7 +121,7 @@ class Attack:
             "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_NTASKS": "2",
         }  # fmt: skip
         done = subprocess.run(
-            ["bash", *words], env=environment, cwd=directory, stdin=subprocess.DEVNULL, timeout=60,
+            ["bash", *words], env=environment, cwd=directory, stdin=subprocess.DEVNULL, timeout=180,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         return done.stdout.decode(errors="replace")

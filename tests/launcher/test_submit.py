@@ -125,7 +125,7 @@ def test_the_source_is_recorded_down_to_uncommitted_changes(site, fake_slurm, cl
     site.recipe()
     author = ("-c", "user.name=x", "-c", "user.email=x@example.com")
     for words in (("init", "-q"), ("add", "."), (*author, "commit", "-qm", "first")):
-        subprocess.run(["git", "-C", site.root, *words], check=True, timeout=20)
+        subprocess.run(["git", "-C", site.root, *words], check=True, timeout=180)
     site.write("jobs/toy/train.py", "print('not committed')\n")
     assert cli("submit", "toy", "--cluster", "pc").code == 0
     run = site.run()
@@ -151,7 +151,7 @@ def test_every_path_may_have_a_weird_name(site, fake_slurm, cli, weird_path: Pat
     for call, phase in zip(fake_slurm.calls("sbatch"), ("precompile", "train"), strict=True):
         assert call.cwd == run.path
         assert call.script == run.script(phase).read_bytes()
-        subprocess.run(["bash", "-n", run.script(phase)], check=True, timeout=20)
+        subprocess.run(["bash", "-n", run.script(phase)], check=True, timeout=180)
     assert json.loads(run.plan_file.read_text())["data"] == f"{weird_path}/text"
     assert cli("status", run.path).out.startswith(f"{run.name}: PENDING")
 

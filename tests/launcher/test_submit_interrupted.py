@@ -21,7 +21,7 @@ CHECKOUT = Path(trnslurm.__file__).parent.parent
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
 
 
-def await_file(file: Path, timeout_s: float = 30) -> None:
+def await_file(file: Path, timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not file.exists():
         assert time.monotonic() < deadline, f"waited in vain for {file}"
@@ -55,7 +55,7 @@ def test_ctrl_c_while_sbatch_is_asked_leaves_no_job(
         await_file(slow / "asked")
         os.killpg(process.pid, signal.SIGINT)
         (slow / "go").touch()
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=180)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted"
     run = site.run()

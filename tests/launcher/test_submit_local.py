@@ -42,7 +42,7 @@ def here(site, tmp_path: Path) -> Callable[..., None]:
     return make
 
 
-def await_true(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def await_true(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what}"
@@ -78,7 +78,7 @@ def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
 
 
 def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:
-    here('[ "$SLURM_NODEID" = 0 ] && exec sleep 60; echo "ValueError: the cause"; exit 3')
+    here('[ "$SLURM_NODEID" = 0 ] && exec sleep 600; echo "ValueError: the cause"; exit 3')
     done = run_cli(*SUBMIT)
     run = site.run()
     assert done.code == 1
@@ -100,7 +100,7 @@ def test_train_does_not_start_when_the_precompile_failed(site, here, run_cli) ->
     assert run.attempts("train") == []
 
 
-WAITING = 'touch "started-$SLURM_NODEID"\nexec sleep 60'
+WAITING = 'touch "started-$SLURM_NODEID"\nexec sleep 600'
 
 
 def started(site) -> bool:
@@ -118,7 +118,7 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
         try:
             await_true(lambda: started(site), "both nodes run")
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of it
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=180)
         finally:
             process.kill()
     run = site.run()
@@ -163,7 +163,7 @@ def test_script_runs_by_hand_as_well(site, here, cli, tmp_path: Path) -> None:
     here('echo "by hand on node $SLURM_NODEID"')
     bundle = tmp_path / "by hand"
     assert cli("render", *SUBMIT[1:], "-o", bundle).code == 0
-    done = subprocess.run(["bash", bundle / "train.sh"], timeout=60, check=False)
+    done = subprocess.run(["bash", bundle / "train.sh"], timeout=180, check=False)
     assert done.returncode == 0
     assert "by hand on node 1" in (bundle / "logs/train-1-node1.log").read_text()
     assert json.loads((bundle / "state/train-1.json").read_text())["state"] == "COMPLETED"
@@ -182,7 +182,7 @@ def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path
     first = site.runs()[-1]
     await_true(lambda: run_status(first).state == "PRECOMPILING", "the first compiles")
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(run_cli, *submit, "--name", "second", timeout_s=120)
+        second = pool.submit(run_cli, *submit, "--name", "second", timeout_s=180)
         await_true(lambda: len(site.runs()) == 2, "the second has a directory")
         time.sleep(0.5)  # several looks
         assert not second.done()

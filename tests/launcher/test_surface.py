@@ -214,7 +214,7 @@ def test_reader_that_has_seen_enough_gets_no_traceback(site, home: Path) -> None
         done = subprocess.run(
             [sys.executable, "-m", "trnslurm", "render", "gpt2_zero1", "--cluster", "pc"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            stdout=write, stderr=subprocess.PIPE, text=True, timeout=180, check=False,
         )  # fmt: skip
     finally:
         os.close(write)

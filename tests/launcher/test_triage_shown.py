@@ -68,7 +68,7 @@ def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
              "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
              "runpy.run_module('trnslurm.node.triage', run_name='__main__', alter_sys=True)",
              str(tmp_path / "code"), *arguments],
-            capture_output=True, text=True, timeout=60, check=False, cwd=run.path,
+            capture_output=True, text=True, timeout=180, check=False, cwd=run.path,
         )  # fmt: skip
 
     done = program(".", "--phase", "train", "--attempt", "1")

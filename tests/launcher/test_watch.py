@@ -37,7 +37,7 @@ def meanwhile(*acts: tuple[Callable[[], bool], Callable[[], None]]) -> Iterator[
     """Do each of these as soon as its condition is true, beside the command."""
 
     def play() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 180
         try:
             for is_time, act in acts:
                 while not is_time():
@@ -51,7 +51,7 @@ def meanwhile(*acts: tuple[Callable[[], bool], Callable[[], None]]) -> Iterator[
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
     yield
-    thread.join(30)
+    thread.join(200)
     assert not thread.is_alive()
 
 

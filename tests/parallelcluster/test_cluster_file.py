@@ -22,7 +22,7 @@ def validate(*files: Path) -> subprocess.CompletedProcess[str]:
         [PYTHON, Path(__file__).parent / "validate.py", *files],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
 

@@ -51,7 +51,7 @@ def run(root: Path, role: str = "trn1", **environment: str) -> subprocess.Comple
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

@@ -97,7 +97,7 @@ def run_prepare() -> Callable[..., Done]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=180,
             check=False,
         )
         return Done(code=done.returncode, out=done.stdout, err=done.stderr)

@@ -55,7 +55,7 @@ def test_a_run_goes_on_in_each_of_its_steps(
         assert shards.items() <= finished(output, SHARDS).items()
         process.terminate()
         go_on(process)
-        assert process.wait(60) == 128 + 15
+        assert process.wait(180) == 128 + 15
     wait_for(lambda: not session(process.pid))
     assert prepare(*work, *ALONE, "--output", output).code == 0
     assert left_beside(output) == []

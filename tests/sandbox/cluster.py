@@ -56,7 +56,7 @@ def eventually(what: Callable[[], Any], timeout_s: float = 180) -> Any:
     return found
 
 
-def line_of(process: subprocess.Popen[str], timeout_s: float = 60) -> str:
+def line_of(process: subprocess.Popen[str], timeout_s: float = 180) -> str:
     """The next line that a process prints, waited for with a bound."""
     stdout = process.stdout.fileno()
     deadline = time.monotonic() + timeout_s
@@ -96,17 +96,17 @@ class Sandbox:
         """The command line of `trnslurm sandbox`."""
         return [*self.user, self.python, "-m", "trnslurm", "sandbox", *map(str, words)]
 
-    def trnslurm(self, *words: object, timeout_s: float = 120, **more: Any) -> Done:
+    def trnslurm(self, *words: object, timeout_s: float = 180, **more: Any) -> Done:
         """Run `trnslurm sandbox`."""
         return self.run(self.argv(*words), timeout_s=timeout_s, **more)
 
-    def slurm(self, command: str, *words: object, timeout_s: float = 60, **more: Any) -> Done:
+    def slurm(self, command: str, *words: object, timeout_s: float = 180, **more: Any) -> Done:
         """Run one of Slurm's commands through its wrapper."""
         argv = [*self.user, str(self.path / "bin" / command), *map(str, words)]
         return self.run(argv, timeout_s=timeout_s, **more)
 
     def run(
-        self, argv: list[str], *, timeout_s: float = 60, feed: str | None = None,
+        self, argv: list[str], *, timeout_s: float = 180, feed: str | None = None,
         cwd: Path | None = None, environ: Mapping[str, str] | None = None,
     ) -> Done:  # fmt: skip
         """Run a command with the environment of this sandbox's user."""

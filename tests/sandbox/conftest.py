@@ -57,6 +57,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     for process in stage.started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with the command that a failed test left
-        process.wait(60)
+        process.wait(180)
         process.stdout.close()
         process.stderr.close()

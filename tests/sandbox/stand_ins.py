@@ -57,14 +57,14 @@ class Stage:
     def run(self, *arguments: str, **environ: str) -> tuple[int, str, str]:
         """Run a stand-in to its end; exit code, stdout, and stderr without the notice."""
         process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
         notice = NOTICE.format(arguments[0])
         assert err.startswith(notice)
         return process.returncode, out, err.removeprefix(notice)
 
     def await_file(self, name: str) -> str:
         """Wait for a file that appears whole."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 180
         while not (self.directory / name).exists():
             assert time.monotonic() < deadline, f"no {name}"
             time.sleep(0.01)

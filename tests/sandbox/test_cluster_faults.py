@@ -152,7 +152,7 @@ def test_reboot(four: Sandbox) -> None:
         with four.running(four.argv("exec", "--node", "2", "--", *words)) as inside:
             assert line_of(inside) == "runs\n"
             assert four.fault(2, "reboot") == f"{NAME.format(2)}: rebooted"
-            assert inside.wait(60) != 0
+            assert inside.wait(180) != 0
         eventually(lambda: not states_of("mark-reboot"))
         expect_unexpected_reboot(four, 2)
         assert states_of("mark-other") == ["S"]
@@ -201,12 +201,12 @@ def test_signal_by_command_line(four: Sandbox) -> None:
         pattern = r"mark \[proc\] /tmp/\S+$"
         said = four.fault("proc", NAME.format(1), pattern, "kill")
         assert said == f"{NAME.format(1)}: 2 processes signalled"
-        assert [process.wait(60) for process in processes[:2]] == [-9, -9]
+        assert [process.wait(180) for process in processes[:2]] == [-9, -9]
         words = f"sandbox sandbox: no process on {NAME.format(1)} matches {pattern!r}"
         assert four.trnslurm("fault", "proc", 1, pattern, 9).error == words
         assert states_of(mark) == ["S", "S"]
         assert "1 process signalled" in four.fault("proc", 2, pattern, 15)
-        assert processes[2].wait(60) != 0
+        assert processes[2].wait(180) != 0
         assert states_of(mark) == ["S"]
 
 

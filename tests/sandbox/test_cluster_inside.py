@@ -125,7 +125,7 @@ def test_ending_exec_ends_the_command(two: Sandbox, inside, signum: int, request
         assert line_of(process) == "ready\n"
         process.send_signal(signum)
         assert line_of(process) == f"got {signal.SIGTERM}\n"
-        assert process.wait(60) != 0
+        assert process.wait(180) != 0
     eventually(lambda: not processes_with(mark))
 
 
@@ -137,7 +137,7 @@ def test_interrupt_from_the_keyboard_reaches_the_command(two: Sandbox, inside, r
         assert line_of(process) == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
         assert line_of(process).startswith("got ")
-        process.wait(60)
+        process.wait(180)
     eventually(lambda: not processes_with(mark))
 
 
@@ -185,7 +185,7 @@ def test_killing_a_wrapper_kills_the_command(two: Sandbox, signum: int, request)
     with two.running(argv) as process:
         assert [line_of(process) for _ in range(2)] == ["ready\n"] * 2
         process.send_signal(signum)
-        assert process.wait(60) != 0
+        assert process.wait(180) != 0
     eventually(lambda: not processes_with(mark))
     eventually(lambda: no_job_is_left(two))
 
@@ -228,7 +228,7 @@ def test_another_sandbox_from_a_shell_with_env(two: Sandbox) -> None:
     """Its wrappers are on PATH, and are not mistaken for the machine's Slurm."""
     up = " ".join(two.argv("up", "-q", "--name=second", "--nodes=1", "--python", sys.executable))
     second = Sandbox(base=two.base, name="second")
-    assert shell(two, up, timeout_s=120).code == 0
+    assert shell(two, up, timeout_s=180).code == 0
     host = json.loads((second.path / "host.json").read_text())
     assert not host["commands"]["srun"].startswith(str(two.base))
     assert second.slurm("srun", "hostname").ok == "compute-dy-trn1-1\n"
@@ -241,6 +241,6 @@ def test_many_at_once(two: Sandbox) -> None:
     started = [
         subprocess.Popen(argv, env=two.environment, stdout=subprocess.PIPE) for _ in range(12)
     ]
-    assert [p.wait(60) for p in started] == [0] * 12
+    assert [p.wait(180) for p in started] == [0] * 12
     for process in started:
         process.communicate()

@@ -170,7 +170,7 @@ def test_down_leaves_nothing(user, cluster: Sandbox) -> None:
         down = cluster.trnslurm("down")
         assert (down.code, down.out, down.err) == (0, "Sandbox sandbox is down\n", "")
         assert not inside()
-        assert entered.wait(60) != 0
+        assert entered.wait(180) != 0
     assert cluster.processes() == []
     if os.getuid() != user.pw_uid:
         mine = ["ps", "-u", user.pw_name, "-o", "stat=,args="]

@@ -123,7 +123,7 @@ def test_monitor_prints_a_document_per_period(stage):
     process = stage.start("neuron-monitor", "-c", "monitor.conf", "--verbose", "4")
     documents = [json.loads(process.stdout.readline()) for _ in range(3)]
     process.terminate()
-    assert process.wait(60) == -signal.SIGTERM
+    assert process.wait(180) == -signal.SIGTERM
     assert documents[0] == documents[2]
     keys = ["neuron_runtime_data", "system_data", "instance_info", "neuron_hardware_info"]
     assert list(documents[0]) == keys
@@ -164,7 +164,7 @@ def test_monitor_silent(stage):
     assert process.stderr.readline() == NOTICE.format("neuron-monitor")
     assert_waits(process)
     process.terminate()
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate(timeout=180) == ("", "")
 
 
 def test_monitor_exit(stage):
@@ -177,7 +177,7 @@ def test_monitor_ends_without_a_word_when_its_reader_goes_away(stage):
     process = stage.start("neuron-monitor", "--config-file", "monitor.conf")
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == -signal.SIGPIPE
+    assert process.wait(180) == -signal.SIGPIPE
     assert process.stderr.read() == NOTICE.format("neuron-monitor")
 
 
