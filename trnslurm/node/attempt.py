@@ -133,7 +133,7 @@ class Attempt:
             self._commit_graphs()
         self._launched = True
         if code == 0 and self.trains and self.on_slurm:
-            # srun returns 0 when Slurm gives up a node under it, whatever the workers do.
+            # srun returns 0 when Slurm gives up a node under it, even if workers failed.
             ended_by = self.controller.what_ends_job()
             if ended_by in ("REQUEUED", "CANCELLED"):
                 code = TERMINATED

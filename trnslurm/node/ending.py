@@ -58,7 +58,7 @@ def how_it_ended(facts: Facts) -> Ending:
     if facts.newer:  # to begin again would be to take over from it in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and facts.saved is None:
-        return _final("COMPLETED", "")  # by itself, whatever else was asked of it meanwhile
+        return _final("COMPLETED", "")  # by itself, even if it was asked to stop meanwhile
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))

@@ -1,4 +1,4 @@
-"""Runs batch scripts one after another here, and leaves no process behind, whatever dies.
+"""Runs batch scripts one after another here, and leaves no process behind.
 
     python -m trnslurm.node.guard --output 'logs/%s.log' -- precompile.sh train.sh
 
@@ -45,7 +45,7 @@ class Watched:
             self.fd = os.pidfd_open(pid)
 
     def gone(self) -> bool:
-        """Whether it has ended; a zombie has."""
+        """Return whether the process has ended; a zombie has."""
         stat = processes.read_stat(self.pid)
         return (
             not self._known
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="guard", usage="%(prog)s [options] -- SCRIPT.sh [SCRIPT2.sh ...]"
     )

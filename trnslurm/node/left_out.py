@@ -1,6 +1,6 @@
 """Which nodes a training's job leaves out for a while, as its preflight or watchdog found them bad.
 
-What was found bad, until when and why stands in state/excluded.json. Slurm keeps a list of nodes to
+What was found bad, until when and why is in state/excluded.json. Slurm keeps a list of nodes to
 leave out with the job; the batch script replaces it when it requeues the job, and not before: one
 that waits already is not let onto a node whose time is over.
 """

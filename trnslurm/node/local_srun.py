@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="local_srun", usage="%(prog)s --nodes N [options] -- COMMAND [ARGUMENT ...]"
     )
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A number of nodes."""
+    """Return a number of nodes from the command line."""
     number = int(text)
     if number < 1:
         raise ValueError
@@ -72,7 +72,7 @@ def start_nodes(command: Sequence[str], num_nodes: int, output: str | None) -> d
 
 
 def node_environment(node: int, num_nodes: int) -> dict[str, str]:
-    """The variables of Slurm that tell a task with one task per node where it is."""
+    """Return the variables of Slurm that tell a task with one task per node where it is."""
     return {
         "SLURM_NNODES": str(num_nodes),
         "SLURM_JOB_NUM_NODES": str(num_nodes),

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="ports")
     parser.add_argument("job_id", metavar="JOB_ID", help="any text")
     parser.add_argument("restart_count", metavar="RESTART_COUNT", type=int)
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose(job_id: str, restart_count: int, count: int, address: str | None) -> list[int]:
-    """The first free ports from the place in the range that is this attempt's."""
+    """Return the first free ports, counted from this attempt's place in the range."""
     ephemeral = ephemeral_range()
     ports = usable_ports(ephemeral)
     digest = hashlib.sha256(job_id.encode(errors="surrogateescape")).digest()
@@ -67,13 +67,13 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
 
 
 def ephemeral_range() -> range:
-    """The ports that the kernel gives to outgoing connections, which may take one at any time."""
+    """Return the ports that the kernel may give to an outgoing connection at any time."""
     first, last = EPHEMERAL_FILE.read_text(encoding="ascii").split()
     return range(int(first), int(last) + 1)
 
 
 def usable_ports(ephemeral: range) -> list[int]:
-    """The ports to choose from: the first preferred range that has enough outside `ephemeral`."""
+    """Return the first preferred range that has enough ports outside `ephemeral`."""
     outside: list[int] = []
     for preferred in PREFERRED:
         outside = [port for port in preferred if port not in ephemeral]
@@ -83,7 +83,7 @@ def usable_ports(ephemeral: range) -> list[int]:
 
 
 def is_free(port: int, address: str | None) -> bool:
-    """Whether a server could listen on the port, over IPv4 and IPv6 (and on the address)."""
+    """Return whether a server could listen on the port, over IPv4 and IPv6 (and on the address)."""
     if address and not can_bind(address_family(address), address, port):
         return False
     return can_bind(socket.AF_INET, "0.0.0.0", port) and (
@@ -92,7 +92,7 @@ def is_free(port: int, address: str | None) -> bool:
 
 
 def address_family(address: str) -> socket.AddressFamily:
-    """IPv4 or IPv6."""
+    """Return the family of an address, IPv4 or IPv6."""
     try:
         return socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
     except socket.gaierror as error:

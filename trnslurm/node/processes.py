@@ -1,7 +1,7 @@
 """Owns how the node programs start, collect and end Linux processes without leaving one behind.
 
 A subreaper adopts every orphan among its descendants. So a subreaper that has no child left has no
-descendant left, whatever they did: double fork, a session of their own, a parent killed under them.
+descendant left, even after a double fork, a session of their own, a parent killed under them.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def exit_code(wait_status: int) -> int:
-    """A wait status as a shell counts it."""
+    """Return a wait status as a shell counts it."""
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code
 
@@ -126,7 +126,7 @@ def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
 
 
 def descendants() -> list[int]:
-    """The pids below this process, as far as one pass over /proc can tell."""
+    """Return the pids below this process, as far as one pass over /proc can tell."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))):
@@ -141,7 +141,7 @@ def descendants() -> list[int]:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """What /proc says of a process; None when there is none (a zombie still counts)."""
+    """Return what /proc says of a process; None if there is none (a zombie still counts)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -213,4 +213,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _note(_signum: int, _frame: object) -> None:
-    """The wake-up descriptor has taken the signal down already."""
+    """Do nothing: the wake-up descriptor has the signal already."""

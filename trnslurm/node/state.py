@@ -43,7 +43,7 @@ class State:
 
     @property
     def crashed(self) -> bool:
-        """Whether the attempt failed, or died without a word. Being ended by Slurm is no crash."""
+        """Whether the attempt failed or died without a word; Slurm ending it is no crash."""
         return self.under_way or self.state == "FAILED" or self.cause == CRASH
 
     def write(self) -> None:

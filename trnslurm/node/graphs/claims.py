@@ -3,7 +3,7 @@
     CACHE/trnslurm/KEY/claim-1.json    the highest number counts
 
 A claim is taken by creating the next number's file, which only one can. A stale one is not removed
-to be taken anew: two could do that at once.
+to be taken again: two could do that at once.
 """
 
 import contextlib

@@ -90,7 +90,7 @@ def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any
     files = [file for cache in caches for file in sorted(cache.iterdir())]
     problem = None
     if exit_code:
-        problem = f"the trial run failed (exit code {exit_code}): its error stands above"
+        problem = f"the trial run failed (exit code {exit_code}): its error is above"
     elif any(not any(cache.iterdir()) for cache in caches):
         problem = "the trial run compiled no graph: does the job train on its device?"
     counts = {"found": len(files), "compiled": len(files), "failed": 0}

@@ -83,7 +83,7 @@ def choose(
 def remove(cache: Path, entry: Entry, kept: Iterable[Entry]) -> int:
     """Remove a key and its files, but for those that other keys name; return the bytes of it."""
     directory = key_dir(cache, entry.key)
-    # First, so that the key is cold from here on, whatever comes between.
+    # First, so that the key is cold from here on.
     (directory / MANIFEST).unlink(missing_ok=True)
     shared = {name for other in kept for name in other.sizes}
     freed = 0

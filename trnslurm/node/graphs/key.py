@@ -39,7 +39,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of all that is no mapping."""
+    """Yield (dotted name, value) of everything that is not a mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")

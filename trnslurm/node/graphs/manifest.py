@@ -1,4 +1,4 @@
-"""What lies in a cache for a key. A key without a valid manifest is cold, whatever else is there.
+"""What a cache has for a key. A key without a valid manifest is cold.
 
     CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
@@ -194,7 +194,7 @@ def user_name(uid: int) -> str:
 
 
 def lies_inside(name: str) -> bool:
-    """Whether the name of a file leads to a place in the cache."""
+    """Check that the name of a file leads to a place in the cache."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
 
@@ -202,5 +202,5 @@ def lies_inside(name: str) -> bool:
 def _node_result(values: dict[str, Any]) -> NodeResult:
     files = tuple(CachedFile(**file) for file in values.pop("files"))
     if elsewhere := [file.name for file in files if not lies_inside(file.name)]:
-        raise CacheError(f"a manifest names {elsewhere[0]!r}, which is no file of the cache")
+        raise CacheError(f"a manifest names {elsewhere[0]!r}, which is not a file of the cache")
     return NodeResult(**values, files=files)

@@ -1,7 +1,7 @@
 """What neuron_parallel_compile says it did. Its exit code alone is not to be believed.
 
 It is 0 when no graph was found, when a process of its own died with graphs in hand, when 256 graphs
-failed, and before Neuron 2.23 whatever failed. A graph that another node has locked, or has
+failed, and before Neuron 2.23 after any failure. A graph that another node has locked, or has
 compiled already, is in no report of this node: so graphs are told apart by what is said of each.
 """
 
@@ -83,7 +83,7 @@ class Report:
 
 
 def problem(report: Report, exit_code: int) -> str | None:
-    """Say why this is no success, in one line; the most telling reason first."""
+    """Say why this is not a success, in one line; the most telling reason first."""
     return next(_problems(report, exit_code), None)
 
 
@@ -100,10 +100,10 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
     if exit_code < 0:
         yield f"it was ended by signal {-exit_code}"
     if report.script_error:
-        yield "the trial run failed, so nothing was compiled: its error stands above"
+        yield "the trial run failed, so nothing was compiled: its error is above"
     if failed and report.killed:
         yield (
-            f"the compiler was killed on {_some(failed, total)}, mostly for want of memory: set "
+            f"the compiler was killed on {_some(failed, total)}, mostly for lack of memory: set "
             'neuron.env.NEURON_PARALLEL_COMPILE_MAX_RETRIES="1"'
         )
     if failed:

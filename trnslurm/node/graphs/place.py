@@ -32,7 +32,7 @@ class Place:
         return key_dir(self.cache, self.key)
 
     @property
-    def mend(self) -> str:
+    def compile_command(self) -> str:
         """The command that compiles what is missing."""
         script = RunFiles(self.run).script("precompile").name
         start = "sbatch" if script.endswith(".sbatch") else "bash"

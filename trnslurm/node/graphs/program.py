@@ -74,7 +74,7 @@ def is_warm(place: Place) -> bool:
         manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
     except CacheError as error:
         manifest = None
-        print(f"compiling anew: {error}")
+        print(f"compiling again: {error}")
     if manifest is None:
         print(f"graphs of key {place.key}: cold")
     elif place.on_nodes:
@@ -94,7 +94,7 @@ def _discard_damaged(place: Place, manifest: Manifest) -> bool:
     files = manifest.files.values()
     found = list(damaged(place.cache, files, hashes=True, trusted=place.trusted))
     for path, reason in found:
-        print(f"compiling anew: {reason}")
+        print(f"compiling again: {reason}")
         path.unlink(missing_ok=True)
         path.with_name("model.done").unlink(missing_ok=True)  # Neuron's word for a compiled graph
     return bool(found)
@@ -191,7 +191,7 @@ def verify(place: Place) -> None:
         for _, reason in (*whole, *read):
             raise CacheError(f"the graphs of key {place.key} are damaged: {reason}")
     except CacheError as error:
-        raise CacheError(f"{error}: {place.mend}, then start this again") from None
+        raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
         with suppress(OSError):  # a team's cache may belong to somebody else
             (place.directory / "used").touch()

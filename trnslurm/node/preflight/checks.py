@@ -18,7 +18,7 @@ _FILES = 256
 
 
 def run_directory(needs: Needs) -> Checked:
-    """It can be written, and has room for a checkpoint."""
+    """Check that it can be written, and has room for a checkpoint."""
     run = RunFiles(needs.run)
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
@@ -34,18 +34,18 @@ def run_directory(needs: Needs) -> Checked:
 
 
 def temporary_directory(needs: Needs) -> Checked:
-    """The node's own disk can be written, and is not full."""
+    """Check that the node's own disk can be written, and is not full."""
     try:
         directory = Path(tempfile.gettempdir())
     except FileNotFoundError:
-        return Checked(problem="cannot write in /tmp, nor in $TMPDIR; mend the node's own disk")
+        return Checked(problem="cannot write in /tmp, nor in $TMPDIR; fix the node's own disk")
     if error := _cannot_write(directory):
-        return Checked(problem=f"{error}; mend the node's own disk")
+        return Checked(problem=f"{error}; fix the node's own disk")
     return _with_room(directory, shutil.disk_usage(directory).free, needs)
 
 
 def cache(needs: Needs) -> Checked:
-    """Compiled graphs can be read, and written where they are made."""
+    """Check that compiled graphs can be read, and written by a precompile."""
     for directory in (Path(word).expanduser() for word in needs.caches):
         if needs.phase == "precompile":
             directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def cache(needs: Needs) -> Checked:
 
 
 def dataset(needs: Needs) -> Checked:
-    """The data can be read."""
+    """Check that the data can be read."""
     if not needs.data:
         return Checked()
     path = Path(needs.data).expanduser()
@@ -80,7 +80,7 @@ def dataset(needs: Needs) -> Checked:
 
 
 def memory(needs: Needs) -> Checked:
-    """Some is left."""
+    """Check that some is available."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
@@ -95,7 +95,7 @@ def memory(needs: Needs) -> Checked:
 
 
 def open_files(needs: Needs) -> Checked:
-    """A worker may open enough of them: collectives need one per peer."""
+    """Check that a worker may open enough of them: collectives need one per peer."""
     limit, needed = (
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         _FILES + 4 * needs.nodes * needs.workers,
@@ -109,7 +109,7 @@ def open_files(needs: Needs) -> Checked:
 
 
 def own_name(needs: Needs) -> Checked:
-    """Its own name means itself; only a warning, as nothing of ours depends on it."""
+    """Check that its own name leads to itself; only a warning, as nothing here depends on it."""
     name = socket.gethostname()
     if needs.nodes == 1 or needs.device != "neuron":
         return Checked()
@@ -124,7 +124,7 @@ def own_name(needs: Needs) -> Checked:
 
 
 def owns(address: str) -> bool:
-    """Whether an address is one of this host's."""
+    """Return whether an address is one of this host's."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))

@@ -19,7 +19,7 @@ _BUSY_S = 5.0
 
 
 def devices(needs: Needs) -> Checked:
-    """All devices are there, and enough of them are free."""
+    """Check that all devices are there, and enough of them are free."""
     if needs.device == "neuron":
         return _neuron_devices(needs)
     if needs.device in GPUS:
@@ -54,7 +54,7 @@ def _neuron_devices(needs: Needs) -> Checked:
 
 
 def _neuron_ls() -> list[dict[str, Any]] | str:
-    """The devices; without the tool the device files are counted; or what is wrong."""
+    """Return the devices, or what is wrong; without the tool, device files are counted."""
     said = _tool("neuron-ls", "--json-output")
     if said is None:
         files = [f for f in Path("/dev").glob("neuron*") if re.fullmatch(r"neuron\d+", f.name)]
@@ -79,7 +79,7 @@ def _gpus(needs: Needs) -> Checked:
 
 
 def _tool(*command: str) -> str | None:
-    """What a tool says on stdout, or on stderr where it fails; None: there is no such tool."""
+    """Return what a tool says, on stderr if it fails; None if there is no such tool."""
     if not shutil.which(command[0]):
         return None
     try:
@@ -97,7 +97,7 @@ def _last_line(text: str) -> str:
 
 
 def efa(needs: Needs, directory: Path = INFINIBAND) -> Checked:
-    """The network cards are there, and on GPUs what NCCL needs to use them."""
+    """Check that the network cards are there, and on GPUs what NCCL needs to use them."""
     if not needs.efa:
         return Checked()
     number = len(list(directory.iterdir())) if directory.is_dir() else 0
@@ -111,7 +111,7 @@ def efa(needs: Needs, directory: Path = INFINIBAND) -> Checked:
 
 
 def _nccl_plugin(needs: Needs) -> str:
-    """A warning if NCCL's plugin for EFA is in no directory that the loader looks at."""
+    """Return a warning if NCCL's plugin for EFA is in no directory that the loader searches."""
     if needs.device not in GPUS:
         return ""
     directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))

@@ -158,7 +158,7 @@ class Host:
 
 
 def _ahead(then: float, sent: float, received: float) -> float:
-    """A clock's lead, given that it was read at some moment between two readings of ours."""
+    """Return a clock's lead: it was read at some moment between two readings of ours."""
     if sent <= then <= received:
         return 0.0
     return then - received if then > received else then - sent

@@ -49,7 +49,7 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
             found[name] = check(needs)
         except OSError as error:
             found[name] = Checked(problem=f"{error.filename or name}: {error.strerror}")
-        except Exception as error:  # whatever it was, this node could not say that it is fit
+        except Exception as error:  # this node could not say that it is fit
             found[name] = Checked(problem=f"looking at its {name} failed ({error!r})")
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]

@@ -59,7 +59,7 @@ class Job:
         return os.environ.get("SLURMD_NODENAME") or self.hosts[self.node]
 
     def file(self, node: int | None = None) -> Path:
-        """Where node 0 writes down its verdict, or a node that it cannot reach it."""
+        """Return where node 0 writes its verdict, or a node that it cannot reach node 0."""
         return RunFiles(self.run).preflight_file(self.phase, self.attempt, node)
 
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line: what the job needs of a node."""
+    """Read the command line: what the job needs of a node."""
     parser = argparse.ArgumentParser(prog="preflight", allow_abbrev=False)
     parser.add_argument("--device", default="cpu", choices=_DEVICES)
     parser.add_argument("--devices", type=int, default=0, help="Neuron devices of a node")
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_job() -> Job:
-    """What the batch script and srun say in the environment."""
+    """Return what the batch script and srun say in the environment."""
     environ = os.environ
     return Job(
         node=int(environ["SLURM_NODEID"]),
@@ -124,7 +124,7 @@ def read_job() -> Job:
 
 
 def read_needs(job: Job, options: argparse.Namespace) -> Needs:
-    """What the job needs of this node."""
+    """Return what the job needs of this node."""
     words = [os.environ.get(n, "") for n in ("TRNSLURM_CACHE", "NEURON_COMPILE_CACHE_URL")]
     return Needs(
         run=job.run,
@@ -141,7 +141,7 @@ def read_needs(job: Job, options: argparse.Namespace) -> Needs:
 
 
 def host_all(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
-    """Node 0: listen, look at this node, wait for the others, judge, answer."""
+    """Take node 0's part: listen, look at this node, wait for the others, judge, answer."""
     deadline = clock.started + wait_s
     try:
         meeting = Host(job.port, job.name, len(job.hosts))
@@ -168,7 +168,7 @@ def host_all(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[st
 
 
 def report(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
-    """Any other node: look at it, report, and hear what node 0 says of all."""
+    """Take another node's part: look at it, report, and hear what node 0 says of all."""
     try:
         return report_to(
             job.address,
@@ -188,7 +188,7 @@ def report(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str,
 
 
 def look(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
-    """This node's report: the fields of a Node."""
+    """Return this node's report: the fields of a Node."""
     same: dict[str, str] = {}
 
     def software(_: Needs) -> Checked:
@@ -208,7 +208,7 @@ def look(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, A
 
 
 def identity(run: Path) -> dict[str, str]:
-    """What must be the same on all nodes: versions, code, plan and strategy."""
+    """Return what must be the same on all nodes: versions, code, plan and strategy."""
     same = {"Python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -226,7 +226,7 @@ def identity(run: Path) -> dict[str, str]:
 
 
 def read_silent(job: Job, nodes: Sequence[Node]) -> dict[int, str]:
-    """What nodes that did not come have written down; with node 0's word these files are over."""
+    """Return what silent nodes wrote down, and remove these files: node 0's word replaces them."""
     said = {}
     for node in nodes:
         file = job.file(node.node)
@@ -253,7 +253,7 @@ def write(job: Job, file: Path, nodes: Sequence[Node], bad: Sequence[str]) -> No
 
 
 def answer_of(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
-    """What a node is told: about itself, and in a line each about some of the others."""
+    """Return what a node is told: about itself, and in a line each about some of the others."""
     others = [f"{n.host}: {t}" for n in nodes if n is not node for t in n.problems.values()]
     return {
         "problems": list(node.problems.values()),

@@ -31,7 +31,7 @@ class Node:
     """What must be the same on all nodes."""
 
     def told(self) -> dict[str, Any]:
-        """What is written down of it."""
+        """Return what is written down of the node."""
         return {
             "node": self.node,
             "host": self.host,
@@ -96,12 +96,12 @@ def compare_versions(heard: Sequence[Node]) -> None:
             if (own := node.same.get(name, "missing")) != usual:
                 where = heard[0].host if len(heard) == 2 else "most nodes"
                 text = f"{name} is {_short(own)}, on {where} {_short(usual)}"
-                mend = "have one Python and one run directory for all, on a shared file system"
-                node.problems.setdefault("same", f"{text}; {mend}")
+                fix = "have one Python and one run directory for all, on a shared file system"
+                node.problems.setdefault("same", f"{text}; {fix}")
 
 
 def is_to_blame(node: Node, nodes: Sequence[Node]) -> bool:
-    """Whether the job would be better off without this node."""
+    """Return whether the job would be better off without this node."""
     for check in node.problems:
         if check in _OF_CHANCE:
             continue
@@ -114,5 +114,5 @@ def is_to_blame(node: Node, nodes: Sequence[Node]) -> bool:
 
 
 def _short(value: str) -> str:
-    """A version whole, the beginning of a checksum."""
+    """Return a version whole, the beginning of a checksum."""
     return value if len(value) < 4 * _LAST_CHARACTERS else value[:_LAST_CHARACTERS]

@@ -18,7 +18,7 @@ OWN_WORD = "triage: "
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A worker, or a node, that failed; what it said last stands last."""
+    """A worker, or a node, that failed; its last words are last."""
 
     lines: tuple[str, ...]
     place: str

@@ -147,12 +147,12 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 
 
 def _of_machines(hit: Hit) -> bool:
-    """Whether the line is not of a program that may have gone on after it."""
+    """Return whether a machine says it, not a program that may have continued after it."""
     return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
 
 
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
-    """Whether a line tells why, where no worker says more than that others are gone."""
+    """Return whether a line tells why if workers say no more than that others are gone."""
     if _of_machines(hit):
         return True
     return hit.cause.source == "trnslurm" if beside_effects else hit.cause.strong
@@ -166,7 +166,7 @@ def _as_suspect(hit: Hit) -> Suspect:
 
 def _unknown(suspect: Suspect) -> tuple[str, str]:
     if "exit code" in suspect.lines[-1]:
-        return "not told", f"read the last lines of {suspect.place}"
+        return "unknown", f"read the last lines of {suspect.place}"
     return (
         f"{suspect.lines[-1].split(':')[0].strip()}, which is none of the known causes",
         f"read what it says; more of it is in {suspect.place}",
