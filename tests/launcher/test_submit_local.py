@@ -49,7 +49,7 @@ def await_true(condition: Callable[[], bool], what: str, timeout_s: float = 180)
         time.sleep(0.02)
 
 
-def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
+def test_followed_to_its_good_end(site, here, cli, run_cli, monkeypatch) -> None:
     here(
         'echo "phase $TRNSLURM_PHASE node $SLURM_NODEID secret ${MY_SECRET:-none}"\n'
         'if [ "$SLURM_NODEID$TRNSLURM_PHASE" = 0train ]; then\n'
@@ -74,7 +74,7 @@ def test_followed_to_its_good_end(site, here, run_cli, monkeypatch) -> None:
         for node in (0, 1):
             text = run.node_log(phase, 1, node).read_text()
             assert f"phase {phase} node {node} secret none" in text
-    assert run_cli("status", "last").out.startswith(f"{run.name}: COMPLETED")
+    assert cli("status", "last").out.startswith(f"{run.name}: COMPLETED")
 
 
 def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:
@@ -128,7 +128,7 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
     assert not local_job_alive(run.record())
 
 
-def test_detached_runs_on_and_can_be_cancelled(site, here, run_cli) -> None:
+def test_detached_runs_on_and_can_be_cancelled(site, here, cli, run_cli) -> None:
     here(WAITING)
     done = run_cli(*SUBMIT, "--detach")
     run = site.run()
@@ -137,7 +137,7 @@ def test_detached_runs_on_and_can_be_cancelled(site, here, run_cli) -> None:
     )  # fmt: skip
     await_true(lambda: started(site), "both nodes run")
     assert run_status(run).state == "RUNNING"
-    assert run_cli("cancel", "last").out == f"Cancelled {run.name}\n"
+    assert cli("cancel", "last").out == f"Cancelled {run.name}\n"
     assert run_status(run).state == "CANCELLED"
     assert not local_job_alive(run.record())
 
@@ -169,7 +169,9 @@ def test_script_runs_by_hand_as_well(site, here, cli, tmp_path: Path) -> None:
     assert json.loads((bundle / "state/train-1.json").read_text())["state"] == "COMPLETED"
 
 
-def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path: Path) -> None:
+def test_second_run_waits_while_the_first_compiles(
+    site, here, cli, run_cli, tmp_path: Path
+) -> None:
     """Without Slurm there is no job to depend on: submit itself waits, and then looks again."""
     here('[ "$TRNSLURM_PHASE" = precompile ] && while :; do sleep 0.1; done')
     site.profile(
@@ -186,7 +188,7 @@ def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path
         await_true(lambda: len(site.runs()) == 2, "the second has a directory")
         time.sleep(0.5)  # several looks
         assert not second.done()
-        facts = json.loads(run_cli("compile", "key", *SUBMIT[1:], "--json").out)
+        facts = json.loads(cli("compile", "key", *SUBMIT[1:], "--json").out)
         node = NodeResult(node=0, host="x", graphs=1, compiled=1, failed=0, seconds=1.0)
         parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
         write_manifest(site.run_root / ".compiled", Manifest(**parts, made={}, nodes=(node,)))
@@ -195,18 +197,18 @@ def test_second_run_waits_while_the_first_compiles(site, here, run_cli, tmp_path
     assert f"Waiting: {first.name} of " in done.err
     assert [run.record().phases for run in site.runs()] == [("precompile", "train"), ("train",)]
     for run in site.runs():
-        run_cli("cancel", run.path)
+        cli("cancel", run.path)
         await_true(lambda run=run: not local_job_alive(run.record()), "it has ended")
 
 
-def test_resumed_with_another_number_of_nodes(site, here, run_cli) -> None:
+def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:
     """Refused while it runs; then it goes on in its directory, and ends whole."""
     here('[ "$TRNSLURM_ATTEMPT" -gt 1 ] || { touch there; sleep 600; }; echo "$SLURM_NNODES" > ran')
     assert run_cli(*SUBMIT, "--detach").code == 0
     run = site.run()
     await_true((run.path / "there").exists, "its start")
-    assert "is RUNNING: let it run, or `trnslurm cancel" in run_cli("resume", "last").error
-    assert run_cli("cancel", "last").code == 0
+    assert "is RUNNING: let it run, or `trnslurm cancel" in cli("resume", "last").error
+    assert cli("cancel", "last").code == 0
     done = run_cli("resume", "last", "--nodes", "1")
     assert done.code == 0, done
     assert f"{run.name}: COMPLETED" in done.out
