@@ -46,7 +46,7 @@ def source_tokenizer(given: argparse.Namespace) -> str:
 def add_document(parser: argparse.ArgumentParser) -> None:
     """Add the options for where documents begin and end."""
     document = parser.add_mutually_exclusive_group()
-    default = "default: blank-line; of JSON lines, tables and datasets a row"
+    default = "default: blank-line; a row of JSON lines, tables and datasets"
     document.add_argument("--document-per", choices=PER, help=default)
     document.add_argument("--document-start", metavar="REGEX", help="lines that begin a document")
     parser.add_argument("--column", metavar="NAME", help="the text of a row (default: text)")
@@ -56,7 +56,7 @@ def add_work(parser: argparse.ArgumentParser) -> None:
     """Add the options for how the work is done, which do not change the data."""
     add = parser.add_argument
     add("--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)))
-    add("--chunk-bytes", type=int, metavar="N", help="text done at a time (default: by size)")
+    add("--chunk-bytes", type=int, metavar="N", help="text to work on at a time (default: by size)")
     add("--force", action="store_true", help="replace prepared data that is there")
     add("--json", action="store_true", help="print the result as JSON")
 

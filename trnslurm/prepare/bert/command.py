@@ -37,29 +37,29 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--output", type=as_output, required=True, metavar="DIR", help="the prepared data")
     source = parser.add_mutually_exclusive_group(required=True)
-    text = "or JSON lines; or a directory of them, or of WikiExtractor's"
+    text = "text or JSON lines, a directory of them, or WikiExtractor's output"
     source.add_argument("--text", "--input", type=as_path, nargs="+", metavar="FILE|DIR", help=text)
-    split = "the training split of what fetch has fetched"
+    split = "what fetch has fetched: its training split"
     source.add_argument("--dataset", type=as_path, metavar="DIR", help=split)
     source.add_argument(
         "--wikiextractor", type=as_path, nargs="+", metavar="DIR", help="its output"
     )
-    tokenizer = "of BERT's, or trained on the text"
+    tokenizer = "one of BERT's, or trained on the text"
     add("--tokenizer", required=True, metavar="FILE|DIR|train:V", help=tokenizer)
     options.add_document(parser)
-    wrapped = "lines are wrapped, their ends end no sentence"
+    wrapped = "lines are wrapped: their ends do not end sentences"
     add("--wrapped", action="store_true", help=wrapped)
     add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
     add("--max-pred", type=int, default=20, metavar="N", help="most masked tokens (20)")
-    share = "of a sample's tokens (0.15)"
+    share = "fraction of tokens to mask (0.15)"
     add("--masked-lm-prob", type=float, default=0.15, metavar="SHARE", help=share)
     add("--whole-words", action="store_true", help="mask all tokens of a word or none")
-    dupes = "passes over the text, with other masks (5)"
+    dupes = "passes over the text, each with other masks (5)"
     add("--dupe-factor", type=int, default=5, metavar="N", help=dupes)
     add("--seed", type=int, default=12345, metavar="N", help="(12345)")
     add("--shards", type=int, metavar="N", help="default: by the size of the text")
     add("--test-shards", type=int, default=0, metavar="N", help="(0)")
-    held_out = f"of documents, for test shards ({HOLDOUT})"
+    held_out = f"share of documents for test shards ({HOLDOUT})"
     add("--holdout", type=float, default=HOLDOUT, metavar="SHARE", help=held_out)
     options.add_work(parser)
     return parser

@@ -24,7 +24,7 @@ def dataset(arguments: Sequence[str]) -> None:
     add("--tokenizer", metavar="NAME", help="a model on the Hub, for example gpt2")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--column", default="text", metavar="NAME", help="the column of the text")
-    every = "all columns, as of labelled rows"
+    every = "all columns, as for labelled rows"
     which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
     add("--force", action="store_true", help="replace what is there")
     given = parser.parse_args(arguments)

@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     evaluation = "rows to evaluate on; default: the dataset's, else the holdout"
     add("--eval", type=as_path, nargs="+", metavar="FILE|DIR", help=evaluation)
-    tokenizer = "of BERT's, or trained on the text; default: the dataset's own"
+    tokenizer = "one of BERT's, or trained on the text; default: the dataset's own"
     add("--tokenizer", metavar="FILE|DIR|train:V", help=tokenizer)
     task = f"its columns, labels and metrics: {', '.join(TASKS)}"
     add("--task", default="", metavar="NAME", help=task)
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     names = "all labels, in the order of their numbers; default: the task's, else as found"
     add("--label", action="append", default=[], metavar="NAME", help=names)
     add("--seq-len", type=int, default=128, metavar="N", help="tokens of a sample (128)")
-    share = f"of the rows of each label, for eval ({HOLDOUT})"
+    share = f"share of the rows of each label for eval ({HOLDOUT})"
     add("--holdout", type=float, metavar="SHARE", help=share)
     options.add_work(parser)
     return parser

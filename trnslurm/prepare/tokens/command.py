@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", metavar="FILE|DIR|train:V", help="default: the dataset's own, if it has one")
     add("--end-of-text", default="", metavar="TOKEN", help="default: the tokenizer's usual one")
     options.add_document(parser)
-    share = f"of documents, for eval ({HOLDOUT})"
+    share = f"share of documents for eval ({HOLDOUT})"
     add("--holdout", type=float, metavar="SHARE", help=share)
     options.add_work(parser)
     return parser
