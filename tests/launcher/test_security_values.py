@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import yaml
 from trnslurm.cluster.python import probe_script
 from trnslurm.config import Workspace, resolve
 from trnslurm.config.schema import Cluster, Config, Recipe
-from trnslurm.config.tree import lookup, merge, nest, plain
+from trnslurm.config.tree import flatten, lookup, merge, nest, plain
 from trnslurm.config.values import check_cluster_values
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.data import Own, make_data_job
@@ -167,19 +167,38 @@ def _entry_only(recipe: str, job_dir: Path, entry: str, **more: Any) -> dict[str
 def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     text = HOSTILE[what]
     monkeypatch.setattr("trnslurm.render.job.snapshot", _entry_only)
-    accepted: dict[type, dict[str, Any]] = {}
-    for cls, fields in FIELDS.items():
-        for dotted, hint in fields.items():
-            change = nest(dotted, filled(dotted, hint, text, attack.home))
-            refused = _refusal(lambda c=cls, t=change: attack.bundles(attack.config({c: t})))
-            if not refused and dotted not in PROGRAMS:
-                accepted[cls] = merge(accepted.get(cls, {}), change)
+    changes = [
+        (cls, nest(dotted, filled(dotted, hint, text, attack.home)))
+        for cls, fields in FIELDS.items()
+        for dotted, hint in fields.items()
+    ]
+    resolved = [c for c in changes if not _refusal(lambda c=c: attack.config(_joined([c])))]
+    rendered = _accepted(attack, resolved)
+    accepted = _joined(
+        [(c, t) for c, t in rendered if not {k for k, _ in flatten(t)} & {*PROGRAMS}]
+    )
     monkeypatch.setattr("trnslurm.render.job.snapshot", snapshot)
     config = attack.config(accepted)
     run = attack.run(config)
     if what not in ("NUL", "surrogate"):
         assert accepted, "the attack reaches nothing"
     _assert_intact(attack, accepted, run)
+
+
+def _joined(changes: Sequence[tuple[type, Any]]) -> dict[type, dict[str, Any]]:
+    """Return all these changes as those of one configuration."""
+    joined: dict[type, dict[str, Any]] = {}
+    for cls, change in changes:
+        joined[cls] = merge(joined.get(cls, {}), change)
+    return joined
+
+
+def _accepted(attack: Attack, changes: list[tuple[type, Any]]) -> list[tuple[type, Any]]:
+    """Return the changes that can be rendered; those of a half that can be need no other look."""
+    if not _refusal(lambda: attack.bundles(attack.config(_joined(changes)))):
+        return changes
+    half = len(changes) // 2
+    return [*_accepted(attack, changes[:half]), *_accepted(attack, changes[half:])] if half else []
 
 
 def _assert_intact(attack: Attack, accepted: Mapping[type, Any], run: Path) -> None:
@@ -213,7 +232,9 @@ def test_every_name(attack: Attack, what: str) -> None:
         "slurm": {"bin_dir": str(odd / "bin")},
     }
     (odd / "bin").symlink_to(attack.commands)
-    entry = attack.site.write(f"jobs/toy/{text}", "") and {"entry": text}
+    entry = {"entry": text}
+    for recipe in ("toy", text):
+        attack.site.write(f"jobs/{recipe}/{text}", "")
     sizes = {"vcpus": 4, "accelerators": 1, "workers": [2], "multi_node_workers": [2]}
     kind = {
         "instance_types": {text: sizes | {"device": "neuron", "host_gib": 8}},
@@ -225,14 +246,16 @@ def test_every_name(attack: Attack, what: str) -> None:
         ({}, {"recipe": text}), ({}, {"cluster": text}),
         ({Recipe: {"presets": {text: {}}}}, {"preset": text}),
     ]  # fmt: skip
-    ran = 0
-    for number, (changes, names) in enumerate(tries):
+    accepted: list[tuple[type, Any]] = []
+    chosen: dict[str, str] = {}
+    for changes, names in tries:
         if not _refusal(lambda c=changes, n=names: attack.bundles(attack.config(c, **n))):
-            attack.run(attack.config(changes, **names))
-            ran += 1
-            for directory in attack.home.glob("bundle*"):
-                directory.rename(attack.home / f"done{number}{directory.name}")
-    assert ran or not text.isprintable()
+            accepted += changes.items()
+            chosen |= names
+    if accepted or chosen:
+        attack.run(attack.config(_joined(accepted), **chosen))
+    else:
+        assert not text.isprintable()
 
 
 def _options() -> list[tuple[str, str]]:
