@@ -105,10 +105,10 @@ def _make_runs(
                 if job.source_dir and (patch := git_patch(Path(job.source_dir))):
                     run.patch_file.write_bytes(patch)
             locks.enter_context(lock_run(run))
+        needs = [claims.decide(j, r, waits=r != runs[0]) for j, r in zip(jobs, runs, strict=True)]
         names = ["", *(run.name for run in runs), ""]
-        for number, (job, run) in enumerate(zip(jobs, runs, strict=True)):
-            after, then = names[number], names[number + 2]
-            need = claims.decide(job, run, waits=bool(after))
+        # The last first: a record never names a run that has none.
+        for need, run, after, then in [*zip(needs, runs, names, names[2:], strict=False)][::-1]:
             with _whole(run):
                 run.write_record(_record(need, run, command, after=after, then=then))
         remember_root(root)
