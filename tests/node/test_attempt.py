@@ -50,6 +50,7 @@ class Script:
             (bench.directory / name).mkdir()
         self.options = ["--nodes=2", "--max-crashes=3", "--requeue", "--exclude-hours=1"]
         self.retry_s = ["0", "0"]
+        self.program = ["-m", "trnslurm.node.attempt"]
         self.command("scontrol", SCONTROL)
         self.says(RUNNING)
         self.step(STARTED)
@@ -61,6 +62,11 @@ class Script:
     def command(self, name: str, text: str) -> None:
         self.bench.script(f"bin/{name}", text)
         (self.bench.directory / "bin" / name).chmod(0o755)
+
+    def with_change(self, change: str) -> None:
+        """Run the program with another value in one of its modules."""
+        lines = ["import sys", f"import {change}", "from trnslurm.node.attempt import main"]
+        self.program = ["-c", "\n".join([*lines, "sys.exit(main(sys.argv[1:]))"])]
 
     def step(self, text: str) -> None:
         """What srun does, in the run directory."""
@@ -81,7 +87,7 @@ class Script:
             json.dumps({"job_id": job, "restarts": 0, "started": "2026-01-01T00:00:00Z"}),
         )
         self.bench.environ |= {"TRNSLURM_PHASE": phase, "TRNSLURM_ATTEMPT": str(attempt)}
-        words = [sys.executable, "-m", "trnslurm.node.attempt", *self.options, "--retry-s"]
+        words = [sys.executable, *self.program, *self.options, "--retry-s"]
         process: subprocess.Popen[str] = self.bench.start(
             "bash", "-c", f'{begin} "$@"', "bash", *words, *self.retry_s, "--", "srun", "-x"
         )
@@ -137,6 +143,23 @@ def test_state_of_an_attempt_that_completes(script: Script) -> None:
     assert script.said.endswith("train attempt 1: COMPLETED\n")
     assert script.bench.has("state/heartbeat")
     assert script.bench.read("words") == "-x\n"
+
+
+def test_heartbeat(script: Script) -> None:
+    script.with_change("trnslurm.node.attempt as a; a.HEARTBEAT_S = 0.01")
+    old = "touch -d 2001-01-01 state/heartbeat\n"
+    fresh = 'until [ -n "$(find state/heartbeat -newermt 2002-01-01)" ]; do sleep 0.02; done\n'
+    script.step(STARTED + old + fresh)
+    assert script.run() == 0
+
+
+def test_triage_that_fails_changes_nothing(script: Script) -> None:
+    script.with_change("trnslurm.node.triage.finding as f; f.find_cause = None")
+    script.options = []
+    script.step(STARTED + "exit 9\n")
+    assert script.run() == 9
+    assert "TypeError" in script.said
+    assert script.ended() == ("FAILED", "exit code 9 while running on node-1,node-2")
 
 
 def test_crashes_are_counted(script: Script) -> None:
