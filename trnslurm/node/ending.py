@@ -72,17 +72,13 @@ def how_it_ended(facts: Facts) -> Ending:
     if by_slurm == "PREEMPTED":
         return _stopped_by(facts, "preempted", "PREEMPTED")
     if by_slurm == "TIMEOUT" or (facts.saved is not None and facts.stop == "time limit"):
-        return _time_limit(facts)
+        if facts.progress:
+            return _stopped_by(facts, "time limit", "TIMEOUT")
+        # Requeued, it would only do the same again.
+        return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
     if facts.saved is not None:
         return _final("STOPPED", _and(facts.stop or "", _saved(facts)))
     return _crash(facts)
-
-
-def _time_limit(facts: Facts) -> Ending:
-    if facts.progress:
-        return _stopped_by(facts, "time limit", "TIMEOUT")
-    # Whatever it did then would only be done again, and again.
-    return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
 
 
 def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:

@@ -70,7 +70,8 @@ def take_claim(
     holder = Holder(user=getpass.getuser(), host=host, process=process, run=run)
     try:
         with path.open("x", encoding="utf-8") as stream:
-            os.fchmod(stream.fileno(), _readable_as(cache))
+            # Ours, and read by those who can read the cache.
+            os.fchmod(stream.fileno(), 0o600 | (cache.stat().st_mode & 0o044))
             json.dump(asdict(holder), stream)
     except FileExistsError:
         return None
@@ -109,11 +110,6 @@ def open_key_dir(cache: Path, key: str) -> Path:
             place.mkdir()
             place.chmod(mode)
     return directory
-
-
-def _readable_as(cache: Path) -> int:
-    """Return a file's mode: ours, and read by those who can read the cache."""
-    return 0o600 | (cache.stat().st_mode & 0o044)
 
 
 def _claims(directory: Path) -> Iterator[tuple[int, Path]]:

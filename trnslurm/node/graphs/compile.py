@@ -62,7 +62,8 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
         ours = [lock for lock in left if lock.uid == os.getuid()]
         locks.note_left(place.cache, place.key, taker | {"job": place.job_id()}, ours)
     settled = report.compiled | report.reused
-    missing = [graph for graph in sorted(settled) if is_missing(graph)]
+    here = [graph for graph in sorted(settled) if graph.startswith("/")]  # files of this host
+    missing = [graph for graph in here if not (Path(graph) / neuron.NEFF).is_file()]
     if missing and not problem:
         problem = f"{missing[0]} is said to be compiled, but has no {neuron.NEFF}"
     neffs = [] if problem else [Path(graph) / neuron.NEFF for graph in sorted(settled)]
@@ -112,11 +113,6 @@ def common(
         "problem": problem,
         "files": [asdict(file) for file in files],
     }
-
-
-def is_missing(graph: str) -> bool:
-    """Tell whether a graph that should be a file of this host is not there."""
-    return graph.startswith("/") and not (Path(graph) / neuron.NEFF).is_file()
 
 
 @contextmanager

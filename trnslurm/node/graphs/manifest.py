@@ -193,14 +193,9 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def lies_inside(name: str) -> bool:
-    """Check that the name of a file leads to a place in the cache."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
-
-
 def _node_result(values: dict[str, Any]) -> NodeResult:
     files = tuple(CachedFile(**file) for file in values.pop("files"))
-    if elsewhere := [file.name for file in files if not lies_inside(file.name)]:
-        raise CacheError(f"a manifest names {elsewhere[0]!r}, which is not a file of the cache")
+    for path in (PurePosixPath(file.name) for file in files):
+        if path.is_absolute() or ".." in path.parts:
+            raise CacheError(f"a manifest names {str(path)!r}, which is not a file of the cache")
     return NodeResult(**values, files=files)

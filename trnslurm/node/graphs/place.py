@@ -41,7 +41,13 @@ class Place:
     def results(self) -> list[dict[str, Any]]:
         """Read what every node of this attempt wrote down."""
         nodes = load_json(RunFiles(self.run).plan_file)["nodes"]
-        return [self._result(node) for node in range(nodes)]
+        found = []
+        for node in range(nodes):
+            try:
+                found.append(load_json(self.result_path(node)))
+            except (OSError, ValueError) as error:
+                raise CacheError(f"node {node} did not say what it compiled ({error})") from None
+        return found
 
     def result_path(self, node: int) -> Path:
         """Return where a node of this attempt writes down what it compiled."""
@@ -50,12 +56,6 @@ class Place:
     def job_id(self) -> str:
         """Return the job of this attempt, as its state file says it."""
         return str(load_json(RunFiles(self.run).state_file("precompile", self.attempt))["job_id"])
-
-    def _result(self, node: int) -> dict[str, Any]:
-        try:
-            return load_json(self.result_path(node))
-        except (OSError, ValueError) as error:
-            raise CacheError(f"node {node} did not say what it compiled ({error})") from None
 
 
 def read_place() -> Place:
