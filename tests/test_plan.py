@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config import Reference, Workspace, packaged_root, resolve
 from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import ConfigError, PlanError
-from trnslurm.plan.batch import BatchPlan, Throughput, estimate, even_nodes, plan_batch
+from trnslurm.plan.batch import BatchPlan, estimate, even_nodes, plan_batch
 from trnslurm.plan.spec import make_spec, where_set
 
 # BERT-large pretraining as AWS's tutorial has it: 32 workers on one trn1.32xlarge.
 PHASE1 = {"global_batch": 16384, "micro_batch": 16, "workers_per_node": 32}
 PHASE2 = {"global_batch": 32768, "micro_batch": 2, "workers_per_node": 32}
+
+
+def known_speed(*, nodes: int, samples_per_s: float) -> Reference:
+    return Reference(instance_type="trn1.32xlarge", nodes=nodes, samples_per_s=samples_per_s)
 
 
 def lay_out(**changes: object) -> BatchPlan:
@@ -51,7 +55,7 @@ def test_bert_phase1_as_the_tutorial_has_it() -> None:
     assert 16 * one.workers * one.accumulation == 16384
     assert two.accumulation == 16
     hours = estimate(
-        one, steps=28125, known=[Throughput(nodes=1, samples_per_s=2877)], price_per_hour=21.50
+        one, steps=28125, known=[known_speed(nodes=1, samples_per_s=2877)], price_per_hour=21.50
     )
     assert hours is not None
     assert hours.hours == pytest.approx(44.49, abs=0.01)  # "about 45 hours"
@@ -144,7 +148,7 @@ def test_every_sample_once_and_every_worker_alike(
 
 
 def test_estimates_between_and_beyond_what_is_known() -> None:
-    known = [Throughput(nodes=4, samples_per_s=45), Throughput(nodes=1, samples_per_s=14)]
+    known = [known_speed(nodes=4, samples_per_s=45), known_speed(nodes=1, samples_per_s=14)]
 
     def speed(nodes: int) -> float:
         found = estimate(lay_out(nodes=nodes), steps=100, known=known, price_per_hour=None)
@@ -192,7 +196,7 @@ def test_a_known_speed_is_not_that_of_another_model(settings: list[str], said: s
 
 
 def test_padding_costs_time() -> None:
-    known = [Throughput(nodes=1, samples_per_s=32)]
+    known = [known_speed(nodes=1, samples_per_s=32)]
     padded = estimate(lay_out(nodes=3), steps=10, known=known, price_per_hour=None)
     assert padded is not None
     assert padded.samples_per_s == pytest.approx(96 * (1 - 64 / 576))

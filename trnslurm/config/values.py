@@ -56,12 +56,24 @@ def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
     _check_environment("neuron.env", tree["neuron"]["env"])
-    _check_numbers(tree)
+    for dotted, least in _LEAST.items():
+        value = lookup(tree, dotted)
+        if value is not None and not value >= least:  # also true of nan
+            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
+    for dotted in ("slurm.time_min", "slurm.data_time_min"):
+        if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
+            raise ConfigError(
+                f"{dotted} is {value}: more than a year; it must be at most {LONGEST_MIN}"
+            )
     for dotted in _NOT_EMPTY:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
     _check_data(tree)
-    _check_cache(tree["compile_cache"], tree["compile_layout"])
+    cache = tree["compile_cache"]
+    if cache is not None and not re.match(r"/|\w+://", cache):  # Neuron takes it literally
+        raise ConfigError(f"compile_cache is {cache!r}: it must be absolute, or an s3:// URL")
+    if cache is None and tree["compile_layout"] == "per-host":
+        raise ConfigError("compile_layout is per-host, but compile_cache is not set")
     if ".." in tree["data"]["path"].split("/"):
         raise ConfigError("data.path has '..': name a path below data_root, or an absolute one")
     for section in ("model", "train", "strategy"):
@@ -75,21 +87,15 @@ def check_values(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
 
 
-def _check_numbers(tree: Mapping[str, Any]) -> None:
-    for dotted, least in _LEAST.items():
-        value = lookup(tree, dotted)
-        if value is not None and not value >= least:  # also true of nan
-            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
-    for dotted in ("slurm.time_min", "slurm.data_time_min"):
-        if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
-            raise ConfigError(
-                f"{dotted} is {value}: more than a year; it must be at most {LONGEST_MIN}"
-            )
-
-
 def check_cluster_values(tree: Mapping[str, Any]) -> None:
     """Refuse a tree with a cluster's values that must not reach a shell."""
-    _check_texts(tree)
+    for dotted, value in flatten(tree):
+        for text in (dotted, *_texts(value)):
+            # Bytes of the command line that are not UTF-8 arrive as surrogates.
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{dotted!r} is not text in UTF-8, or holds a NUL character")
+            if _SECRET_TEXT.search(text):
+                raise ConfigError(_secret(dotted))
     _check_environment("env", tree["env"])
     for line in tree["activate"]:
         for name, value in _ASSIGNED.findall(line):
@@ -108,16 +114,12 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
 
 def _check_environment(prefix: str, env: Mapping[str, str]) -> None:
     for name, value in env.items():
-        _check_variable(f"{prefix}.{name}", name, value)
-
-
-def _check_texts(tree: Mapping[str, Any]) -> None:
-    for dotted, value in flatten(tree):
-        for text in (dotted, *_texts(value)):
-            if "\0" in text or not _is_utf8(text):
-                raise ConfigError(f"{dotted!r} is not text in UTF-8, or holds a NUL character")
-            if _SECRET_TEXT.search(text):
-                raise ConfigError(_secret(dotted))
+        if not _ENV_NAME.fullmatch(name):
+            raise ConfigError(f"{prefix}.{name}: not a valid name of an environment variable")
+        if _RESERVED.fullmatch(name):
+            raise ConfigError(f"{prefix}.{name}: the scripts set {name} themselves, and rely on it")
+        if _is_secret(name, value):
+            raise ConfigError(_secret(f"{prefix}.{name}"))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -154,14 +156,7 @@ def _check_data(tree: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"data.{key} must lie in the recipe's directory; {option} names any other"
             )
-    _check_columns(data["labelled"])
-    if data["published"] and data["format"] != "bert":
-        raise ConfigError(
-            "data.published: only shards for BERT are published: set data.format to bert"
-        )
-
-
-def _check_columns(rows: Mapping[str, Any]) -> None:
+    rows = data["labelled"]
     if len(rows["text"]) > 2:
         raise ConfigError(
             f"data.labelled.text names {len(rows['text'])} columns: a text has one, a pair two"
@@ -169,14 +164,10 @@ def _check_columns(rows: Mapping[str, Any]) -> None:
     for key in ("text", "labels"):
         if "" in rows[key] or len(set(rows[key])) < len(rows[key]):
             raise ConfigError(f"data.labelled.{key}: names must not be empty or repeated")
-
-
-def _check_cache(cache: str | None, layout: str) -> None:
-    # Neuron takes it literally.
-    if cache is not None and not re.match(r"/|\w+://", cache):
-        raise ConfigError(f"compile_cache is {cache!r}: it must be absolute, or an s3:// URL")
-    if cache is None and layout == "per-host":
-        raise ConfigError("compile_layout is per-host, but compile_cache is not set")
+    if data["published"] and data["format"] != "bert":
+        raise ConfigError(
+            "data.published: only shards for BERT are published: set data.format to bert"
+        )
 
 
 def _check_job_values(dotted: str, value: Any) -> None:
@@ -191,23 +182,6 @@ def _check_job_values(dotted: str, value: Any) -> None:
         raise ConfigError(f"{dotted} is {value}; it must be a finite number")
     elif not isinstance(value, str | int | float | None):
         raise ConfigError(f"{dotted} is a {type(value).__name__}: quote it")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
-        return False
-    return True
-
-
-def _check_variable(dotted: str, name: str, value: str) -> None:
-    if not _ENV_NAME.fullmatch(name):
-        raise ConfigError(f"{dotted}: not a valid name of an environment variable")
-    if _RESERVED.fullmatch(name):
-        raise ConfigError(f"{dotted}: the scripts set {name} themselves, and rely on it")
-    if _is_secret(name, value):
-        raise ConfigError(_secret(dotted))
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trnslurm.config import Reference
 from trnslurm.errors import PlanError
 
 _MOST_SAMPLES = 2**40  # in a step; finding divisors of larger numbers would take long
@@ -37,15 +38,6 @@ class BatchPlan:
     def padding(self) -> float:
         """Return the fraction of micro-batches that have weight zero."""
         return self.padding_units / (self.accumulation * self.workers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """A known speed of a recipe on one instance type."""
-
-    nodes: int
-    samples_per_s: float
-    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +126,7 @@ def estimate(
     plan: BatchPlan,
     *,
     steps: int,
-    known: Sequence[Throughput],
+    known: Sequence[Reference],
     price_per_hour: float | None,
 ) -> Estimate | None:
     """Return hours, node-hours and cost from known throughputs, or None if none is known."""
@@ -186,7 +178,7 @@ def _refuse_idle(size: int, micro_batch: int, nodes: int, workers_per_node: int)
     )
 
 
-def _throughput(nodes: int, known: Sequence[Throughput]) -> tuple[float, str]:
+def _throughput(nodes: int, known: Sequence[Reference]) -> tuple[float, str]:
     """Return samples/s at `nodes`: published, between two published ones, or linear from one."""
     by_nodes = {t.nodes: t for t in known}
     if nodes in by_nodes:

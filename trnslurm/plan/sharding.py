@@ -19,7 +19,7 @@ the plan or another key of the recipe decides is added here, and may not be repe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trnslurm.config import Recipe, Strategy
@@ -67,7 +67,27 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
             f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
             f"which with strategy {name} keeps and updates parameters in fp32"
         )
-    return _ADDED[name](dict(said), recipe, batch)
+    checkpointing = bool(recipe.train.get("gradient_checkpointing", False))
+    if name == "fsdp":
+        return {**said, "activation_checkpointing": checkpointing}
+    if name == "deepspeed":
+        return {
+            # DeepSpeed counts zero-weight units too.
+            "train_batch_size": batch.micro_batch * batch.accumulation * batch.workers,
+            "train_micro_batch_size_per_gpu": batch.micro_batch,
+            "gradient_accumulation_steps": batch.accumulation,
+            "gradient_clipping": recipe.train.get("max_norm", 0.0),
+            "bf16": {"enabled": recipe.precision == "bf16"},
+            **said,
+        }
+    dtype = _DTYPES[recipe.precision]
+    settings = said.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
+    return {
+        **said,
+        "xla": True,
+        "xla_fsdp_settings": settings,
+        "xla_fsdp_grad_ckpt": checkpointing,
+    }
 
 
 def named_in_plan(recipe: Recipe) -> dict[str, str]:
@@ -115,40 +135,3 @@ def _check_zero(zero: Any) -> None:
         raise ConfigError(
             f"{where}.{offloads[0]}: checkpoints need the state on the device: leave it out"
         )
-
-
-def _fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
-    return said | {"activation_checkpointing": _checkpointing(recipe)}
-
-
-def _deepspeed(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
-    # DeepSpeed counts zero-weight units too.
-    computed = batch.micro_batch * batch.accumulation * batch.workers
-    return {
-        "train_batch_size": computed,
-        "train_micro_batch_size_per_gpu": batch.micro_batch,
-        "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": recipe.train.get("max_norm", 0.0),
-        "bf16": {"enabled": recipe.precision == "bf16"},
-    } | said
-
-
-def _xla_fsdp(said: dict[str, Any], recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
-    dtype = _DTYPES[recipe.precision]
-    settings = said.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
-    return said | {
-        "xla": True,
-        "xla_fsdp_settings": settings,
-        "xla_fsdp_grad_ckpt": _checkpointing(recipe),
-    }
-
-
-def _checkpointing(recipe: Recipe) -> bool:
-    return bool(recipe.train.get("gradient_checkpointing", False))
-
-
-_ADDED: Mapping[str, Callable[[dict[str, Any], Recipe, BatchPlan], dict[str, Any]]] = {
-    "fsdp": _fsdp,
-    "deepspeed": _deepspeed,
-    "xla_fsdp": _xla_fsdp,
-}

@@ -12,7 +12,7 @@ from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
-from trnslurm.plan.batch import BatchPlan, Estimate, Throughput, estimate, plan_batch
+from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
 from trnslurm.plan.sharding import DEVICES, strategy_file
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -165,11 +165,7 @@ def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
 
 
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
-    known = [
-        Throughput(nodes=r.nodes, samples_per_s=r.samples_per_s, source=r.source)
-        for r in config.recipe.reference
-        if r.instance_type == instance.name
-    ]
+    known = [r for r in config.recipe.reference if r.instance_type == instance.name]
     # Published speeds are those of whole instances.
     whole = batch.workers_per_node == instance.default_workers(batch.nodes)
     if not whole or _unlike_reference(config, instance):

@@ -86,13 +86,17 @@ def _without_comments(text: str) -> str:
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    dropped = {
-        row
-        for docstring in _docstrings(tree)
-        if not lines[docstring.lineno - 1][: docstring.col_offset].strip()
-        for row in _rows(docstring)
-    }
-    inside = {row for node in ast.walk(tree) for row in _inside_text(node)} - dropped
+    dropped: set[int] = set()
+    inside: set[int] = set()  # of a text of several lines, in which nothing may be cut
+    for node in ast.walk(tree):
+        # A text that is a whole statement is a docstring; an attribute's follows it.
+        if isinstance(node, ast.Expr) and _is_text(node.value):
+            if not lines[node.value.lineno - 1][: node.value.col_offset].strip():
+                dropped.update(_rows(node.value))
+        elif isinstance(node, ast.expr) and (isinstance(node, ast.JoinedStr) or _is_text(node)):
+            rows = _rows(node)
+            inside.update(rows if len(rows) > 1 else ())
+    inside -= dropped
     kept = []
     for row, line in enumerate(lines, 1):
         if row in inside:
@@ -102,25 +106,8 @@ def _without_comments(text: str) -> str:
     return "\n".join(kept)
 
 
-def _docstrings(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield the texts that are whole statements; an attribute's docstring follows it."""
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            yield node.value
-
-
-def _inside_text(node: ast.AST) -> range:
-    """Return the rows of a text of several lines, in which nothing may be cut."""
-    if isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ):
-        rows = _rows(node)
-        return rows if len(rows) > 1 else range(0)
-    return range(0)
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _rows(node: ast.expr) -> range:
