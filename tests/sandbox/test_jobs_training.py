@@ -39,7 +39,7 @@ def runs(sandbox, new_sandbox, tmp_path_factory):
         accounted = ada.submit()
         accounted.until("COMPLETED")
         killed.until_there(1)
-        accounting.fault("proc", "1", "slurm_script", "KILL")
+        accounting.fault("proc", "1", "trnslurm.node.attempt", "KILL")
         on_two, on_three = (user.submit(*TRAINING, nodes=n, recipe="gpt2_zero1") for n in (2, 3))
         yield Runs(user, too_long, on_two, on_three, accounted, killed)
         sandbox.clean()
