@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trnslurm.config.tree import build, check, fields_of
 from trnslurm.errors import ConfigError, RunError
 
 T = TypeVar("T")
@@ -95,6 +94,9 @@ def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Its texts are made printable. Keys that are not its fields are left out.
     """
+    # Not above: `trnslurm --help` needs only `printable`, and no configuration.
+    from trnslurm.config.tree import build, check, fields_of
+
     hints = fields_of(cls)
     known = {key: cleaned(value) for key, value in values.items() if key in hints}
     try:
