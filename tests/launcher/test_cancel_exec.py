@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,10 @@ def test_cancel_takes_the_last_phase_first(fake_slurm, make_run, cli) -> None:
     assert json.loads(run.cancelled_file.read_text())["by"]
 
 
+GOLDEN = Path(__file__).parents[1] / "goldens/trn1-2-nodes/train.sbatch"
+RENDERED = GOLDEN.read_text(encoding="utf-8").replace("trap ", "# trap ")
+
+
 def training(fake_slurm, make_run, script: str = "trap on_stop USR1\n", **fields):
     """A run whose training runs as job 1002."""
     run = make_run(states={"precompile": [DONE], "train": [RUNNING | {"job_id": "1002"}]}, **fields)
@@ -36,9 +41,10 @@ def training(fake_slurm, make_run, script: str = "trap on_stop USR1\n", **fields
     return run
 
 
-def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli) -> None:
+@pytest.mark.parametrize("script", ["trap on_stop USR1\n", RENDERED], ids=["old", "rendered"])
+def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli, script: str) -> None:
     """It ends by itself: what waits for it is cancelled at once."""
-    run = training(fake_slurm, make_run, then="20260101-000001-next")
+    run = training(fake_slurm, make_run, script, then="20260101-000001-next")
     after = make_run(
         "20260101-000001-next", jobs={"precompile": "1003", "train": "1004"}, after=run.name
     )
@@ -72,7 +78,7 @@ def test_training_that_runs_is_asked_to_save(fake_slurm, make_run, cli) -> None:
         ("trap on_stop USR1\n", "RUNNING", {"job_id": "990"}),  # of the job before
     ],
 )
-def test_no_signal_for_what_would_not_heed_it(
+def test_no_signal_for_a_script_without_a_trap(
     fake_slurm, make_run, cli, script: str, queue: str, attempt: dict
 ) -> None:
     run = training(fake_slurm, make_run, script)
@@ -224,7 +230,7 @@ def test_exec_on_a_local_run_is_here(make_run, run_cli) -> None:
 
 
 def test_a_job_that_has_a_lost_one_s_number_is_left_alone(fake_slurm, make_run, cli) -> None:
-    """A controller that was killed forgets its newest jobs, and numbers anew."""
+    """A controller that was killed forgets its newest jobs, and gives their numbers to others."""
     run = training(fake_slurm, make_run)
     fake_slurm.queue(
         f"1001|RUNNING|None|x|node-1|{run.path}",

@@ -89,7 +89,7 @@ def test_gc_by_age_and_size(graphs, keys, cli, options: tuple[str, ...], kept: l
     assert done.code == 0
     assert left(graphs) == expected
     assert ("Removed" in done.out) == (len(kept) < 3)
-    # The key is cold, and may be compiled anew.
+    # The key is cold, and may be compiled again.
     assert not graphs.facts(cli, "toy", "--set", "batch.global_batch=128")["warm"] or 0 in kept
 
 

@@ -79,7 +79,7 @@ def test_steps_batch_and_seed_stay_warm(graphs, facts, fake_slurm, cli, option: 
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "untrusted"])
-def test_damaged_key_is_compiled_anew(graphs, facts, fake_slurm, cli, damage: str) -> None:
+def test_damaged_key_is_compiled_again(graphs, facts, fake_slurm, cli, damage: str) -> None:
     key = graphs.fill(facts)
     graph = graphs.cache / f"neuronxcc-2/MODULE_{key}/model.neff"
     if damage == "missing":

@@ -1,4 +1,4 @@
-"""resume --nodes: the same run goes on with another number of nodes."""
+"""resume --nodes: the same run continues on another number of nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_recorded(run: RunDir) -> bool:
     return now == dict(run.record().sha256) and not run.files_aside.exists()
 
 
-def test_scripts_and_plan_are_rendered_anew_and_the_code_stays(
+def test_scripts_and_plan_are_rendered_again_and_the_code_stays(
     ended, graphs, site, fake_slurm, cli, tmp_path
 ) -> None:
     before = contents(ended)
@@ -122,7 +122,7 @@ def test_other_templates_are_refused(ended, site, cli) -> None:
 
 @pytest.mark.parametrize("files", [0, 3, 5, 6])
 def test_interrupted_while_files_are_replaced(ended, cli, monkeypatch, files: int) -> None:
-    """Killed after so many files, the next resume finds one whole state, and goes on from it."""
+    """Killed after so many files, the next resume finds one whole state, and continues from it."""
     replace, left = Path.replace, [files]
 
     def stop(self: Path, target: Path) -> Path:

@@ -202,7 +202,7 @@ def test_second_run_waits_while_the_first_compiles(
 
 
 def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:
-    """Refused while it runs; then it goes on in its directory, and ends whole."""
+    """Refused while it runs; then it continues in its directory, and completes."""
     here('[ "$TRNSLURM_ATTEMPT" -gt 1 ] || { touch there; sleep 600; }; echo "$SLURM_NNODES" > ran')
     assert run_cli(*SUBMIT, "--detach").code == 0
     run = site.run()

@@ -99,7 +99,7 @@ def test_it_is_resumed_until_it_completes(run, fake_slurm, cli) -> None:
 def test_given_up_without_a_newer_checkpoint(
     run, fake_slurm, cli, monkeypatch, most: int, checkpoints: int
 ) -> None:
-    """Each job crashes at once; a newer checkpoint begins the count anew."""
+    """Each job crashes at once; a newer checkpoint restarts the count."""
     write_attempt(run, "train", 1, state="FAILED", reason="exit code 1")
     fake_slurm.queue()
     add = RunDir.add_job

@@ -16,7 +16,8 @@ from trnslurm.runs.status import is_complete
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
-_SAVES = re.compile(r"^\s*trap .*\bUSR1\b", re.MULTILINE)
+# The program that takes the signal; scripts of earlier versions took it themselves.
+_SAVES = re.compile(r"^(exec .*trnslurm\.node\.attempt|\s*trap .*\bUSR1)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
 def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     """Return the job of a training that saves at the signal; empty if there is none.
 
-    Its script must be running already, and have a trap: the signal kills any other.
+    Its script must be running already, and take the signal, which kills any other.
     """
     record = run.record()
     job = record.jobs.get(_TRAIN, "")
@@ -98,8 +99,8 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
         return ""
     try:
-        traps = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
+        saves = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
     except OSError:
         return ""
     entry = find_job(queue, job, run.path)
-    return job if traps and entry and entry.state == "RUNNING" else ""
+    return job if saves and entry and entry.state == "RUNNING" else ""

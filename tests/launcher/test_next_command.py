@@ -1,4 +1,4 @@
-"""What Slurm does not mend by itself: status names the command, and resume mends it."""
+"""What Slurm does not fix by itself: status names the command, and resume fixes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cancelled(fake_slurm) -> list[str]:
     return [job for call in fake_slurm.calls("scancel") for job in call.arguments]
 
 
-ANEW = [[], ["--dependency=afterok:1003", "--kill-on-invalid-dep=yes"]]
+AGAIN = [[], ["--dependency=afterok:1003", "--kill-on-invalid-dep=yes"]]
 # What squeue says, the state that it makes, and the pending jobs that make place for new ones.
 CASES = {
     "never launched": (("1001|FAILED|JobLaunchFailure|N/A|", "1002|CANCELLED|None|N/A|"),
@@ -49,7 +49,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_submitted_anew(run, fake_slurm, cli, what: str) -> None:
+def test_resumed_with_one_live_job_per_phase(run, fake_slurm, cli, what: str) -> None:
     """One live job per phase: what still waits of the old ones is cancelled first."""
     queue, state, gone = CASES[what]
     fake_slurm.queue(*queue)
@@ -58,7 +58,7 @@ def test_submitted_anew(run, fake_slurm, cli, what: str) -> None:
     assert f"next: trnslurm resume {run.name}\n" in cli("status", "last").out
     assert cli("resume", "last").code == 0
     assert cancelled(fake_slurm) == gone
-    assert submitted(fake_slurm) == ANEW
+    assert submitted(fake_slurm) == AGAIN
     assert run_status(run).mend == ""
 
 
@@ -78,7 +78,7 @@ def test_held_and_on_another_number_of_nodes(run, fake_slurm, cli) -> None:
     fake_slurm.queue(f"1002|PENDING|{HELD}|N/A|")
     assert cli("resume", "last", "--nodes", "1").code == 0
     assert cancelled(fake_slurm) == ["1002"]
-    assert submitted(fake_slurm) == ANEW
+    assert submitted(fake_slurm) == AGAIN
 
 
 def test_held_by_a_person_stays_so(run, fake_slurm, cli) -> None:
