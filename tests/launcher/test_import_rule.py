@@ -230,7 +230,7 @@ def test_the_command_line_starts_without_heavy_imports(statement: str) -> None:
     )  # fmt: skip
     loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert {"trnslurm", "click"} <= loaded
-    assert not loaded & (HEAVY | {"submitit", "rich", "cloudpickle"})
+    assert not loaded & (HEAVY | {"submitit", "rich", "cloudpickle", "jinja2"})
 
 
 def test_help_of_every_command_needs_no_submitit(run_cli, monkeypatch) -> None:
