@@ -1,4 +1,4 @@
-"""The one exception tree: what a user sees as a single line on stderr with exit code 1."""
+"""The exceptions that a user sees as a single line on stderr, with exit code 1."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class TrnslurmError(Exception):
-    """Base of every error that is the user's to fix: where, what was set, what to do."""
+    """The base of all errors that the user can fix; says where, what was set, what to do."""
 
 
 class ConfigError(TrnslurmError):
-    """A profile, recipe, preset or --set that cannot be used."""
+    """A profile, recipe, preset or option that cannot be used."""
 
 
 class PlanError(TrnslurmError):
@@ -23,11 +23,11 @@ class RenderError(TrnslurmError):
 
 
 class RunError(TrnslurmError):
-    """A run directory that is missing, damaged or not ours."""
+    """A run directory that is missing, damaged or another user's."""
 
 
 class NotYetError(RunError):
-    """What a run does not allow now, but will by itself."""
+    """A request that a run cannot serve now, but later."""
 
 
 class SlurmError(TrnslurmError):
@@ -39,7 +39,7 @@ class SubmitError(TrnslurmError):
 
 
 class NoAnswerError(SubmitError):
-    """sbatch gave up waiting: whether the controller has the job is not known."""
+    """sbatch gave up waiting: it is unknown whether the controller has the job."""
 
 
 class SandboxError(TrnslurmError):
@@ -47,6 +47,6 @@ class SandboxError(TrnslurmError):
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean "x"?)` for the nearest known word, or an empty string."""
+    """Return ` (did you mean "x"?)` for the nearest known word, or nothing."""
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f' (did you mean "{nearest[0]}"?)' if nearest else ""

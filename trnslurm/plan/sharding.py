@@ -60,8 +60,8 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
     name = recipe.strategy.name
     if not name:
         return None
-    said: Mapping[str, Any] = getattr(recipe.strategy, name)
-    _check(name, said)
+    given: Mapping[str, Any] = getattr(recipe.strategy, name)
+    _check(name, given)
     if recipe.precision not in _DTYPES:
         raise ConfigError(
             f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
@@ -69,7 +69,7 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
         )
     checkpointing = bool(recipe.train.get("gradient_checkpointing", False))
     if name == "fsdp":
-        return {**said, "activation_checkpointing": checkpointing}
+        return {**given, "activation_checkpointing": checkpointing}
     if name == "deepspeed":
         return {
             # DeepSpeed counts zero-weight units too.
@@ -78,12 +78,12 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
             "gradient_accumulation_steps": batch.accumulation,
             "gradient_clipping": recipe.train.get("max_norm", 0.0),
             "bf16": {"enabled": recipe.precision == "bf16"},
-            **said,
+            **given,
         }
     dtype = _DTYPES[recipe.precision]
-    settings = said.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
+    settings = given.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
     return {
-        **said,
+        **given,
         "xla": True,
         "xla_fsdp_settings": settings,
         "xla_fsdp_grad_ckpt": checkpointing,
@@ -97,27 +97,27 @@ def named_in_plan(recipe: Recipe) -> dict[str, str]:
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
-def _check(name: str, said: Mapping[str, Any]) -> None:
+def _check(name: str, given: Mapping[str, Any]) -> None:
     """Refuse keys of a strategy's section that are unknown or decided elsewhere."""
-    nested = said.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
+    nested = given.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
     if not isinstance(nested, Mapping):
         raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
-    for key in (*said, *(f"xla_fsdp_settings.{inner}" for inner in nested)):
+    for key in (*given, *(f"xla_fsdp_settings.{inner}" for inner in nested)):
         if instead := _DECIDED[name].get(key):
             raise ConfigError(
                 f"strategy.{name}.{key} follows from the rest of the recipe: leave it out, and set "
                 f"{instead}"
             )
     if name == "deepspeed":
-        _check_zero(said.get("zero_optimization"))
+        _check_zero(given.get("zero_optimization"))
     else:
-        layers = said.get(_LAYERS, ["any"])
+        layers = given.get(_LAYERS, ["any"])
         if not layers or not isinstance(layers, list) or not all(type(x) is str for x in layers):
             raise ConfigError(
                 f"strategy.{name}.{_LAYERS} is {layers!r}: it must be a list of classes of layers"
             )
-    known = _OWN_KEYS.get(name, said)
-    for key in said:
+    known = _OWN_KEYS.get(name, given)
+    for key in given:
         if key not in known:
             hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
             raise ConfigError(f"unknown key strategy.{name}.{key}{hint}")

@@ -122,10 +122,10 @@ def _device(config: Config, instance: InstanceType) -> str:
         has = f"{instance.name} has {instance.device}"
         asks = f"{config.origins['device'].source or 'the default'} asks for {asked}"
         if asked == "auto":
-            said = (able, has)
+            reasons = (able, has)
         else:
-            said = (able if usable and asked not in usable else has, asks)
-        raise ConfigError(f"{', and '.join(said)}: choose another cluster, preset or device")
+            reasons = (able if usable and asked not in usable else has, asks)
+        raise ConfigError(f"{', and '.join(reasons)}: choose another cluster, preset or device")
     return device
 
 

@@ -258,11 +258,11 @@ def _by_hand(spec: JobSpec) -> list[str]:
 def search_path(python: str, bin_dir: str | None) -> str:
     """Return the PATH of everything that runs on a node."""
     # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
-    beside = str(Path(python).parent) if python.startswith("/") else ""
+    own = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # Where ParallelCluster, Neuron's and EFA's installers put their commands.
     sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
-    words = [beside, bin_dir or "", *sites.split(":"), *standard.split(":")]
+    words = [own, bin_dir or "", *sites.split(":"), *standard.split(":")]
     return ":".join(word for word in dict.fromkeys(words) if word)
 
 
