@@ -32,7 +32,7 @@ def at_once(command, run_prepare, tmp_path_factory):
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
-def test_a_run_goes_on_in_each_of_its_steps(
+def test_a_run_resumes_in_each_of_its_steps(
     prepare, read_data, left_beside, command, at_once, tmp_path
 ):
     """And neither processes nor small chunks nor hash seeds change a byte."""

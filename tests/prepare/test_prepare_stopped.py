@@ -69,7 +69,7 @@ def blocks(pid, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_run_goes_on_where_another_was_stopped(
+def test_a_run_resumes_where_another_was_stopped(
     prepare, read_data, left_beside, command, at_once, tmp_path, number
 ):
     output = tmp_path / "data"

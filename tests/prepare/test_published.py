@@ -164,7 +164,7 @@ def test_killed_between_two_steps_it_asks_for_nothing_twice(
 
 @pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize("etag", [None, "", 'W/"weak"'])
-def test_what_changed_on_the_server_begins_anew(fetch, bucket, output, etag, parts):
+def test_what_changed_on_the_server_is_fetched_again(fetch, bucket, output, etag, parts):
     bucket.files[TAR] = bytes(30_000)
     bucket.cut_after, bucket.etag = 5000, etag
     assert "cut off" in fetch().error
@@ -232,7 +232,7 @@ def test_no_tar_or_half_a_tar(refused, bucket):
         assert f"{bucket.url(TAR)}: no whole tar (" in refused()
 
 
-def test_shards_of_another_length_are_kept_for_whoever_asks_rightly(fetch, bucket):
+def test_shards_of_another_length_are_kept_for_a_right_request(fetch, bucket):
     words = f"{bucket.url(TAR)}: has {WHAT}, which is not --seq-len 128: what is finished is kept"
     assert words in fetch("--seq-len", 128).error
     assert fetch().code == 0

@@ -27,7 +27,7 @@ PACKAGES = ("click", "yaml")
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[pwd.struct_passwd]:
-    """An ordinary user: whoever runs this, or one that is made for it."""
+    """An ordinary user: the one who runs this, or one made for it."""
     if os.getuid():
         yield pwd.getpwuid(os.getuid())
         return
