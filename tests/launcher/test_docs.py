@@ -93,3 +93,11 @@ def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
 def test_every_key_of_train_is_documented(file: Path) -> None:
     train = yaml.safe_load(text_of(file))["train"]
     assert set(train) <= code_words("docs/recipes.md", f"docs/{file.parent.name}.md")
+
+
+def test_tests_that_pages_name_exist() -> None:
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    names = {f.name for f in files}
+    names |= {n for f in files for n in re.findall(r"^def (test_\w+)", text_of(f), re.MULTILINE)}
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+(?:\.py)?)`", text_of(page))}
+    assert named and named <= names, named - names
