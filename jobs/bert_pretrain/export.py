@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import BertConfig, BertForPreTraining
 
 from trnslurm.train.checkpoint import Manifest
-from trnslurm.train.data.shards.index import read_index
+from trnslurm.train.data.shards.index import read_shard_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.bert import make_tokenizer
 from trnslurm.train.export.folder import Tokens, export_job, warn
@@ -42,7 +42,7 @@ def find_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
 def fingerprint(directory: Path, run_dir: Path) -> str | None:
     """Return that of the shards as they are, or None if they have changed or are gone."""
     try:
-        return read_index(directory, "train", beside=run_dir / "data").fingerprint
+        return read_shard_index(directory, "train", beside=run_dir / "data").fingerprint
     except TrainError:
         return None
 

@@ -142,15 +142,21 @@ def run_plan(plan: dict[str, Any], run_dir: Path, phase: str, workers_per_node: 
 
 def make_environment(device: str, phase: str, run_dir: Path) -> dict[str, str]:
     """Set what node.sh sets, over the environment of the tests."""
-    return os.environ | {
-        "PYTHONPATH": str(REPO),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TRNSLURM_PHASE": phase,
-        "TRNSLURM_ATTEMPT": "1",
-        "TRNSLURM_RUN_DIR": str(run_dir),
-        "TRNSLURM_DEVICE": device,
-    }
+    # Libraries need not load torch_xla where nothing computes on it: seconds for each worker.
+    no_xla = {"USE_TORCH_XLA": "0"} if device == "cpu" else {}
+    return (
+        os.environ
+        | no_xla
+        | {
+            "PYTHONPATH": str(REPO),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TRNSLURM_PHASE": phase,
+            "TRNSLURM_ATTEMPT": "1",
+            "TRNSLURM_RUN_DIR": str(run_dir),
+            "TRNSLURM_DEVICE": device,
+        }
+    )
 
 
 @pytest.fixture(scope="session")

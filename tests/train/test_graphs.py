@@ -47,6 +47,9 @@ def test_the_trial_compiles_and_leaves_no_numbers(launches):
     trial = launches.results("trial")
     assert all(result["misses"] > 0 for result in trial)
     assert not (launches.directory / "trial" / "metrics.jsonl").exists()
+    output = launches.outputs[0]
+    assert "step 3/3 " in output and "step 4" not in output
+    assert "losses above are invalid" in output
 
 
 @pytest.mark.parametrize("name", TRAININGS)

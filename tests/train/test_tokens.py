@@ -10,7 +10,7 @@ import torch
 
 from trnslurm.train.data.order import indices
 from trnslurm.train.data.text import open_text
-from trnslurm.train.data.tokens import TokenText, read_index, verify
+from trnslurm.train.data.tokens import TokenText, read_token_index, verify
 from trnslurm.train.errors import TrainError
 
 SEQ_LEN = 8
@@ -108,7 +108,7 @@ def test_verify_finds_one_changed_bit(data):
     tokens = bytearray((data / "eval.bin").read_bytes())
     tokens[3] ^= 1
     (data / "eval.bin").write_bytes(tokens)
-    read_index(data)  # the size is right
+    read_token_index(data)  # the size is right
     with pytest.raises(TrainError, match=r"eval\.bin is damaged .*: make it with trnslurm data"):
         verify(data)
 

@@ -1,4 +1,4 @@
-"""Work beside the training, in threads that nobody has to wait for."""
+"""Work in the background, in threads that nobody has to wait for."""
 
 import threading
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
 
 
 class Asker:
-    """Asks what may never answer, such as the store of a node that is frozen."""
+    """Asks something that may never answer, such as the store of a frozen node."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""plan.json as a frozen dataclass, and the refusal to train in another world than the planned."""
+"""plan.json as a frozen dataclass."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ class Plan:
     cluster: str
     instance_type: str
     peak_tflops: float
-    """What the planned nodes can do at most, in dense bf16; 0: not known."""
+    """Peak of the planned nodes in dense bf16; 0: unknown."""
     device: str
     nodes: int
     workers_per_node: int
@@ -50,7 +50,7 @@ class Plan:
     precision: str
     seed: int
     data: str
-    """What is trained on: a path; empty: what the job brings."""
+    """Path of the training data; empty: what the job brings."""
     model: dict[str, Any]
     train: dict[str, Any]
 

@@ -1,8 +1,8 @@
-"""A worker's words on its standard output."""
+"""Lines on a worker's standard output."""
 
 
 def say(line: str) -> None:
-    """Print a line, if whatever takes it can."""
+    """Print a line; a full disk or a closed pipe is ignored."""
     try:
         print(line, flush=True)
     except OSError:

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
-from trnslurm.train.data.shards.index import index_shards, read_index
+from trnslurm.train.data.shards.index import index_shards, read_shard_index
 from trnslurm.train.errors import TrainError
 
 from ..conftest import JOBS, tiny_plan
@@ -120,7 +120,7 @@ def test_shards_that_are_others_now_cost_the_tokenizer(run_dir, capsys):
     index_shards(data, "train", beside=run_dir)
     assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
     assert capsys.readouterr().err == said % changed
-    manifest.facts["data"] = read_index(data, "train", beside=run_dir).fingerprint
+    manifest.facts["data"] = read_shard_index(data, "train", beside=run_dir).fingerprint
     assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
     assert capsys.readouterr().err == said % f"{data} has none"
 

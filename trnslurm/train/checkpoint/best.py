@@ -8,9 +8,9 @@ from trnslurm.train.checkpoint.manifest import DamagedError, check_sizes
 
 
 def find_best(root: Path, name: str = "") -> Path | None:
-    """Find the checkpoint with the best score of a name: the first that had it, if several have.
+    """Find the checkpoint with the best score of this name; of several, the first that had it.
 
-    Without a name it is the name that the newest one with a score has. None: no whole one has it.
+    Without a name, the name is that of the newest scored one. None: no whole one has a score.
     """
     best, highest = None, -math.inf
     for checkpoint in checkpoints_in(root):  # from the newest down

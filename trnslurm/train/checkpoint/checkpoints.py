@@ -193,7 +193,7 @@ class Checkpoints:
         return self._ended.popleft() if self._ended else None
 
     def close(self) -> list[Saved | Failed]:
-        """Wait for the last save; give the outcomes that poll has not given."""
+        """Wait for the last save; return the outcomes that poll has not returned."""
         with self._device.timer("checkpoint"):
             self._settle()
         ended = list(self._ended)
@@ -201,7 +201,7 @@ class Checkpoints:
         return ended
 
     def require_last(self) -> None:
-        """Raise a TrainError if the last save failed: what was trained since would be lost unsaid.
+        """Raise a TrainError if the last save failed: the steps since would be lost in silence.
 
         Call it at the end of a training; it waits for the last save.
         """

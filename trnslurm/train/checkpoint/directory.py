@@ -1,4 +1,4 @@
-"""The directory of checkpoints: names in it, and changes that a crash at any moment survives.
+"""The directory of checkpoints, and changes to it that survive a crash at any moment.
 
 step-00000017                what has this name is whole, or was damaged later
 step-00000017.tmp-3          attempt 3 is writing it, or died doing so
@@ -33,7 +33,7 @@ def temporary_directory(root: Path, step: int, attempt: int) -> Path:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file whose content a crash cannot take back; its name needs fsync_directory."""
+    """Write a file so that its content survives a crash; its name needs fsync_directory."""
     with path.open("wb") as file:
         file.write(content)
         fsync_file(file)
@@ -55,7 +55,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Rename within the directory; fails where the target is there and not empty."""
+    """Rename within the directory; fail if the target exists and is not empty."""
     source.rename(target)
     fsync_directory(target.parent)
 
@@ -78,7 +78,7 @@ def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
     # Before one of the same step loses its name: a newer attempt, which has taken this one's
     # temporary directory away, may have made it.
     if temporary.is_dir() and checkpoint.exists():
-        # Nobody went on from it, or this step would not have been done again.
+        # Nobody resumed from it, or this step would not have been done again.
         removed = _take_name(checkpoint, attempt)
     try:
         rename_durably(temporary, checkpoint)
@@ -89,7 +89,7 @@ def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
 
 
 def remove(directory: Path, attempt: int) -> None:
-    """Delete a directory: first its name, so that no half of it ever looks whole."""
+    """Delete a directory; rename it first, so that no half of it ever looks whole."""
     removed = _take_name(directory, attempt)
     fsync_directory(removed.parent)
     shutil.rmtree(removed)
@@ -100,7 +100,7 @@ def _take_name(directory: Path, attempt: int) -> Path:
 
 
 def finish_removals(root: Path) -> None:
-    """Delete what has lost its name already."""
+    """Finish deletions that were interrupted."""
     for path in list(root.iterdir()):
         if is_removed(path.name):
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""manifest.json: what a checkpoint is, by which its files are proven whole, and whom it suits."""
+"""manifest.json: what a checkpoint is, the checksums of its files, and which runs it fits."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class Manifest:
     """Samples of the stream consumed; the next step begins with the one of this number."""
     attempt: int
     workers: int
-    """Those who wrote it; any number can read it."""
+    """How many wrote it; any number can read it."""
     device: str
     facts: dict[str, Any]
     """What a run must have in common with it to resume from it."""
@@ -53,7 +53,7 @@ class Manifest:
         return sum(file["bytes"] for file in self.files.values())
 
     def to_json(self) -> bytes:
-        """Write it down, with a checksum of itself."""
+        """Return it as JSON, with a checksum of itself."""
         values = asdict(self)
         return json.dumps(values | {"sha256": _checksum(values)}, indent=1).encode()
 
@@ -86,7 +86,7 @@ def file_name(worker: int, workers: int) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Make a directory of durable files a checkpoint in all but its name."""
+    """Write the manifest beside durable files: only the name is missing then."""
     write_durably(directory / NAME, manifest.to_json())
     fsync_directory(directory)
 
@@ -97,7 +97,7 @@ def is_checkpoint(directory: Path) -> bool:
 
 
 def check_sizes(checkpoint: Path) -> Manifest:
-    """Read a checkpoint's manifest and see that its files are there, in full length."""
+    """Read a checkpoint's manifest; check that its files exist with the right sizes."""
     try:
         content = (checkpoint / NAME).read_bytes()
     except OSError as error:
@@ -110,7 +110,7 @@ def check_sizes(checkpoint: Path) -> Manifest:
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
-    """See that the files of a manifest are in a directory, in full length."""
+    """Check that the files of a manifest are in a directory with the right sizes."""
     for name, file in manifest.files.items():
         if Path(name).name != name:
             raise DamagedError(f"{NAME}: {name!r} is not the name of a file beside it")
@@ -123,7 +123,7 @@ def check_files(directory: Path, manifest: Manifest) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Read a checkpoint's manifest and prove every byte of its files."""
+    """Read a checkpoint's manifest; check the sha256 of every file."""
     manifest = check_sizes(checkpoint)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         hashes = pool.map(lambda name: _hash_file(checkpoint / name), manifest.files)

@@ -40,7 +40,7 @@ def open_checkpoints(
 
 
 def _check_best(name: str, scores: Sequence[str], settings: CommonSettings) -> None:
-    """Refuse a score that there is not, or that the checkpoints would not have."""
+    """Refuse a score that does not exist, or that the checkpoints would not have."""
     if name not in scores:
         raise TrainError(
             f"train.keep_best is {name!r}, but it can be {', '.join(scores)}, or empty"

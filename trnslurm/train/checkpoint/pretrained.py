@@ -25,7 +25,7 @@ from trnslurm.train.say import say
 NAMED = 4
 
 PRETRAINING_HEADS = ("cls.",)
-"""How the names begin of what only BERT's pretraining needs."""
+"""Prefixes of the parameters that only BERT's pretraining needs."""
 
 
 def load_parameters(
@@ -64,7 +64,7 @@ def load_parameters(
 def _exchange_heads(
     model: nn.Module, found: Mapping[str, Tensor], own: tuple[str, ...], where: str
 ) -> Mapping[str, Tensor]:
-    """Complete what was found with the model's own head, and leave out that of pretraining."""
+    """Keep the model's own head, and leave out that of pretraining."""
     known = dict(model.named_parameters())
     new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
     left = [n for n in found if n not in known and n.startswith(PRETRAINING_HEADS)]

@@ -1,4 +1,4 @@
-"""Reading checkpoints: the newest whole one, and the parameters alone, whoever asks for them."""
+"""Reading checkpoints: the newest whole one, and the parameters alone."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trnslurm.train.errors import TrainError
 
 
 def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
-    """Find the newest whole checkpoint; with it come the newer ones and how they are damaged."""
+    """Find the newest whole checkpoint; return the newer, damaged ones too, with the reasons."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in checkpoints_in(root):
         try:
@@ -24,7 +24,7 @@ def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
 
 
 def prove(checkpoint: Path) -> Manifest:
-    """Read a checkpoint's manifest and prove every byte of its files; else it is an error."""
+    """Read a checkpoint's manifest; raise a TrainError unless every byte is as it was written."""
     if step_of(checkpoint.name) is None:
         raise TrainError(
             f"{checkpoint} is no checkpoint: name a directory such as {checkpoint_name(100)}"

@@ -1,6 +1,7 @@
-"""Writing one checkpoint, by all workers in parallel, and the one moment in which it is there."""
+"""Writing one checkpoint: all workers in parallel, then one moment from which it exists."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ GRACE_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that is there now."""
+    """A checkpoint that exists now."""
 
     step: int
     num_bytes: int
@@ -36,7 +37,7 @@ class Saved:
     stall_s: float
     """How long training stood still in this worker."""
     write_s: float
-    """How long writing then took beside the training."""
+    """How long writing then took, in the background."""
     warning: str = ""
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A checkpoint that could not be made; those before it are still there."""
+    """A checkpoint that could not be made; earlier ones still exist."""
 
     step: int
     reason: str
@@ -79,7 +80,7 @@ class CannotSaveError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """Everything about the making of one checkpoint but its tensors."""
+    """Everything that saving one checkpoint needs but its tensors."""
 
     root: Path
     files: RunFiles
@@ -87,7 +88,7 @@ class Saving:
     phase: str
     exchange: Exchange
     topic: str
-    """Of what the workers tell each other; no other save has the same."""
+    """Prefix of the workers' messages; unique to this save."""
     manifest: Manifest
     """Its files are not known yet."""
     keep_last: int
@@ -157,7 +158,8 @@ class Saving:
             reason = str(error)
         except OSError as error:
             reason = f"{Path(error.filename or self.root).name}: {error.strerror}"
-        self._discard()
+        with suppress(OSError):  # already gone, or the next attempt's first deed
+            directory.remove(self.temporary, self.manifest.attempt)
         newer = self._overtaken()
         return {"overtaken": newer} if newer else {"failed": reason}
 
@@ -176,14 +178,8 @@ class Saving:
     def _overtaken(self) -> int | None:
         return directory.newer_attempt(self.files, self.phase, self.manifest.attempt)
 
-    def _discard(self) -> None:
-        try:
-            directory.remove(self.temporary, self.manifest.attempt)
-        except OSError:
-            pass  # already gone, or the next attempt's first deed
-
     def _prune(self) -> str:
-        """Delete what is neither among the newest, nor the best, nor to be kept for good."""
+        """Delete what is not among the newest, not the best, and not kept for good."""
         keep_last, keep_every = self.keep_last, self.keep_every
         try:
             directory.finish_removals(self.root)

@@ -1,4 +1,4 @@
-"""Rows of tensors to and from safetensors files, whatever the number of workers then and now."""
+"""Rows of tensors to and from safetensors files, at any number of workers."""
 
 import hashlib
 import json
@@ -112,7 +112,7 @@ class Reader:
     def __call__(self, name: str, kind: str, rows: range) -> Tensor:
         """Read rows of a tensor from the files that have them.
 
-        What a minimal checkpoint has not of the optimizer's state is 0, with which that begins.
+        The optimizer's state is 0 where a minimal checkpoint lacks it, as at the start.
         """
         if kind != "parameter" and kind not in self._manifest.kinds:
             return torch.zeros(len(rows), *self._manifest.shapes[name][1:])

@@ -24,7 +24,7 @@ _PREPARE = "make it with trnslurm data prepare"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(File):
+class LabelledSplit(File):
     """A file of samples."""
 
     samples: int
@@ -33,7 +33,7 @@ class Split(File):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class LabelledIndex:
     """index.json of labelled data."""
 
     format: int
@@ -45,14 +45,14 @@ class Index:
     """Their names in the order of their numbers; none: a label is a number on a scale."""
     task: str
     metrics: list[str]
-    """What a model is judged by, see scores."""
+    """The scores that a model is judged by."""
     tokenizer: Tokenizer
     splits: dict[str, Any]
-    """A Split by name: train, and eval, eval_mismatched where there is one."""
+    """A LabelledSplit by name: train, and eval, eval_mismatched where there is one."""
     sources: list[Any]
     made: dict[str, Any]
     left_out: list[Any]
-    """Rows without a text or a label, and such."""
+    """Rows without a text or a label, for example."""
     cut: int
     """Samples whose text was longer."""
 
@@ -67,13 +67,15 @@ class LabelledSamples:
     token_type_ids: Tensor
     """1 in the second text of a pair."""
     labels: Tensor
-    """Their numbers, or on a scale the numbers that they are."""
+    """Their numbers; on a scale, the values themselves."""
 
 
 class Labelled:
     """One split: an endless stream, reshuffled each epoch, and the same in the file's order."""
 
-    def __init__(self, directory: Path, index: Index, split: Split, *, seed: int) -> None:
+    def __init__(
+        self, directory: Path, index: LabelledIndex, split: LabelledSplit, *, seed: int
+    ) -> None:
         self.index = index
         self.num_samples = split.samples
         self.labels = tuple(index.labels)
@@ -114,7 +116,7 @@ def _as_tensor(values: NDArray[Any]) -> Tensor:
 
 
 def open_labelled(path: Path, split: str, *, seq_len: int, vocab_size: int, seed: int) -> Labelled:
-    """Open a split of labelled data, as the model wants it: milliseconds, whatever its size."""
+    """Open a split of labelled data and check that it fits the model: milliseconds at any size."""
     index = read_labelled_index(path)
     if split not in index.splits:
         more = ": give rows to evaluate on, or --holdout" if split == "eval" else ""
@@ -129,11 +131,11 @@ def open_labelled(path: Path, split: str, *, seq_len: int, vocab_size: int, seed
             f"model.vocab_size is {vocab_size}, but {path} has tokens up to "
             f"{index.vocab_size - 1}: its tokenizer ({index.tokenizer.name}) is not the model's"
         )
-    found = read_section(Split, index.splits[split], where=f"{path}: splits: {split}")
+    found = read_section(LabelledSplit, index.splits[split], where=f"{path}: splits: {split}")
     return Labelled(path, index, found, seed=seed)
 
 
-def read_labelled_index(directory: Path) -> Index:
+def read_labelled_index(directory: Path) -> LabelledIndex:
     """Read the index of labelled data."""
     path = directory / INDEX
     try:
@@ -152,12 +154,12 @@ def read_labelled_index(directory: Path) -> Index:
             f"{path}: format {values.get('format')}, but this code reads {FORMAT}: {_PREPARE} again"
         )
     try:
-        return read_section(Index, values, where="index")
+        return read_section(LabelledIndex, values, where="index")
     except TrainError as error:
         raise TrainError(f"{path}: {error}: {_PREPARE} again") from None
 
 
-def _map(path: Path, index: Index, split: Split) -> NDArray[Any]:
+def _map(path: Path, index: LabelledIndex, split: LabelledSplit) -> NDArray[Any]:
     """Map the file of a split into memory, if it is what the index says."""
     # An index from elsewhere must not lead out of its directory.
     if Path(split.file).name != split.file:

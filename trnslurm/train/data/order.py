@@ -1,4 +1,4 @@
-"""The order of samples: a permutation of each epoch, any place of it known at once, whatever W."""
+"""The order of samples: a permutation per epoch, computed at any place, independent of W."""
 
 import functools
 import math

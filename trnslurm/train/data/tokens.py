@@ -30,7 +30,7 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split(File):
+class TokenSplit(File):
     """A token file: documents one after another, each with an end of text behind it."""
 
     tokens: int
@@ -45,7 +45,7 @@ class Tokenizer(File):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class TokenIndex:
     """index.json of prepared data."""
 
     format: int
@@ -55,16 +55,16 @@ class Index:
     end_of_text: int
     tokenizer: Tokenizer
     splits: dict[str, Any]
-    """A Split by name: train, and eval where text was held out."""
+    """A TokenSplit by name: train, and eval where text was held out."""
     sources: list[Any]
     """Name, bytes and sha256 of every file that was read."""
     made: dict[str, Any]
     """With what settings and versions."""
 
-    def split(self, name: str) -> Split | None:
+    def split(self, name: str) -> TokenSplit | None:
         """Return a split, or None where there is none of this name."""
         values = self.splits.get(name)
-        return None if values is None else read_section(Split, values, where=f"splits: {name}")
+        return None if values is None else read_section(TokenSplit, values, where=f"splits: {name}")
 
     def files(self) -> list[File]:
         """Return every file that must lie beside the index."""
@@ -80,7 +80,7 @@ class TokenText:
     """
 
     def __init__(self, directory: Path, *, split: str = "train", seq_len: int, seed: int) -> None:
-        index = read_index(directory)
+        index = read_token_index(directory)
         found = index.split(split)
         if found is None:
             raise TrainError(f"{directory}: no split {split}: {_PREPARE} and --holdout")
@@ -114,7 +114,7 @@ class TokenText:
         return torch.from_numpy(samples)
 
 
-def read_index(directory: Path) -> Index:
+def read_token_index(directory: Path) -> TokenIndex:
     """Read the index of prepared data and compare the sizes of its files: milliseconds."""
     path = directory / INDEX
     try:
@@ -130,7 +130,7 @@ def read_index(directory: Path) -> Index:
             f"{path}: format {values.get('format')}, but this code reads {FORMAT}: {_PREPARE} again"
         )
     try:
-        index = read_section(Index, values, where="index")
+        index = read_section(TokenIndex, values, where="index")
         _check(index)
     except TrainError as error:
         raise TrainError(f"{path}: {error}: {_PREPARE} again") from None
@@ -141,14 +141,14 @@ def read_index(directory: Path) -> Index:
 
 def verify(directory: Path) -> None:
     """Read every file of prepared data whole and compare it with the index."""
-    for file in read_index(directory).files():
+    for file in read_token_index(directory).files():
         with (directory / file.file).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if digest != file.sha256:
             raise TrainError(f"{directory}: {file.file} is damaged (sha256): {_PREPARE} again")
 
 
-def _check(index: Index) -> None:
+def _check(index: TokenIndex) -> None:
     if index.dtype not in _DTYPES:
         raise TrainError(f"dtype {index.dtype!r} is not one of {', '.join(_DTYPES)}")
     itemsize = _DTYPES[index.dtype].itemsize
@@ -158,7 +158,7 @@ def _check(index: Index) -> None:
         # An index from elsewhere must not lead out of its directory.
         if Path(file.file).name != file.file:
             raise TrainError(f"{file.file!r} is not the name of a file beside it")
-        if isinstance(file, Split) and file.bytes != file.tokens * itemsize:
+        if isinstance(file, TokenSplit) and file.bytes != file.tokens * itemsize:
             raise TrainError(f"{file.file}: {file.tokens} tokens are not {file.bytes} bytes")
 
 

@@ -25,7 +25,7 @@ from trnslurm.train.checkpoint import (
 )
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.text import END_OF_TEXT
-from trnslurm.train.data.tokens import read_index
+from trnslurm.train.data.tokens import read_token_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan, load_plan
 
@@ -175,7 +175,7 @@ def text_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
     if not plan.data or path.is_file():
         return Tokens(end_of_text=END_OF_TEXT)
     try:
-        index = read_index(path)
+        index = read_token_index(path)
         split = index.split("train")
         if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
             raise TrainError(f"{path} is not what this run was trained on any more")

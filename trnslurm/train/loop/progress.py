@@ -153,7 +153,12 @@ class Progress:
             self._steady_since = now
         if lines[-1]["late_graphs"] and not self._warned:
             self._warned = True
-            self._warn_of_graphs(lines[-1])
+            if self._device.rank == 0 and self._training:
+                late, step = lines[-1]["late_graphs"], lines[-1]["step"]
+                say(
+                    f"warning: {late} graphs by step {step} are in no cache and had to be "
+                    "compiled: the trial run of the precompile did not meet them"
+                )
         return told > 0
 
     def close(self) -> None:
@@ -178,29 +183,16 @@ class Progress:
                 f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
             )
 
-    def _late_graphs(self) -> int:
-        """Count the graphs that a precompile should have made, and did not.
-
-        Where the cache cannot be asked, those are meant that came after the first steps.
-        """
-        missed = self._device.graphs_missed()
-        return self._graphs_since_steady() if missed is None else missed
-
     def _graphs_since_steady(self) -> int:
         return 0 if self._steady_graphs is None else self._device.graphs() - self._steady_graphs
-
-    def _warn_of_graphs(self, line: dict[str, int | float]) -> None:
-        if self._device.rank == 0 and self._training:
-            say(
-                f"warning: {line['late_graphs']} graphs by step {line['step']} are in no cache and "
-                "had to be compiled: the trial run of the precompile did not meet them"
-            )
 
     def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
         """Return a step's line; `seconds` is the mean since the last report."""
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
         tokens_per_s = samples_per_s * self._plan.seq_len
+        # What a precompile should have made. Where no cache tells, what came after the first steps.
+        missed = self._device.graphs_missed()
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
@@ -216,7 +208,7 @@ class Progress:
             **{f"{name}_s": round(value, 6) for name, value in done.spent.items()},
             "padding": batch.padding_units / (batch.units + batch.padding_units),
             "graphs": self._device.graphs(),
-            "late_graphs": self._late_graphs(),
+            "late_graphs": self._graphs_since_steady() if missed is None else missed,
             "time": round(time.time(), 3),
         }
         if self._plan.peak_tflops and self._flops_per_sample:

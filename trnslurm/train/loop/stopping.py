@@ -63,7 +63,7 @@ class Stopping:
         if step == self._last:
             return False  # training has reached its end anyway
         if self.stops_at is None:
-            self.stops_at = self._announce(step) if self._environment.rank == 0 else self._hear()
+            self.stops_at = self._agree(step)
         if self.stops_at is None:
             return False
         if self.stops_at < step:
@@ -82,7 +82,10 @@ class Stopping:
             return True
         return bool(self._store.check(["asked"]))
 
-    def _announce(self, step: int) -> int | None:
+    def _agree(self, step: int) -> int | None:
+        """Return the last step, if it is agreed upon; worker 0 decides, the others read it."""
+        if self._environment.rank:
+            return int(self._store.get("last")) if self._store.check(["last"]) else None
         if time.monotonic() < self._next_look:
             return None
         self._next_look = time.monotonic() + LOOK_S
@@ -92,9 +95,6 @@ class Stopping:
         stops_at = next(filter(self._reported, range(step + 1, latest)), latest)
         self._store.set("last", str(stops_at))
         return stops_at
-
-    def _hear(self) -> int | None:
-        return int(self._store.get("last")) if self._store.check(["last"]) else None
 
 
 def note_stop(environment: Environment, step: int) -> None:

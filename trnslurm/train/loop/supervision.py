@@ -1,4 +1,4 @@
-"""What looks after a training while its steps run: the graceful stop, and the watchdog."""
+"""What supervises a training while its steps run: the graceful stop, and the watchdog."""
 
 from collections.abc import Callable
 

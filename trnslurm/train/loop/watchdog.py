@@ -46,7 +46,7 @@ class Sign:
 
     turn: int
     step: int
-    """That it is in, counted from 1."""
+    """The one that it is in."""
     beats: int
     idle_s: float
     """Since its last beat."""
@@ -63,11 +63,11 @@ class Stall:
     workers: tuple[int, ...] = ()
     """Empty: nobody in particular."""
     frozen: bool = False
-    """They do not even say where they are any more."""
+    """They have stopped reporting where they are."""
 
 
 def judge(before: list[Sign], now: list[Sign]) -> Stall | None:
-    """Compare what all workers said some turns ago with now; None: a worker is saving, so wait."""
+    """Compare all workers' signs some turns ago and now; None: a worker is saving, so wait."""
     frozen = [rank for rank, sign in enumerate(now) if sign.turn == before[rank].turn]
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
@@ -160,7 +160,7 @@ class Watchdog:
 
     @property
     def _patience_s(self) -> float:
-        """How long the store may take, and workers to be called frozen."""
+        """How long the store may take, and a worker before it counts as frozen."""
         return max(LEAST_PATIENCE_S, TURNS_TO_JUDGE * self._period_s)
 
     def _limit_s(self) -> float | None:
@@ -210,7 +210,7 @@ class Watchdog:
             self._give_up(now, signs, stall)
 
     def _dump(self, now: float) -> None:
-        """Write this worker's stacks to its log, in one piece, but not again and again."""
+        """Write this worker's stacks to its log, in one piece and not too often."""
         if now - self._dumped < 10 * self._patience_s:
             return
         self._dumped = now
@@ -226,7 +226,7 @@ class Watchdog:
         os.write(sys.stderr.fileno(), text)
 
     def _give_up(self, now: float, signs: list[Sign], stall: Stall) -> None:
-        """Name who is stuck, if nobody has done so, and end this worker."""
+        """Record who is stuck, unless another worker has, and end this worker."""
         values = describe(stall, signs, seconds=round(now - self._since), step=self._step)
         here = self._environment
         record = {"time": time.time(), **values, "reported_by": here.rank}

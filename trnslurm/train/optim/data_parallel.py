@@ -1,4 +1,4 @@
-"""Plain data parallelism: on cpu and cuda, and what of it is the same on XLA devices."""
+"""Plain data parallelism on cpu and cuda, and what XLA devices share with it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

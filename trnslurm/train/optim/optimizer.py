@@ -20,7 +20,7 @@ OPTIMIZERS = {
     "lamb": ("exp_avg", "exp_avg_sq"),
     "sgd": (),
 }
-"""What each keeps of every parameter, by the names that PyTorch gives it."""
+"""The state that each keeps per parameter, by PyTorch's names."""
 
 
 class GlobalOptimizer(ABC):
@@ -53,7 +53,7 @@ class GlobalOptimizer(ABC):
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
-        """Reduce and clip the gradients, update the parameters, give the norm before clipping."""
+        """Reduce and clip the gradients, update the parameters, return the norm before clipping."""
 
     def shards(self) -> list[Shard]:
         """Return this worker's part of the state, parameters included; not before the first step.

@@ -11,18 +11,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trnslurm.train.checkpoint.state import Read, Shard, own_rows
-from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
+from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
 
 
 class Fsdp(Sharded):
     """Each parameter is divided by rows, as checkpoints have it."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        device = asked.device
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        device = request.device
         with torch.device("meta"):
-            model: Any = asked.make_model()
-        if asked.settings.gradient_checkpointing:
+            model: Any = request.make_model()
+        if request.settings.gradient_checkpointing:
             # Not PyTorch's older, reentrant way, which FSDP2's hooks do not expect.
             model._set_gradient_checkpointing(
                 gradient_checkpointing_func=functools.partial(
@@ -33,10 +33,10 @@ class Fsdp(Sharded):
         self._check_world(mesh.size())
         # Sums over workers in fp32: in fewer bits they would depend on how many there are.
         policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if asked.plan.precision == "bf16" else torch.float32,
+            param_dtype=torch.bfloat16 if request.plan.precision == "bf16" else torch.float32,
             reduce_dtype=torch.float32,
         )
-        layers = layers_to_wrap(asked)
+        layers = layers_to_wrap(request)
         for module in [each for each in model.modules() if type(each) in layers]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -44,9 +44,9 @@ class Fsdp(Sharded):
         self.model = model
         # Kept here: after a forward pass without a backward the model has whole ones for a while.
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._max_norm = asked.settings.max_norm
+        self._max_norm = request.settings.max_norm
         # Goes through memory once, where the plain one does so for each of its operations.
-        self._base = make_base(asked, self._parameters.items(), lr=0.0, fused=True)
+        self._base = make_base(request, self._parameters.items(), lr=0.0, fused=True)
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""

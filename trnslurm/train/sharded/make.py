@@ -14,7 +14,7 @@ from trnslurm.train.sharded.settings import (
     check_settings,
     read_strategy,
 )
-from trnslurm.train.sharded.strategy import Asked, Sharded, shapes_of
+from trnslurm.train.sharded.strategy import Request, Sharded, shapes_of
 from trnslurm.train.sharded.values import new_values, saved_values
 
 
@@ -35,7 +35,7 @@ def shard_model(
     check_settings(plan, settings, device)
     with torch.device("meta"):
         blueprint = make_model()
-    asked = Asked(
+    request = Request(
         plan=plan,
         settings=settings,
         device=device,
@@ -43,7 +43,7 @@ def shard_model(
         blueprint=blueprint,
         make_model=make_model,
     )
-    sharded = _strategy(settings.strategy)(asked)
+    sharded = _strategy(settings.strategy)(request)
     if settings.init_from:
         first = saved_values(settings.init_from, blueprint)
     else:
@@ -52,7 +52,7 @@ def shard_model(
     return sharded
 
 
-def _strategy(name: str) -> Callable[[Asked], Sharded]:
+def _strategy(name: str) -> Callable[[Request], Sharded]:
     # Each imported where it is used: not every node has torch_xla, or DeepSpeed.
     if name == "fsdp":
         from trnslurm.train.sharded.fsdp import Fsdp

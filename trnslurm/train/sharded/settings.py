@@ -19,8 +19,8 @@ STRATEGIES = {
 """The devices that each strategy can work with."""
 
 OPTIMIZERS = ("adamw", "sgd")
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
-"""What is computed in; parameters are kept, and updated, in fp32 whatever the precision."""
+COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
+"""The types that are computed in; parameters are kept and updated in fp32."""
 
 # The keys of the Trainer's fsdp_config that each strategy reads.
 _FSDP_KEYS = {"fsdp_transformer_layer_cls_to_wrap", "activation_checkpointing"}
@@ -43,7 +43,7 @@ class ShardedSettings(CommonSettings):
 
 
 def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> None:
-    """Refuse what no strategy can do, or not on this device."""
+    """Refuse what no strategy can do, or this one not on this device."""
     name = settings.strategy
     if name not in STRATEGIES:
         raise TrainError(f"train.strategy: {name!r} is not one of {', '.join(STRATEGIES)}")
@@ -52,7 +52,7 @@ def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> Non
             f"strategy {name} works on {', '.join(STRATEGIES[name])}, not on {device.name}: "
             "choose another preset, or another device"
         )
-    if plan.precision not in PRECISIONS:
+    if plan.precision not in COMPUTE_TYPES:
         raise TrainError(
             f"precision {plan.precision} is not supported with a sharded model: take fp32, "
             "or bf16, which computes in bf16 and keeps parameters in fp32"
@@ -70,7 +70,7 @@ def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> Non
 
 
 def read_strategy(path: Path, plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
-    """Read the file of a run's strategy; it is an error if it says something else than the plan."""
+    """Read the file of a run's strategy; raise a TrainError where it contradicts the plan."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -113,7 +113,7 @@ def _expected_xla(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
     return {
         "xla": True,
         "xla_fsdp_grad_ckpt": settings.gradient_checkpointing,
-        "xla_fsdp_settings.compute_dtype": PRECISIONS[plan.precision],
+        "xla_fsdp_settings.compute_dtype": COMPUTE_TYPES[plan.precision],
     }
 
 

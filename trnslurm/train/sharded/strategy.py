@@ -1,4 +1,4 @@
-"""What a training loop asks of a sharded model, and the choice of the one that the plan names."""
+"""What a training loop asks of a sharded model, and what its strategies share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,8 +21,8 @@ from trnslurm.train.sharded.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a strategy is to do, and with what."""
+class Request:
+    """What a strategy works with."""
 
     plan: Plan
     settings: ShardedSettings
@@ -45,10 +45,10 @@ class Sharded(ABC):
     model: nn.Module
     """What computes. Its parameters are whole only while a layer of it works."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._device = asked.device
-        self._shapes = shapes_of(asked.blueprint)
-        self._kinds = OPTIMIZERS[asked.settings.optimizer]
+    def __init__(self, request: Request) -> None:
+        self._device = request.device
+        self._shapes = shapes_of(request.blueprint)
+        self._kinds = OPTIMIZERS[request.settings.optimizer]
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter, by name."""
@@ -72,7 +72,7 @@ class Sharded(ABC):
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
-        """Clip the gradients, update the parameters, give the norm before clipping."""
+        """Clip the gradients, update the parameters, return the norm before clipping."""
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -101,11 +101,11 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def make_base(
-    asked: Asked, named: Iterable[tuple[str, nn.Parameter]], **options: Any
+    request: Request, named: Iterable[tuple[str, nn.Parameter]], **options: Any
 ) -> torch.optim.Optimizer:
     """Make PyTorch's optimizer for the workers' parts: matrices decay, vectors do not."""
-    settings = asked.settings
-    shapes = shapes_of(asked.blueprint)
+    settings = request.settings
+    shapes = shapes_of(request.blueprint)
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in named:
@@ -123,14 +123,14 @@ def make_base(
     return torch.optim.AdamW(groups, betas=betas, eps=settings.eps, **options)
 
 
-def layers_to_wrap(asked: Asked) -> set[type[nn.Module]]:
+def layers_to_wrap(request: Request) -> set[type[nn.Module]]:
     """Find the classes of layers that are gathered one by one."""
-    names = asked.file.get("fsdp_transformer_layer_cls_to_wrap")
+    names = request.file.get("fsdp_transformer_layer_cls_to_wrap")
     if not isinstance(names, list) or not names:
         raise TrainError(
             f"{STRATEGY}: fsdp_transformer_layer_cls_to_wrap must name classes of layers"
         )
-    there = {type(module).__name__: type(module) for module in asked.blueprint.modules()}
+    there = {type(module).__name__: type(module) for module in request.blueprint.modules()}
     for name in names:
         if name not in there:
             raise TrainError(

@@ -1,4 +1,4 @@
-"""What a sharded model's parameters begin with, a tensor at a time: no worker holds them all."""
+"""The initial parameters of a sharded model, one tensor at a time: no worker holds them all."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -21,7 +21,7 @@ from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 from trnslurm.train.sharded.flat import own_part, rows_of, split
-from trnslurm.train.sharded.strategy import Asked, Sharded, layers_to_wrap, make_base
+from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
 
 # What only TorchAcc's build of torch_xla takes, and what decides no value.
 TORCHACC_SETTINGS = {"opt_flatten_overlap"}
@@ -40,24 +40,24 @@ class Part:
 class XlaFsdp(Sharded):
     """Parameters are divided as flat rows of numbers, all those of a layer in one or one by one."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        settings = _read_settings(asked)
-        if settings.get("flatten_parameters") and asked.settings.weight_decay:
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        settings = _read_settings(request)
+        if settings.get("flatten_parameters") and request.settings.weight_decay:
             raise TrainError(
                 "train.weight_decay: with flatten_parameters norms would decay like matrices: set "
                 "it to 0, or strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
             )
-        _patch_llama(asked)
+        _patch_llama(request)
         with torch.device("meta"):
-            model = asked.make_model()
+            model = request.make_model()
         wrap: Any = XlaFullyShardedDataParallel  # its own annotations are too narrow
         self._wrapped: Any = wrap(
             model,
             auto_wrap_policy=functools.partial(
-                transformer_auto_wrap_policy, transformer_layer_cls=layers_to_wrap(asked)
+                transformer_auto_wrap_policy, transformer_layer_cls=layers_to_wrap(request)
             ),
-            auto_wrapper_callable=_recomputed if asked.settings.gradient_checkpointing else None,
+            auto_wrapper_callable=_recomputed if request.settings.gradient_checkpointing else None,
             param_init_fn=_allocate,
             **settings,
         )
@@ -65,19 +65,19 @@ class XlaFsdp(Sharded):
         self._check_world(self._wrapped.world_size)
         self._parts = list(_parts_of(self._wrapped))
         assert sorted(name for part in self._parts for name in part.names) == sorted(self._shapes)
-        self._max_norm = asked.settings.max_norm
-        self._tensor_lr = asked.settings.optimizer == "adamw"
-        self._base = self._make_base(asked)
+        self._max_norm = request.settings.max_norm
+        self._tensor_lr = request.settings.optimizer == "adamw"
+        self._base = self._make_base(request)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph differ from the next.
         for part in self._parts:
             part.holder.grad = torch.zeros_like(part.holder)
 
-    def _make_base(self, asked: Asked) -> torch.optim.Optimizer:
+    def _make_base(self, request: Request) -> torch.optim.Optimizer:
         # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
         # graph in the middle of a run.
         named = [(part.names[0], part.holder) for part in self._parts]
-        return make_base(asked, named, lr=self._rate(0.0), capturable=True, foreach=False)
+        return make_base(request, named, lr=self._rate(0.0), capturable=True, foreach=False)
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
@@ -137,15 +137,15 @@ class XlaFsdp(Sharded):
         return rate_tensor(self._device, lr) if self._tensor_lr else lr
 
 
-def _read_settings(asked: Asked) -> dict[str, Any]:
+def _read_settings(request: Request) -> dict[str, Any]:
     """Return what torch_xla's class takes of the settings."""
-    settings: dict[str, Any] = dict(asked.file["xla_fsdp_settings"])
+    settings: dict[str, Any] = dict(request.file["xla_fsdp_settings"])
     known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
     for key in sorted(settings.keys() - known):
         if key not in TORCHACC_SETTINGS:
             raise TrainError(f"{STRATEGY}: xla_fsdp_settings: torch_xla's FSDP has no {key}")
         del settings[key]
-        if asked.device.rank == 0:
+        if request.device.rank == 0:
             say(f"note: {key} has no effect: only TorchAcc's torch_xla has it")
     for key in DTYPES:
         dtype = getattr(torch, str(settings.get(key, "float32")), None)
@@ -155,14 +155,14 @@ def _read_settings(asked: Asked) -> dict[str, Any]:
     return settings
 
 
-def _patch_llama(asked: Asked) -> None:
+def _patch_llama(request: Request) -> None:
     """Let TorchAcc put its kernels into transformers' Llama, where there is TorchAcc."""
     if importlib.util.find_spec("torchacc") is None:
         return
     import torchacc
 
     torchacc.utils.patch.patch_llama(True)
-    if asked.device.rank == 0:
+    if request.device.rank == 0:
         say("TorchAcc has patched Llama")
 
 

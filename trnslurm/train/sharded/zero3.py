@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trnslurm.train.checkpoint.state import Read, Shard, num_rows
 from trnslurm.train.errors import TrainError
 from trnslurm.train.sharded.flat import own_part, rows_of
-from trnslurm.train.sharded.strategy import Asked, Sharded, make_base
+from trnslurm.train.sharded.strategy import Request, Sharded, make_base
 
 
 class Zero3(Sharded):
@@ -20,22 +20,22 @@ class Zero3(Sharded):
     does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked)
-        self._deepspeed = _open_deepspeed(asked.device.torch_device.type)
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self._deepspeed = _open_deepspeed(request.device.torch_device.type)
         # Each layer is divided as soon as it is there, so that the model never is as a whole.
-        config = asked.file | {"zero_allow_untested_optimizer": True}  # SGD; our tests do
+        config = request.file | {"zero_allow_untested_optimizer": True}  # SGD; our tests do
         with self._deepspeed.zero.Init(config_dict_or_path=config):
-            model: Any = asked.make_model()
-        if asked.settings.gradient_checkpointing:
-            model._set_gradient_checkpointing(gradient_checkpointing_func=asked.device.checkpoint)
-        base = make_base(asked, model.named_parameters(), lr=0.0, fused=True)
+            model: Any = request.make_model()
+        if request.settings.gradient_checkpointing:
+            model._set_gradient_checkpointing(gradient_checkpointing_func=request.device.checkpoint)
+        base = make_base(request, model.named_parameters(), lr=0.0, fused=True)
         self._engine, *_ = self._deepspeed.initialize(model=model, optimizer=base, config=config)
         self._check_world(self._engine.dp_world_size)
         self.model = self._engine
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._base = self._engine.optimizer.optimizer
-        self._units = asked.plan.batch.accumulation
+        self._units = request.plan.batch.accumulation
         self._done = 0
 
     def backward(self, loss: Tensor) -> None:

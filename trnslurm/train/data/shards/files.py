@@ -1,4 +1,4 @@
-"""Shards on disk: which there are, whether they are what they should be, and rows of them.
+"""Shards on disk: finding, checking and reading them.
 
 The format is that of create_pretraining_data.py in NVIDIA's DeepLearningExamples (PyTorch, BERT),
 which AWS's tutorial uses too: one HDF5 file a shard, one row a sample, most often gzipped in chunks

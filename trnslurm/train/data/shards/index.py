@@ -1,4 +1,4 @@
-"""What all workers must know of every shard, read once: its samples, and masked tokens of each.
+"""What all workers must know of every shard, read once: its samples and their masked tokens.
 
 With it each worker works out the denominator of any step's loss by itself. The index is kept beside
 the shards, or in a directory of the run where it cannot be written there; it is made anew when a
@@ -30,7 +30,7 @@ SAY_EVERY_S = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
-    """A shard, and how to tell that it is still the same file."""
+    """A shard, and what identifies the file."""
 
     file: str
     bytes: int
@@ -40,7 +40,7 @@ class ShardFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The index but for the counts of masked tokens."""
+    """The index without the counts of masked tokens."""
 
     format: int
     seq_len: int
@@ -50,7 +50,7 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class ShardIndex:
     """The shards of a split."""
 
     seq_len: int
@@ -85,7 +85,7 @@ def index_shards(
         _write(index, beside / _name(split))
 
 
-def read_index(directory: Path, split: str, *, beside: Path) -> Index:
+def read_shard_index(directory: Path, split: str, *, beside: Path) -> ShardIndex:
     """Read the index that index_shards made."""
     index = _find(directory, split, beside)
     if index is None:
@@ -97,7 +97,7 @@ def _name(split: str) -> str:
     return f"{split}-index.safetensors"
 
 
-def _scan(directory: Path, split: str, say: Callable[[str], None]) -> Index:
+def _scan(directory: Path, split: str, say: Callable[[str], None]) -> ShardIndex:
     paths = find_shards(directory, split)
     first = check_shard(paths[0])
     shards, counts = [], []
@@ -117,7 +117,7 @@ def _scan(directory: Path, split: str, say: Callable[[str], None]) -> Index:
         if time.monotonic() - said > SAY_EVERY_S:
             said = time.monotonic()
             say(f"reading {directory} for the first time: {len(shards)} of {len(paths)} shards")
-    index = Index(
+    index = ShardIndex(
         seq_len=first.seq_len,
         max_pred=first.max_pred,
         shards=shards,
@@ -135,7 +135,7 @@ def _describe(path: Path, samples: int) -> ShardFile:
     )
 
 
-def _find(directory: Path, split: str, beside: Path) -> Index | None:
+def _find(directory: Path, split: str, beside: Path) -> ShardIndex | None:
     """Return the first index that describes the files in the directory."""
     paths = find_shards(directory, split)
     for place in (directory, beside):
@@ -150,7 +150,7 @@ def _find(directory: Path, split: str, beside: Path) -> Index | None:
     return None
 
 
-def _read(path: Path) -> Index | None:
+def _read(path: Path) -> ShardIndex | None:
     """Read an index; None for one that is missing, damaged or of another format."""
     try:
         with safe_open(path, framework="np") as file:
@@ -164,10 +164,12 @@ def _read(path: Path) -> Index | None:
         return None
     if len(counts) != sum(shard.samples for shard in shards):
         return None
-    return Index(seq_len=header.seq_len, max_pred=header.max_pred, shards=shards, masked=counts)
+    return ShardIndex(
+        seq_len=header.seq_len, max_pred=header.max_pred, shards=shards, masked=counts
+    )
 
 
-def _write(index: Index, path: Path) -> None:
+def _write(index: ShardIndex, path: Path) -> None:
     """Write the index, whole or not at all, even if several runs do so at once."""
     header = Header(
         format=FORMAT,

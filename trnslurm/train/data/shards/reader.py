@@ -1,4 +1,4 @@
-"""Samples of sharded data by their position in the training, whatever worker asks for them."""
+"""Samples of sharded data by their position in the training, the same for every worker."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trnslurm.train.data.shards.files import KEYS, Rows, masked, read_rows
-from trnslurm.train.data.shards.index import index_shards, read_index
+from trnslurm.train.data.shards.index import index_shards, read_shard_index
 from trnslurm.train.data.shards.windows import Windows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
@@ -42,8 +42,8 @@ class ShardedSamples:
     def __init__(
         self, directory: Path, *, split: str, beside: Path, vocab_size: int, seed: int
     ) -> None:
-        """Open what index_shards(directory, split, beside=…) has looked at."""
-        self._index = read_index(directory, split, beside=beside)
+        """Open shards that index_shards(directory, split, beside=…) has indexed."""
+        self._index = read_shard_index(directory, split, beside=beside)
         self._directory = directory
         self._vocab_size = vocab_size
         self._windows = Windows([shard.samples for shard in self._index.shards], seed=seed)
@@ -100,7 +100,7 @@ class ShardedSamples:
         return {key: np.concatenate([rows[key] for rows in pieces]) for key in KEYS}
 
     def _check(self, path: Path, rows: Rows) -> None:
-        """Refuse numbers that an accelerator would take for others without a word."""
+        """Refuse numbers that an accelerator would silently take for others."""
         limits = {
             "input_ids": (self._vocab_size, "model.vocab_size"),
             "masked_lm_ids": (self._vocab_size, "model.vocab_size"),
@@ -127,7 +127,7 @@ def open_shards(
     vocab_size: int,
     seed: int,
 ) -> ShardedSamples:
-    """Open a split on every worker, once worker 0 has looked at its shards, as they should be."""
+    """Open a split on every worker once worker 0 has indexed it; check that it fits the model."""
     if device.rank == 0:
         index_shards(directory, split, beside=beside)
     device.barrier(f"index of split {split}")

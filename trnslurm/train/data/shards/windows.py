@@ -19,7 +19,7 @@ from trnslurm.train.data.units import derive_seed
 Integers = NDArray[np.int64]
 
 PIECE = 8192
-"""Samples of a piece at most. Many of gzip's chunks: those at its ends are decompressed in vain."""
+"""Most samples of a piece: many gzip chunks, because those at its ends are wasted."""
 PIECES_PER_WINDOW = 8
 """A window of 128 tokens a sample takes up to 60 MB of a worker's memory."""
 
