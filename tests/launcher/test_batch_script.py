@@ -139,14 +139,14 @@ def test_state_that_cannot_be_written(script: Script) -> None:
 def test_no_python_is_recorded(script: Script) -> None:
     script.change("export TRNSLURM_PYTHON=", "export TRNSLURM_PYTHON=/nowhere")
     assert script.run() == 127
-    assert script.reason() == "exit code 127 while starting Python"
+    assert script.reason() == "exit code 127 while setting up the environment"
     assert script.state()["job_id"] == "4711"
 
 
 def test_a_python_that_cannot_run_it_is_recorded(script: Script) -> None:
     (script.bundle / "code/trnslurm/node/attempt.py").write_text("raise SystemExit(3)\n")
     assert script.run() == 3
-    assert script.reason() == "exit code 3 while starting Python"
+    assert script.reason() == "exit code 3 while setting up the environment"
 
 
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 1), ("exit 7", 7), ("false", 1)])

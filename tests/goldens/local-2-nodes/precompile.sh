@@ -14,33 +14,35 @@
 set -euo pipefail
 umask 077
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
-TRNSLURM_JOB="\"job_id\": \"local-$$\", \"restarts\": 0,"
+TRNSLURM_JOB=local-$$ TRNSLURM_RESTARTS=0
 
-# The attempt takes its number by creating its state file: only one can. A line below that fails is
-# recorded there, until trnslurm.node.attempt, in the last line, keeps that file.
+# The attempt takes its number by creating its state file: only one can. Until trnslurm.node.attempt,
+# started in the last line, keeps that file, a line that fails is recorded in it.
 export TRNSLURM_PHASE=precompile TRNSLURM_ATTEMPT=1
 until (set -o noclobber && : > "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json") 2> /dev/null; do
-  if [ ! -e "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json" ]; then
-    echo "error: cannot write in $PWD/state: check its owner, its mode and the disk" >&2
-    exit 1
-  fi
+  [ -e "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json" ] ||
+    { echo "error: cannot write in $PWD/state: check its owner, its mode and the disk" >&2; exit 1; }
   TRNSLURM_ATTEMPT=$((TRNSLURM_ATTEMPT + 1))
 done
-TRNSLURM_JOB+=" \"started\": \"$(date -u +%FT%TZ)\""
-record() { echo "{$TRNSLURM_JOB$*}" > "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json"; }
-failed() {
-  local code=$(($1 ? $1 : 1)) state=FAILED  # even `exit 0` in a line of `activate` is a failure
+TRNSLURM_STARTED=$(date -u +%FT%TZ)
+record() {  # STATE REASON EXIT_CODE ENDED
+  { printf '{"job_id": "%s", "restarts": %d, ' "$TRNSLURM_JOB" "$TRNSLURM_RESTARTS"
+    printf '"started": "%s", ' "$TRNSLURM_STARTED"
+    printf '"state": "%s", "reason": "%s", "exit_code": %s, "ended": %s}\n' "$@"
+  } > "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json"
+}
+failed() {  # the script did not get to its last line, even if by `exit 0`
+  local code=$(($1 ? $1 : 1)) state=FAILED
   if [ "$code" -eq 143 ]; then state=CANCELLED; fi
-  record ", \"state\": \"$state\", \"reason\": \"exit code $code while $TRNSLURM_DOING\"," \
-    "\"exit_code\": $code, \"ended\": \"$(date -u +%FT%TZ)\""
+  record "$state" "exit code $code while $TRNSLURM_DOING" "$code" "\"$(date -u +%FT%TZ)\""
   echo "$TRNSLURM_PHASE attempt $TRNSLURM_ATTEMPT: $state (exit code $code while $TRNSLURM_DOING)"
   exit "$code"
 }
+record STARTING '' null null
 TRNSLURM_DOING='setting up the environment'
 trap 'failed $?' EXIT
 trap 'exit 143' TERM INT HUP
 trap '' USR1                                # the time limit is near: there is nothing to save yet
-record
 
 # Environment: closed. What the job sees is what stands here.
 TRNSLURM_DEFAULT_PYTHON=python3
@@ -51,14 +53,14 @@ export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
 export TRNSLURM_CACHE_LAYOUT=shared
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
-TRNSLURM_DOING='starting Python'
-"$TRNSLURM_PYTHON" -c 'import trnslurm.node.attempt'
+"$TRNSLURM_PYTHON" -c 'import trnslurm.node.attempt'  # this Python can run the last line
 
 # Rendezvous: where the workers meet.
 TRNSLURM_DOING='choosing the master address and ports'
 TRNSLURM_HOSTS=local-0,local-1
 MASTER_ADDR=127.0.0.1
-TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "local-$$" 0)
+# This script runs on the first node, so a port that is free here is free for the master.
+TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$TRNSLURM_JOB" "$TRNSLURM_RESTARTS")
 export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
 
 # Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers
