@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 FORMAT = 1
@@ -21,6 +20,8 @@ def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> 
 
 def own_versions() -> dict[str, str]:
     """Return the versions of PACKAGES that this Python has."""
+    from importlib import metadata  # slow, and the launcher only makes keys
+
     found = {}
     for name in PACKAGES:
         try:
