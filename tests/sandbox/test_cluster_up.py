@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_two_at_once_start_one() -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
-def test_umask_of_whoever_starts_it_does_not_matter(umask: int) -> None:
+def test_the_callers_umask_does_not_matter(umask: int) -> None:
     before = os.umask(umask)
     try:
         with sandbox_up("--nodes", 1, name="umask") as made:
@@ -210,3 +211,17 @@ def test_umask_of_whoever_starts_it_does_not_matter(umask: int) -> None:
             assert made.path.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+def test_signals_that_the_caller_ignores_do_not_matter() -> None:
+    """As under nohup, or in the background of a script: bash could not trap them in a job."""
+    numbers = (signal.SIGHUP, signal.SIGINT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        with sandbox_up("--nodes", 1, name="nohup") as made:
+            status = made.slurm("srun", "cat", "/proc/self/status").ok
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    (ignored,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")]
+    assert not any(int(ignored, 16) & 1 << number - 1 for number in numbers)

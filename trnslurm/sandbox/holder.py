@@ -27,6 +27,8 @@ _LOOK_S = 1
 
 def main() -> None:
     """Run as `python -m trnslurm.sandbox.holder DIRECTORY INODE [OWNER_PIDFD]`, in namespaces."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # jobs inherit what `nohup trnslurm sandbox up` did
     layout = Layout(Path(sys.argv[1]))
     owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
     # The lock says that the sandbox lives; those who only look hold it for a moment.
