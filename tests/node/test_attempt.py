@@ -513,6 +513,16 @@ def test_signals_that_were_ignored_before(script: Script) -> None:
     assert script.ended() == ("REQUEUED", "time limit; saved step 20")
 
 
+def test_under_nohup_a_closed_terminal_ends_nothing(script: Script) -> None:
+    script.options = []
+    script.step(STARTED + "until [ -e go ]; do sleep 0.05; done\n")
+    process = script.running(begin="trap '' HUP; exec", job="local-7")
+    process.send_signal(signal.SIGHUP)
+    (script.bench.directory / "go").touch()
+    assert script.end(process) == 0
+    assert script.ended() == ("COMPLETED", "")
+
+
 def test_signal_before_the_step_starts(script: Script) -> None:
     script.step("touch started\n")
     script.command("scontrol", '#!/bin/bash\necho x >> "${0%/*}/asked"\nkill -TERM "$PPID"\n')

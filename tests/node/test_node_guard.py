@@ -124,10 +124,11 @@ def test_term_reaches_the_script_alone_so_that_its_trap_decides(bench):
         "batch.sh",
         "trap 'echo CANCELLED > state; kill -USR1 $step; wait $step; echo over >> state' TERM\n"
         "bash step.sh & step=$!\n"
+        "touch batch.ready\n"
         "wait $step\n",
     )
     guard = bench.program("guard", "--", script)
-    bench.await_files("step.ready")
+    bench.await_files("step.ready", "batch.ready")
     guard.terminate()
     assert guard.wait(60) == 143
     assert bench.read("step.log") == "usr1\n"

@@ -359,7 +359,8 @@ class Attempt:
 
         self.doing = doing
         arrived, _ = self._signals.wait(0)
-        before = {signum: signal.signal(signum, interrupt) for signum in processes.END_SIGNALS}
+        heard = processes.heard_end_signals()
+        before = {signum: signal.signal(signum, interrupt) for signum in heard}
         try:
             if arrived & processes.END_SIGNALS:
                 raise Terminated

@@ -37,6 +37,7 @@ class SignalQueue:
     """Collects signals, ended children among them, behind a file descriptor to wait on.
 
     Handlers, not SIG_IGN: an ignored signal stays ignored over exec, and bash cannot trap it then.
+    Only HUP stays ignored where it is: that is what nohup asks for.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class SignalQueue:
         os.set_blocking(self._fd, False)
         os.set_blocking(wake_fd, False)
         signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
-        for signum in (*END_SIGNALS, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        for signum in (*heard_end_signals(), signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, _note)
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> tuple[set[int], bool]:
@@ -54,6 +55,12 @@ class SignalQueue:
             return set(os.read(self._fd, 4096)), any(fd in ready for fd in also)
         except BlockingIOError:
             return set(), any(fd in ready for fd in also)
+
+
+def heard_end_signals() -> frozenset[signal.Signals]:
+    """Return the signals that end this process: under nohup HUP is none of them."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return END_SIGNALS - {signal.SIGHUP} if ignored else END_SIGNALS
 
 
 def die_with_parent(parent: int) -> None:
