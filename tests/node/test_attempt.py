@@ -460,9 +460,12 @@ def test_graphs_whose_ingredients_are_damaged(compiling: Script) -> None:
 
 
 def test_term_while_graphs_are_read(compiling: Script) -> None:
-    fifo = compiling.bench.directory / "graphs.json"
-    fifo.unlink()
-    os.mkfifo(fifo)
+    """The key needs the version of a package whose file nobody ever writes."""
+    package = compiling.bench.directory / "slow" / "torch_neuronx-1.dist-info"
+    package.mkdir(parents=True)
+    os.mkfifo(package / "METADATA")
+    path = compiling.bench.environ["PYTHONPATH"]
+    compiling.bench.environ["PYTHONPATH"] = f"{package.parent}:{path}"
     process = compiling.start(phase="precompile")
     compiling.bench.await_files("bin/asked")
     process.send_signal(signal.SIGTERM)
