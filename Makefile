@@ -39,10 +39,10 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/mypy
 	shellcheck .ci/run cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
-# Files of tests side by side, in the order that tests/conftest.py gives them: one that computes, and
-# one that waits for Slurm. With three, on two cores, what is waited for comes late.
+# Three files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
+# wait for Slurm leave them idle.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # One after the other: what they measure, and their bounds, are of a machine that does nothing else.
 test-faults: sandbox .venv/.train  ## Every row of the fault matrix; writes the table of docs/reliability.md

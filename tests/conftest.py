@@ -19,7 +19,14 @@ import trnslurm
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
-# The slowest directories: those that compute, and those that mostly wait for Slurm.
+# The slowest files come first, so that none of them is the last to end; then the rest of the
+# slowest directories, those that compute in turn with those that mostly wait for Slurm.
+_SLOWEST = (
+    "sandbox/test_jobs_requeue.py", "train/test_any_worker_count.py", "train/test_bert_job.py",
+    "local/test_local_runs.py", "sandbox/test_jobs_training.py", "train/test_strategies.py",
+    "sandbox/test_jobs_resume.py", "train/test_stopping.py", "train/checkpoint/test_processes.py",
+    "faults/test_kills.py",
+)  # fmt: skip
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 
@@ -57,6 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files = [item.path for item, of in zip(items, directories, strict=True) if of in kind]
         paths = list(dict.fromkeys(files))
         turns |= {path: (0, place / len(paths)) for place, path in enumerate(paths)}
+    turns |= {here / file: (-1, float(place)) for place, file in enumerate(_SLOWEST)}
     items.sort(key=lambda item: turns.get(item.path, (1, 0.0)))
 
 

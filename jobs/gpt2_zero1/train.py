@@ -55,7 +55,7 @@ def main() -> None:
         data=f"{text.num_tokens:,} tokens in {text.num_blocks:,} blocks of {plan.seq_len}",
         each=f"{plan.batch.global_batch * plan.seq_len:,} tokens",
     )
-    # Packed text has no padding: every token of a sample is predicted but the first.
+    # Packed text has no padding: every token of a sample but the first is predicted.
     predicted = plan.seq_len - 1
 
     def evaluate() -> dict[str, float]:
@@ -82,7 +82,7 @@ def main() -> None:
 def unit_loss(
     model: GPT2LMHeadModel, device: Device, plan: Plan, text: Text, unit: Unit, valid_tokens: int
 ) -> Tensor:
-    """Return a unit's share of the mean loss over so many tokens."""
+    """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
         tokens = device.put(text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
@@ -128,8 +128,8 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
 
 def choose_attention(config: GPT2Config, device: Device) -> str:
     """Choose PyTorch's fused attention where there is one that does what the config asks for."""
-    # GPT-2 masks what comes later by itself. transformers would still make a mask in every call, to
-    # keep packed samples apart that are not there, and add it to all scores.
+    # GPT-2 masks what comes later by itself. transformers would still make a mask in every call,
+    # to separate packed samples (there are none), and add it to all scores.
     for attention in ("eager", "sdpa"):
         AttentionMaskInterface.register(attention, lambda **_: None)
     special = config.scale_attn_by_inverse_layer_idx or config.reorder_and_upcast_attn

@@ -73,7 +73,7 @@ def main() -> None:
         data=f"{text.num_tokens:,} tokens in {text.num_blocks:,} blocks of {plan.seq_len}",
         each=f"{plan.batch.global_batch * plan.seq_len:,} tokens",
     )
-    # Packed text has no padding: every token of a sample is predicted but the first.
+    # Packed text has no padding: every token of a sample but the first is predicted.
     predicted = plan.seq_len - 1
 
     def evaluate() -> dict[str, float]:
@@ -110,7 +110,7 @@ def main() -> None:
 def unit_loss(
     model: torch.nn.Module, device: Device, text: Text, unit: Unit, valid_tokens: int
 ) -> Tensor:
-    """Return a unit's share of the mean loss over so many tokens."""
+    """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
         tokens = device.put(text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.

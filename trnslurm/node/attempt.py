@@ -105,7 +105,7 @@ class Attempt:
         self.state.host, self.state.pid = os.uname().nodename, os.getpid()
         self.trains = phase == "train"
         self.doing = "starting"
-        """For the reason, should it fail now."""
+        """What is being done, for the reason of a failure."""
         self.on_slurm = not self.state.job_id.startswith("local-")
         self.controller = Controller(self.state.job_id, self.state.restarts, options.retry_s)
         self._options, self._signals = options, signals
@@ -115,7 +115,7 @@ class Attempt:
         self._step = 0
         """The pid of srun, or of its stand-in."""
         self._deadline: float | None = None
-        """Once Slurm ends the job: when the step must be over."""
+        """When the step must have ended, once Slurm is ending the job."""
         self._ended_by_term = False
 
     # -- from begin to end
@@ -125,7 +125,7 @@ class Attempt:
         self._begin()
         if self._options.graphs and self._graphs_are_warm():
             return 0
-        self._launch()
+        self._mark_running()
         code = self._run_step()
         if self._ended_by_term and not self.trains:
             return TERMINATED
@@ -143,7 +143,7 @@ class Attempt:
         return code
 
     def _begin(self) -> None:
-        """Refuse what must not run."""
+        """Refuse a cancelled run, a wrong node count, and a run that crashed too often."""
         state = self.state
         if self.trains:
             state.checkpoint = newest_step(RUN.checkpoints)
@@ -160,13 +160,13 @@ class Attempt:
         if not self.on_slurm:
             return
         self.controller.learn_patience()
-        # Crashes count also if the attempt never got to say so, as when its node died.
+        # A crash counts even if the attempt could not record it, as when its node died.
         if self.trains and (given_up := reason_to_give_up(state, self._options.max_crashes)):
             state.state, state.reason = "FAILED", given_up
             raise RefusedError(1, given_up)
 
-    def _launch(self) -> None:
-        """Say that it runs, and begin the heartbeat, which no death of this process outlives."""
+    def _mark_running(self) -> None:
+        """Record that the step runs, and start the heartbeat, which dies with this process."""
         arrived, _ = self._signals.wait(0)
         self._heed(arrived)
         if self._ended_by_term:
@@ -179,7 +179,7 @@ class Attempt:
         threading.Thread(target=_beat, daemon=True).start()
 
     def finish(self, code: int) -> int:
-        """Say the last word on this attempt; return its exit code."""
+        """Write the final state of this attempt; return its exit code."""
         state = self.state
         if state.under_way:
             state.state = "COMPLETED" if code == 0 else "FAILED"
@@ -298,7 +298,7 @@ class Attempt:
         if ending.state == "REQUEUED":
             self._requeue(ending.refused, bad_nodes)
         if self.state.state != "COMPLETED" and ending.cause != CRASH:
-            return TERMINATED  # also if it ended well: what waits for its success may not start
+            return TERMINATED  # even if it ended well: what depends on its success must wait
         return code
 
     def _requeue(self, refused: str, bad_nodes: left_out.Change) -> None:
@@ -352,7 +352,7 @@ class Attempt:
 
     @contextmanager
     def _graph_work(self, doing: str) -> Iterator[None]:
-        """Have TERM interrupt what this process does itself, which may take minutes."""
+        """Let TERM interrupt work on graphs in this process, which may take minutes."""
 
         def interrupt(_signum: int, _frame: object) -> None:
             raise Terminated

@@ -47,7 +47,8 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
     if phase == "train" and early_s:
         options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
-    return options + _common(spec.config, again="from the newest checkpoint")
+    again = "from the newest checkpoint" if phase == "train" else "and compile what is missing"
+    return options + _common(spec.config, again=again)
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:
@@ -56,7 +57,7 @@ def data_options(job: DataJob) -> list[tuple[str, str]]:
     named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
     if slurm.data_partition is None:  # these choose among training's nodes
         named |= {"constraint": slurm.constraint, "reservation": slurm.reservation}
-    return _named(job.config, **named) + _common(job.config, again="and go on")
+    return _named(job.config, **named) + _common(job.config, again="and resume")
 
 
 def _named(config: Config, **options: str | None) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ fi
 if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
   ulimit -n "$(ulimit -Hn)"
 fi
-export OMP_NUM_THREADS=1                    # one worker per core: no threads on top
+export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 export PJRT_DEVICE=CPU
 export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
 export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
