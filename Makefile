@@ -39,10 +39,10 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/mypy
 	shellcheck .ci/run cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
-# Three files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
+# Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # One after the other: what they measure, and their bounds, are of a machine that does nothing else.
 test-faults: sandbox .venv/.train  ## Every row of the fault matrix; writes the table of docs/reliability.md

@@ -13,7 +13,9 @@ import pytest
 from .cluster import eventually
 from .jobs import Run, User
 
-TRAINING = ("steps=3", "train.optimizer=sgd", "model.n_layer=1")
+# Compiling is most of the work here, and what is compiled runs for seconds.
+QUICK_COMPILER = "env.XLA_FLAGS=--xla_backend_optimization_level=0"
+TRAINING = ("steps=3", "train.optimizer=sgd", "model.n_layer=1", QUICK_COMPILER)
 
 
 @dataclass

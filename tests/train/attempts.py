@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..free_port import free_port
 from ..json_lines import read_lines
+from ..warm import torchrun
 from .conftest import JOB, make_environment, tiny_plan
 
 TIMEOUT_S = 240
@@ -26,19 +27,30 @@ class Run:
         (path / "state").mkdir(parents=True)
         (path / "plan.json").write_text(json.dumps(tiny_plan(device, 1, workers, **changes)))
 
+    def _start(self, number):
+        """Give torchrun's arguments and the environment of an attempt."""
+        arguments = ["--nnodes=1", f"--nproc_per_node={self.workers}", "--master_addr=127.0.0.1"]
+        arguments += [f"--master_port={free_port()}", str(JOB / "train.py"), "plan.json"]
+        environment = make_environment(self.device, "train", self.path)
+        return arguments, environment | {"TRNSLURM_ATTEMPT": str(number)}
+
+    def undisturbed(self, number):
+        """Have an attempt to which nothing happens; give what it printed."""
+        arguments, environment = self._start(number)
+        xla = self.device.startswith("xla")
+        done = torchrun(arguments, cwd=self.path, env=environment, timeout_s=TIMEOUT_S, xla=xla)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
     @contextlib.contextmanager
     def attempt(self, number):
         """Start it; whatever happens, no process stays."""
-        port = free_port()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
-        command += [f"--nproc_per_node={self.workers}", "--master_addr=127.0.0.1"]
-        command += [f"--master_port={port}", str(JOB / "train.py"), "plan.json"]
-        environment = make_environment(self.device, "train", self.path)
+        arguments, environment = self._start(number)
         with (self.path / f"{number}.log").open("w") as log:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "torch.distributed.run", *arguments],
                 cwd=self.path,
-                env=environment | {"TRNSLURM_ATTEMPT": str(number)},
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -87,17 +87,18 @@ class Launches:
 
     def results(self, name: str) -> list[dict[str, Any]]:
         """Give every worker's result of the last attempt."""
-        return self._attempts(name)[-1]
+        return self.attempts(name)[-1]
 
     def outcome(self, name: str) -> Outcome:
         lines = (self.directory / name / "metrics.jsonl").read_text().splitlines()
-        attempts = self._attempts(name)
+        attempts = self.attempts(name)
         ledger = sorted(entry for attempt in attempts for one in attempt for entry in one["ledger"])
         return Outcome(
             metrics=[json.loads(line) for line in lines], results=attempts[-1], ledger=ledger
         )
 
-    def _attempts(self, name: str) -> list[list[dict[str, Any]]]:
+    def attempts(self, name: str) -> list[list[dict[str, Any]]]:
+        """Give every worker's result of each attempt."""
         paths = sorted((self.directory / name).glob("result-*.json"))
         attempts = sorted({path.suffixes[-2] for path in paths})
         return [

@@ -67,12 +67,10 @@ def trainings(tmp_path_factory):
                 Scenario("zero1", NO_DROPOUT | FEW),
             ],
         }
-        launches.launch(
-            workers,
-            Scenario(f"sgd-{workers}", SGD),
-            Scenario(f"adamw-{workers}", ADAMW),
-            *again[workers],
-        )
+        whole = [Scenario(f"sgd-{workers}", SGD), Scenario(f"adamw-{workers}", ADAMW)]
+        if workers == 4:  # slow on two cores; Adam trains on them in `elastic`
+            whole = [Scenario("sgd-4", SGD | {"train__stop_at": 20})]
+        launches.launch(workers, *whole, *again[workers])
     # The other device kinds' way, without ZeRO-1.
     plain = [
         Scenario("plain", NO_DROPOUT | FEW),
@@ -84,25 +82,36 @@ def trainings(tmp_path_factory):
     return launches
 
 
-def assert_same(outcome, other, optimizer):
-    assert outcome.column("step") == list(range(1, STEPS + 1))
+def assert_same(outcome, other, optimizer, steps=STEPS):
+    assert outcome.column("step") == list(range(1, steps + 1))
     for key in ("loss", "grad_norm"):
-        assert outcome.column(key) == pytest.approx(other.column(key), rel=TOLERANCE[optimizer])
+        expected = other.column(key)[:steps]
+        assert outcome.column(key) == pytest.approx(expected, rel=TOLERANCE[optimizer])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(trainings, optimizer, workers):
+@pytest.mark.parametrize(
+    ("optimizer", "workers", "steps"),
+    [
+        ("sgd", 2, STEPS),
+        ("adamw", 2, STEPS),
+        ("sgd", 3, STEPS),
+        ("adamw", 3, STEPS),
+        ("sgd", 4, 20),
+    ],
+)
+def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(
+    trainings, optimizer, workers, steps
+):
     one = trainings.outcome(f"{optimizer}-1")
     outcome = trainings.outcome(f"{optimizer}-{workers}")
 
-    assert_same(outcome, one, optimizer)
-    assert outcome.ledger == one.ledger
-    assert [place for place, _ in outcome.ledger] == list(range(STEPS * 8))
+    assert_same(outcome, one, optimizer, steps)
+    assert outcome.ledger == one.ledger[: steps * 8]
+    assert [place for place, _ in outcome.ledger] == list(range(steps * 8))
     evaluated = [line["eval_loss"] for line in outcome.metrics if "eval_loss" in line]
     expected = [line["eval_loss"] for line in one.metrics if "eval_loss" in line]
-    assert len(evaluated) == 3
-    assert evaluated == pytest.approx(expected, rel=TOLERANCE[optimizer])
+    assert len(evaluated) == 1 + steps // 20
+    assert evaluated == pytest.approx(expected[: len(evaluated)], rel=TOLERANCE[optimizer])
     if optimizer == "sgd":
         assert min(one.column("grad_norm")) > 0.5, "clipping is not always active"
 
@@ -136,7 +145,8 @@ def test_on_as_many_workers_resumed_is_bitwise_the_same(trainings):
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_each_worker_has_its_part_of_the_optimizer_state(trainings, workers):
-    parts = [result["state_bytes"] for result in trainings.outcome(f"adamw-{workers}").results]
+    name = "elastic" if workers == 4 else f"adamw-{workers}"
+    parts = [result["state_bytes"] for result in trainings.attempts(name)[0]]
     [*_, checkpoint] = sorted((trainings.directory / "elastic" / "checkpoints").iterdir())
     shapes = verify(checkpoint).shapes.values()
 

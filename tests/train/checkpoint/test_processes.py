@@ -40,14 +40,14 @@ class Runs:
 
     def start(self, device, workers, *, prefix="", code=0, **options):
         """Run an attempt to its end; return what the workers said."""
-        if prefix or code:
+        if prefix:
             return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
         arguments = self._prepare(device, workers, options)
         done = torchrun(
             arguments, cwd=self.run_dir, env=self._environment(), timeout_s=TIMEOUT_S,
             xla=device.startswith("xla"),
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout
+        assert done.returncode == code, done.stdout
         return self._read(done.stdout)
 
     def launch(self, device, workers, *, prefix="", **options):
