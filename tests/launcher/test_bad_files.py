@@ -30,6 +30,10 @@ def refused(site, fake_slurm, cli):
     return call
 
 
+# Nine levels of nine references: a little text that is a lot.
+ALIASES = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
 # Text of a recipe -> what the line must say; every line names the file.
 RECIPES = {
     "syntax": ("steps: [1\nbatch: 2\n", "recipe.yaml:2: "),
@@ -58,6 +62,13 @@ RECIPES = {
     "number": (GOOD.replace("3", 5000 * "9"), "recipe.yaml:1: a number of 2**63 or more: quote"),
     "date": (GOOD + "train: {x: 2024-13-45}\n", "month must be in 1..12: quote what is text"),
     "deep": (GOOD + f"train: {300 * '{a: '}1{300 * '}'}\n", "nested too deeply"),
+    # libyaml itself overflows the stack there, which ends the process.
+    "very deep": (GOOD + f"train: {100_000 * '['}\n", "nested too deeply"),
+    "aliases": (GOOD + ALIASES + "train: {x: *a9}\n",
+                "recipe.yaml:1: more than 100,000 values, aliases counted"),
+    "aliases merged": (GOOD + "a: &a {b: 1}\n" + "".join(
+        f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}' if n else '*a'] * 9)}]}}\n"
+        for n in range(9)), "more than 100,000 values, aliases counted"),
     "entry": (GOOD + "entry: go.py\n", "the recipe's entry go.py is not there"),
     "entry outside": (GOOD + "entry: ../other.py\n", "the recipe's entry ../other.py is not there"),
 }  # fmt: skip

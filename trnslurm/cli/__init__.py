@@ -38,6 +38,7 @@ _COMMANDS = {
     "completion": "site",
 }
 _INTERRUPTED = 130
+_LONGEST = 2000
 
 
 class _LazyGroup(click.Group):
@@ -94,9 +95,14 @@ def main(arguments: list[str] | None = None) -> None:
         _fail("interrupted", _INTERRUPTED)
     except OSError as error:
         _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+    except MemoryError:
+        _fail("this machine has too little memory for it", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> None:
-    click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    line = " ".join(message.split())
+    if len(line) > _LONGEST:  # it quotes what somebody set; what to do stands at the end
+        line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+    click.echo(f"error: {printable(line)}", err=True)
     sys.exit(code)

@@ -19,7 +19,7 @@ from trnslurm.config.schema import (
     Slurm,
     Strategy,
 )
-from trnslurm.config.search import Workspace, packaged_root, user_root
+from trnslurm.config.search import Workspace, packaged_root, parse_yaml, user_root
 from trnslurm.config.tree import flatten
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "describe",
     "flatten",
     "packaged_root",
+    "parse_yaml",
     "preset_before",
     "presets_of",
     "read_cluster",

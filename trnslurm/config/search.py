@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.rundir import read_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 SETTINGS_FILE = "trnslurm.yaml"
@@ -89,7 +90,7 @@ class Workspace:
 def read_yaml(file: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, or raise a one-line error with file and line."""
     try:
-        tree = parse_yaml(file.read_text(encoding="utf-8"))
+        tree = parse_yaml(read_file(file).decode())
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
     except OSError as error:
@@ -102,8 +103,6 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or error}") from None
     except ValueError as error:  # no such date
         raise ConfigError(f"{file}: {error}: quote what is text") from None
-    except RecursionError:
-        raise ConfigError(f"{file}: nested too deeply") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -111,14 +110,22 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return tree
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str | bytes) -> Any:
     """Return the value of a YAML text: plain, no key twice, nothing that contains itself."""
-    return yaml.load(text, Loader=_StrictLoader)
+    try:
+        if len(text) > _SURELY_SHALLOW:
+            _refuse_deep(text)
+        return yaml.load(text, Loader=_StrictLoader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
 
 
 # libyaml's parser where PyYAML came with it: it is ten times faster.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TOO_LARGE = 2**63
+_MOST_VALUES = 100_000
+# libyaml overflows the stack, and so kills the process, at some 40,000 levels.
+_SURELY_SHALLOW, _DEEPEST = 10_000, 1000
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
 # YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8: nobody means that.
 _OTHER_BASE = re.compile(r"[^:]*:.*|[-+]?0[0-7_]+")
@@ -131,6 +138,10 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
     """
 
     def construct_document(self, node: yaml.Node) -> Any:
+        if _size(node, {}) > _MOST_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {_MOST_VALUES:,} values, aliases counted", node.start_mark
+            )
         self.deep_construct = True  # so that an alias inside what it names is an error
         return super().construct_document(node)
 
@@ -163,6 +174,25 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
 
 for _tag in ("int", "float"):
     _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_number)
+
+
+def _refuse_deep(text: str | bytes) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise RecursionError
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node has, with each alias written out."""
+    if id(node) not in known:
+        known[id(node)] = 1  # also of an alias inside what it names
+        values = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = [n for v in values for n in (v if isinstance(v, tuple) else (v,))]
+        known[id(node)] += sum(_size(n, known) for n in inner)
+    return known[id(node)]
 
 
 def _refuse_unreadable(root: Path) -> None:

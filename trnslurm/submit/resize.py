@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from trnslurm import __version__
-from trnslurm.config import Config, read_config
+from trnslurm.config import Config, parse_yaml, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
@@ -31,7 +29,7 @@ _SEARCHED_NODES = 64  # at least so many counts are tried where the one asked fo
 
 def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
     """Return a run's job for another node count, or refuse what would not be the same training."""
-    head = yaml.safe_load(job.bundle.files[CONFIG])
+    head = parse_yaml(job.bundle.files[CONFIG])
     source = run.code / "jobs" / job.recipe
     config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
     code = {name: data for name, data in job.bundle.files.items() if name.startswith("code/")}
