@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test test-faults test-matrix soak check unit format goldens bench bench-training \
+.PHONY: all help demo test test-faults test-matrix soak fuzz check unit format goldens bench bench-training \
   bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
@@ -55,6 +55,9 @@ soak: sandbox .venv/.train  ## 50 random faults in one training; adds its row to
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
 	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
+
+fuzz: .venv/.train  ## Damage files at random for ten minutes, and read them (FUZZ_MINUTES, FUZZ_SEED)
+	$(BIN)/pytest tests/launcher/test_fuzz.py -m fuzz
 
 test-matrix: .venv/.train  ## More worker counts on XLA than the tests have
 	$(BIN)/pytest tests/train -m matrix

@@ -27,7 +27,7 @@ INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 CHECKPOINTS = "checkpoints"
 
-_MAX_JSON_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
 _STATE_FILE = re.compile(r"([a-z]+)-([0-9]+)\.json")
 _NODE_LOG = re.compile(r"[a-z]+-[0-9]+-node([0-9]+)\.log")
@@ -286,13 +286,18 @@ def open_file(file: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_file(file: Path, most_bytes: int = _MAX_BYTES) -> bytes:
+    """Return what is in a regular file; an OSError if it is larger than anything of ours."""
+    with open_file(file) as stream:
+        text = stream.read(most_bytes + 1)
+    if len(text) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB", str(file))
+    return text
+
+
 def load_json(file: Path) -> dict[str, Any]:
     """Return the JSON object of a file; raise an OSError or a ValueError if there is none."""
-    with open_file(file) as stream:
-        text = stream.read(_MAX_JSON_BYTES + 1)
-    if len(text) > _MAX_JSON_BYTES:
-        raise ValueError(f"more than {_MAX_JSON_BYTES >> 20} MiB")
-    return _parse(text)
+    return _parse(read_file(file))
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -332,7 +337,7 @@ def first_line(file: Path) -> dict[str, Any]:
     """Return the object of a file's first line; empty if there is none yet."""
     try:
         with open_file(file) as stream:
-            return next(json_lines([stream.readline(_MAX_JSON_BYTES)]), {})
+            return next(json_lines([stream.readline(_MAX_BYTES)]), {})
     except OSError:
         return {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from trnslurm.cli.output import echo_json, figure
 from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
+from trnslurm.rundir import load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, why_it_failed
@@ -83,7 +83,7 @@ def follow_run(run: RunDir, *, quiet: bool = False) -> RunStatus:
     if PREPARE in run.record().phases:
         status = _with_log(run)
     else:
-        steps = int(json.loads(run.plan_file.read_text(encoding="utf-8"))["steps"])
+        steps = int(load_json(run.plan_file)["steps"])
         status = _with_bar(run, steps) if sys.stderr.isatty() else _with_lines(run)
     if not quiet:
         _report(run, status)

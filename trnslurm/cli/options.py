@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -277,7 +278,8 @@ def run_roots(workspace: Workspace) -> list[Path]:
     for file in workspace.clusters().values():
         try:
             root = read_yaml(file).get("run_root", Cluster().run_root)
-        except TrnslurmError:
+            roots.append(Path(str(root)).expanduser())
+        except (TrnslurmError, RuntimeError):  # ~name of nobody
             continue
-        roots.append(Path(str(root)).expanduser())
-    return list(dict.fromkeys(r for r in roots if r.is_dir()))
+    # Unlike Path.is_dir, it is False for what can be no path at all.
+    return [r for r in dict.fromkeys(roots) if os.path.isdir(r)]  # noqa: PTH112

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trnslurm.errors import RenderError
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY, RunFiles
+from trnslurm.rundir import (
+    CONFIG,
+    INGREDIENTS,
+    NODE_SCRIPT,
+    PLAN,
+    STRATEGY,
+    RunFiles,
+    read_file,
+)
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ON_NODES = ("node", "train")  # the parts of this package that training needs on nodes
 _SHARED = ("__init__.py", "rundir.py")  # and every job
 _MAX_CODE_MIB = 64
+_MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
     "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, PLAN, CONFIG, STRATEGY, INGREDIENTS,
 )  # fmt: skip
@@ -48,10 +57,7 @@ def read_bundle(directory: Path) -> Bundle:
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
         raise RenderError(f"{link} is a link, but a rendered bundle has none: render it again")
-    try:
-        files = {str(f.relative_to(directory)): f.read_bytes() for f in found if f.is_file()}
-    except OSError as error:
-        raise RenderError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    files = {str(f.relative_to(directory)): _read(f) for f in found if f.is_file()}
     return Bundle(files=dict(sorted((files | kept_directories()).items())))
 
 
@@ -113,7 +119,11 @@ def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
         hidden = any(p.startswith(".") or p == "__pycache__" for p in parts)
         if hidden or not file.is_file() or file.suffix == ".pyc":
             continue
-        try:
-            yield f"{prefix}/{PurePosixPath(*parts)}", file.read_bytes()
-        except OSError as error:
-            raise RenderError(f"{file}: cannot be read ({error.strerror})") from None
+        yield f"{prefix}/{PurePosixPath(*parts)}", _read(file)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_file(file, _MAX_BYTES)
+    except OSError as error:
+        raise RenderError(f"{file}: cannot be read ({error.strerror})") from None

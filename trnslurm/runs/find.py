@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from trnslurm.errors import RunError
-from trnslurm.rundir import RECORD
+from trnslurm.rundir import RECORD, read_file
 from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 
@@ -58,10 +58,10 @@ def state_home() -> Path:
 def known_roots() -> list[Path]:
     """Return the run roots that this user has submitted to."""
     try:
-        lines = (state_home() / "run-roots").read_text(encoding="utf-8").splitlines()
+        lines = read_file(state_home() / "run-roots").decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [Path(line) for line in dict.fromkeys(lines) if line]
+    return [Path(line) for line in dict.fromkeys(lines) if line.startswith("/")]
 
 
 def remember_root(root: Path) -> None:

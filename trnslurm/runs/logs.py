@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trnslurm.errors import RunError
+from trnslurm.rundir import open_file
 from trnslurm.runs.run import RunDir
 
 _POLL_S = 0.5
@@ -38,7 +39,7 @@ def tail_offset(file: Path, lines: int | None) -> int:
     """Return the offset of the last lines of a file; None means all lines."""
     if lines is None:
         return 0
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         end = stream.seek(0, 2)
         window = _CHUNK_BYTES
         while True:
@@ -86,7 +87,7 @@ def follow_log(
 
 
 def _rest(file: Path, offset: int) -> Iterator[bytes]:
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         stream.seek(offset)
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk

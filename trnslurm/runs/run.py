@@ -25,6 +25,7 @@ from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, 
 # What a record names ends up in paths and in Slurm's arguments.
 _NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
 _JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
+_YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
 
 
@@ -181,7 +182,8 @@ class RunDir(RunFiles):
             }
         except (ValueError, LookupError, TypeError, AttributeError):
             return {}
-        return {host: entry for host, entry in entries.items() if entry[0] > time.time()}
+        now = time.time()  # a time that no calendar has is damage
+        return {host: entry for host, entry in entries.items() if now < entry[0] < now + _YEAR_S}
 
     def first_metrics(self) -> dict[str, Any]:
         """Return the first line of metrics.jsonl, empty if there is none yet."""

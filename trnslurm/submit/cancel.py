@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
-from trnslurm.rundir import write_json
+from trnslurm.rundir import read_file, write_json
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir, utc_now
 from trnslurm.runs.status import is_complete
@@ -17,7 +17,7 @@ from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
 # The program that takes the signal; scripts of earlier versions took it themselves.
-_SAVES = re.compile(r"^(exec .*trnslurm\.node\.attempt|\s*trap .*\bUSR1)\b", re.MULTILINE)
+_SAVES = re.compile(rb"^(exec .*trnslurm\.node\.attempt|\s*trap .*\bUSR1)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
         return ""
     try:
-        saves = _SAVES.search(run.script(_TRAIN).read_text(encoding="utf-8"))
+        saves = _SAVES.search(read_file(run.script(_TRAIN)))
     except OSError:
         return ""
     entry = find_job(queue, job, run.path)

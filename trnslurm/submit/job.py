@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from trnslurm.config import Cluster, Config, flatten, read_cluster, refuse_locked
+from trnslurm.config import Cluster, Config, flatten, parse_yaml, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
 from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
@@ -18,7 +18,7 @@ from trnslurm.plan.data import INDEX, PREPARE, DataJob, command, data_path, none
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, load_json
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
@@ -124,7 +124,7 @@ def read_job(directory: Path) -> Job:
     for path in (directory, *filter(Path.exists, (directory / name for name in bundle.files))):
         refuse_foreign(path, "submit")
     try:
-        head = yaml.safe_load(bundle.files[CONFIG])
+        head = parse_yaml(bundle.files[CONFIG])
         plan = json.loads(bundle.files[PLAN])
         tree, recipe = head["config"], str(head["recipe_name"])
         cluster = read_cluster(tree, f"{directory}/{CONFIG}")
@@ -185,9 +185,10 @@ def refuse_unprepared(job: Job) -> None:
 def _refuse_unfit(job: Job) -> None:
     """Refuse data that was prepared for another model or other samples, if its index is here."""
     try:
-        index = json.loads((Path(job.data).expanduser() / INDEX).read_text(encoding="utf-8"))
+        index = load_json(Path(job.data).expanduser() / INDEX)
         plan = json.loads(job.bundle.files[PLAN])
-        has = [index.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
+        numbers = {key: value for key, value in index.items() if isinstance(value, int)}
+        has = [numbers.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
     except (OSError, RuntimeError, ValueError, AttributeError):
         return  # not for this host to look at; the job says what is wrong
     wanted = [plan["seq_len"], plan["train"].get("max_pred"), plan["model"].get("vocab_size")]
@@ -197,14 +198,16 @@ def _refuse_unfit(job: Job) -> None:
                 f"{name} is {asked}, but the data at {job.data} was prepared with {there}: prepare "
                 f"other data (--set data.path=NAME), or --set {name}={there}"
             )
-    if None not in (has[2], wanted[2]) and has[2] > wanted[2]:
+    if has[2] is not None and wanted[2] is not None and has[2] > wanted[2]:
         raise SubmitError(
             f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
             f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
         )
     outputs, labels = plan["model"].get("num_labels"), index.get("labels")
-    if None not in (outputs, labels) and outputs != (count := len(labels) or 1):
-        has_what = f"the labels {', '.join(labels)}" if labels else "numbers on a scale"
+    if outputs is None or not isinstance(labels, list):
+        return
+    if outputs != (count := len(labels) or 1):
+        has_what = f"the labels {', '.join(map(str, labels))}" if labels else "numbers on a scale"
         raise SubmitError(
             f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: "
             f"--set model.num_labels={count}"

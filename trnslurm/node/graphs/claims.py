@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trnslurm.node.graphs.manifest import key_dir
+from trnslurm.rundir import read_json
 
 _NAME = re.compile(r"claim-(\d+)\.json")
 
@@ -53,8 +54,8 @@ def newest_claim(cache: Path, key: str) -> Claim | None:
     for number, path in reversed(claims):
         try:
             status = path.stat()
-        except FileNotFoundError:
-            continue  # dropped just now
+        except OSError:
+            continue  # dropped just now, or no file at all
         age_s = time.time() - status.st_mtime
         return Claim(path=path, number=number, holder=_read(path), uid=status.st_uid, age_s=age_s)
     return None
@@ -120,7 +121,6 @@ def _claims(directory: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _read(path: Path) -> Holder:
-    try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return Holder()
+    said = read_json(path)
+    texts = {name: said.get(name) for name in Holder.__dataclass_fields__}
+    return Holder(**{n: t for n, t in texts.items() if isinstance(t, str) and t.isprintable()})

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trnslurm.rundir import load_json
+
 FORMAT = 1
 MANIFEST = "manifest.json"
 
@@ -89,19 +91,22 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Ma
     """
     path = key_dir(cache, key) / MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        values = load_json(path)
+        refuse_untrusted(path, trusted)
+        if values["format"] != FORMAT:
+            raise CacheError(f"{path}: of another version of trnslurm")
+        manifest = Manifest(
+            key=str(values["key"]),
+            ingredients=dict(values["ingredients"]),
+            versions={str(name): str(value) for name, value in values["versions"].items()},
+            made=dict(values["made"]),
+            nodes=tuple(map(_node_result, values["nodes"])),
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise CacheError(f"{path}: cannot be read ({error.strerror})") from None
-    refuse_untrusted(path, trusted)
-    try:
-        values = json.loads(text)
-        if values.pop("format") != FORMAT:
-            raise CacheError(f"{path}: of another version of trnslurm")
-        nodes = tuple(_node_result(node) for node in values.pop("nodes"))
-        manifest = Manifest(**values, nodes=nodes)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise CacheError(f"{path}: damaged") from None
     if manifest.key != key:
         raise CacheError(f"{path}: is of key {manifest.key}")
@@ -194,8 +199,19 @@ def user_name(uid: int) -> str:
 
 
 def _node_result(values: dict[str, Any]) -> NodeResult:
-    files = tuple(CachedFile(**file) for file in values.pop("files"))
+    files = tuple(
+        CachedFile(name=str(file["name"]), bytes=int(file["bytes"]), sha256=str(file["sha256"]))
+        for file in values["files"]
+    )
     for path in (PurePosixPath(file.name) for file in files):
         if path.is_absolute() or ".." in path.parts:
             raise CacheError(f"a manifest names {str(path)!r}, which is not a file of the cache")
-    return NodeResult(**values, files=files)
+    return NodeResult(
+        node=int(values["node"]),
+        host=str(values["host"]),
+        graphs=int(values["graphs"]),
+        compiled=int(values["compiled"]),
+        failed=int(values["failed"]),
+        seconds=float(values["seconds"]),
+        files=files,
+    )

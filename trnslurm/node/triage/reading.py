@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from trnslurm.rundir import open_file
+
 _HEAD_BYTES = 256 << 10
 _TAIL_BYTES = 1 << 20
 _CHUNK_BYTES = 8 << 20
@@ -32,7 +34,7 @@ def clean(text: str) -> str:
 def read_log(file: Path) -> str:
     """Return a log as text: whole, or of a big one its ends and what else looks like an error."""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             size = stream.seek(0, 2)
             parts = [_read(stream, begin, end) for begin, end in _windows(stream, size)]
     except OSError:
