@@ -316,6 +316,15 @@ def test_srun_says_0_when_slurm_ends_the_job(script: Script, restarts: int, word
     assert script.ended()[0] == word
 
 
+def test_a_preemption_of_which_only_the_step_is_told(script: Script) -> None:
+    """So it is with a GraceTime; the job runs until that is over."""
+    script.says(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-01-01T00:00"))
+    script.step("exit 1")
+    assert script.run() == 143
+    assert script.ended() == ("REQUEUED", "preempted")
+    assert script.asked("requeue") == ["requeue 4711"]
+
+
 def test_srun_that_started_nothing_is_tried_again(script: Script) -> None:
     """It gives up on a busy controller too soon; once a node has a log, the code is the job's."""
     script.step("echo x >> tries\n[ $(wc -l < tries) -gt 2 ] || exit 1\n" + STARTED)

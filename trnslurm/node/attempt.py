@@ -132,14 +132,25 @@ class Attempt:
         if code == 0 and self._options.graphs and self.state.phase == "precompile":
             self._commit_graphs()
         self._launched = True
-        if code == 0 and self.trains and self.on_slurm:
-            # srun returns 0 when Slurm gives up a node under it, even if workers failed.
-            ended_by = self.controller.what_ends_job()
-            if ended_by in ("REQUEUED", "CANCELLED"):
-                code = TERMINATED
-                self._note(ended_by, ended_by.lower())
+        if self.trains and self.on_slurm and not self._ended_by_term:
+            code = self._end_by_slurm(code)
         if self.trains and (code or self._stop_file.exists()):
             code = self._conclude(code)
+        return code
+
+    def _end_by_slurm(self, code: int) -> int:
+        """Look whether Slurm ended the step without TERM to this process; return the exit code.
+
+        srun returns 0 when Slurm gives up a node under it, even if workers failed. At a preemption
+        with a GraceTime Slurm sends TERM to the step only, or with send_user_signal what else comes
+        before a time limit (_job_check_grace_internal in src/interfaces/preempt.c).
+        """
+        ended_by = self.controller.what_ends_job()
+        if code == 0 and ended_by in ("REQUEUED", "CANCELLED"):
+            self._note(ended_by, ended_by.lower())
+            return TERMINATED
+        if ended_by == "PREEMPTED":
+            self._note(ended_by, "preempted")
         return code
 
     def _begin(self) -> None:
