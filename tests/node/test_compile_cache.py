@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -130,22 +131,51 @@ def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) ->
 @pytest.mark.parametrize(
     ("behaviour", "code", "reason"),
     [
-        ("failed-graphs", 2, "2 of 4 graphs could not be compiled"),
-        ("failed-old", 1, "2 of 4 graphs could not be compiled"),
-        ("failed-256", 1, "256 of 256 graphs could not be compiled"),
-        ("killed", 2, "the compiler was killed on 2 of 4 graphs"),
-        ("exception", 1, "a process of it died"),
-        ("no-graphs", 1, "met no graph"),
+        ("failed-graphs", 0, "2 of 4 graphs could not be compiled"),
+        ("failed-old", 0, "2 of 4 graphs could not be compiled"),
+        ("failed-256", 0, "256 of 256 graphs could not be compiled"),
+        ("killed", 0, "the compiler was killed on 2 of 4 graphs"),
+        ("exception", 0, "a process of it died"),
+        ("no-graphs", 0, "met no graph"),
         ("script-error", 1, "the trial run failed"),
     ],
 )
-def test_every_trap_of_the_tool_fails_the_node(job: Job, behaviour, code, reason) -> None:
+def test_every_trap_of_the_tool_fails_the_precompile(job: Job, behaviour, code, reason) -> None:
+    """The node itself fails in the trial run alone: srun then ends the others, who wait for it."""
+    job.behave("ok")
+    assert job.on_node(1).returncode == 0
     job.behave(behaviour)
     done = job.on_node(0)
     assert done.returncode == code
     (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: precompile on ")]
     assert reason in line
     assert reason in json.loads((job.run / "state/graphs-1-node0.json").read_text())["problem"]
+    with pytest.raises(CacheError, match=f"precompile on .*: .*{re.escape(reason)}"):
+        job.commit()
+    assert read_manifest(job.cache, KEY) is None
+
+
+def test_a_node_without_the_tool_ends_the_others(job: Job) -> None:
+    """As one whose tool dies before or in the trial run, in which its workers are missed."""
+    assert job.on_node(0, "--", "./no-such-tool").returncode == 1
+    assert job.on_node(0, "--", "sh", "-c", "exit 3").returncode == 3
+
+
+def test_what_was_interrupted_is_compiled_again(job: Job) -> None:
+    job.behave("slow")
+    job.setenv(SLURM_NODEID="0")
+    process = job.bench.program("graphs", "compile", *job.tool("true"))
+    while "Compiling" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    job.behave("ok")
+    done = job.on_node(0)
+    assert "4 graphs are left out, as an earlier compile of them failed" in done.stderr
+    job.setenv(NEURON_CC_FLAGS="--retry_failed_compilation --model-type=transformer")
+    job.compile()
+    assert job.verify() == 0
 
 
 def test_a_node_without_a_word_is_no_success(job: Job) -> None:

@@ -52,6 +52,7 @@ GOOD = [*traced(1, 2), *reported(g1=True, g2=True), *summary(2, 2, 0)]
 LATE_NO_TODO = f"{HEAD}No todo hlos found in cache or hlo_tasklist, parallel_compile return"
 EXCEPTION = f"{HEAD}sub-process 3 got exception: A process in the process pool was terminated"
 KILLED = f"{WRAPPER}parallel compilation with neuronx-cc exited with error.Received error code: -9"
+GIVEN_UP = f"{WRAPPER}Got a cached failed neff at {graph(3)}/model.neff. Will skip compilation"
 WAITING = f"[INFO]: Another process must be compiling {graph(1)}/model.hlo_module.pb"
 
 
@@ -68,6 +69,39 @@ def test_a_good_output_is_read() -> None:
     assert problem(report, 0) is None
     assert report.traced == report.compiled == report.graphs == {graph(1), graph(2)}
     assert report.totals["graphs"] == 2
+
+
+def test_a_prefix_on_every_line_is_no_part_of_it() -> None:
+    """As AWS's page of the tool shows it, and as a logger does that heads every line."""
+    for prefix in ("INFO: ", "[INFO]: ", HEAD):
+        report = read([f"{prefix}{line}" for line in GOOD])
+
+        assert problem(report, 0) is None
+        assert report.compiled == {graph(1), graph(2)}
+        assert report.totals == {
+            "graphs": 2, "successful compilations": 2, "failed compilations": 0
+        }  # fmt: skip
+
+
+def test_lines_of_others_within_the_report_are_no_part_of_it() -> None:
+    lines = [*traced(1, 2), *reported(g1=True, g2=True)[:-1], "worker 3 has finished", "}"]
+
+    assert read([*lines, *summary(2, 2, 0)]).compiled == {graph(1), graph(2)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [
+        (traced(1), False),
+        ([f"{HEAD}There was an error in the training script.", *GOOD], False),
+        ([*traced(1), f"{HEAD}New graph list from script 1: "], True),
+        (summary(3, 1, 2), True),
+        ([LATE_NO_TODO], True),
+        ([EXCEPTION], True),
+    ],
+)
+def test_when_the_trial_run_is_known_to_have_ended(lines: list[str], ended: bool) -> None:
+    assert read(lines).trial_ended is ended
 
 
 def test_older_versions_name_themselves_otherwise() -> None:
@@ -116,6 +150,12 @@ TRAPS = {
     ),
     "stale lock": ([*traced(1), WAITING], -15, f"remove {graph(1)}/model.hlo_module.pb.lock"),
     "ended": (GOOD[:2], -9, "ended by signal 9"),
+    "given up before": (
+        [GIVEN_UP, *GOOD],
+        0,
+        f"interrupted, the first is {graph(3)}: add --retry_failed_compilation",
+    ),
+    "all given up before": ([GIVEN_UP, LATE_NO_TODO], 0, "1 graphs are left out"),
     "exit code": (GOOD, 70, "exit code 70, though"),
     "no summary": (traced(1), 0, "without a summary"),
     "some are missing": (summary(3, 2, 0), 0, "2 of 3 graphs were compiled"),

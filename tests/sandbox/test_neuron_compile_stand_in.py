@@ -63,6 +63,7 @@ def test_compile_options_of_the_command_stay_with_the_command(stage):
         ("failed-256", 0, [256, 0, 256], "exit status 70"),
         ("exception", 0, [2, 2, 0], "INFO ||NEURON_PARALLEL_COMPILE||: sub-process 1 got exc"),
         ("no-graphs", 0, [], "No todo hlos found"),
+        ("locked", 0, [0, 0, 0], "Extracting graphs"),
         ("script-error", 1, [], "There was an error in the training script."),
     ],
 )
@@ -82,8 +83,8 @@ def test_compile_behaviours_that_end(stage, behaviour, code, summary, line):
 @pytest.mark.parametrize(
     ("behaviour", "line", "signum"),
     [
-        ("hang", "MODULE_4", signal.SIGTERM),
-        ("hang", "MODULE_4", signal.SIGINT),
+        ("hang", "New graph list from script 4", signal.SIGTERM),
+        ("hang", "New graph list from script 4", signal.SIGINT),
         ("stale-lock", "Another process must be compiling", signal.SIGTERM),
     ],
 )
@@ -97,6 +98,34 @@ def test_compile_behaviours_that_wait_end_by_a_signal(stage, behaviour, line, si
     assert process.returncode == -signum
     assert totals(out) == []
     assert err == NOTICE.format("neuron_parallel_compile")
+
+
+def test_slow_compiles_go_on_until_another_behaviour(stage):
+    stage.fault("neuron_parallel_compile", "slow")
+    process = stage.start("neuron_parallel_compile", "echo", "ran")
+    await_line(process, "Compiling")
+    assert_waits(process)
+    stage.fault("neuron_parallel_compile", "failed-graphs")
+    out, _ = process.communicate(timeout=180)
+    assert (process.returncode, totals(out)) == (2, [4, 2, 2])
+
+
+def test_a_compile_that_failed_is_remembered_until_a_retry_succeeds(stage):
+    stage.fault("neuron_parallel_compile", "slow")
+    process = stage.start("neuron_parallel_compile", "echo", "ran")
+    await_line(process, "Compiling")
+    process.terminate()
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGTERM
+    stage.fault("neuron_parallel_compile", "ok")
+    code, out, _ = stage.run("neuron_parallel_compile", "true")
+    assert (code, totals(out)) == (0, [])
+    assert out.count("Got a cached failed neff at ") == 4 and "No todo hlos found" in out
+    flags = {"NEURON_CC_FLAGS": "-O1 --retry_failed_compilation"}
+    code, out, _ = stage.run("neuron_parallel_compile", "true", **flags)
+    assert (code, totals(out)) == (0, [4, 4, 0])
+    code, out, _ = stage.run("neuron_parallel_compile", "true")
+    assert (code, totals(out)) == (0, [4, 4, 0])
 
 
 @pytest.mark.parametrize("command", [("sh", "-c", "exit 7"), ("sh", "-c", "kill -9 $$"), ("./no",)])

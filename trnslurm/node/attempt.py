@@ -129,9 +129,9 @@ class Attempt:
         code = self._run_step()
         if self._ended_by_term and not self.trains:
             return TERMINATED
+        self._launched = True
         if code == 0 and self._options.graphs and self.state.phase == "precompile":
             self._commit_graphs()
-        self._launched = True
         if self.trains and self.on_slurm and not self._ended_by_term:
             code = self._end_by_slurm(code)
         if self.trains and (code or self._stop_file.exists()):

@@ -8,14 +8,18 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+# Of NEURON_CC_FLAGS: compile what failed, or was interrupted, before.
+_RETRY = "--retry_failed_compilation"
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
-def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
+def neuron_parallel_compile(
+    home: Path, behaviour: str, arguments: Sequence[str], behaviour_now: Callable[[], str]
+) -> int:
     """Run a command in graph extraction mode, then pretend to compile its graphs."""
     parser = argparse.ArgumentParser(prog="neuron_parallel_compile", allow_abbrev=False)
     parser.add_argument("--command", choices=("collect-and-compile", "collect", "compile"))
@@ -29,7 +33,7 @@ def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]
         return 0  # the real one, too, calls this success
     if options.command != "compile" and not trial_run(options.run, workdir, behaviour):
         return 1
-    return 0 if options.command == "collect" else compile_graphs(behaviour)
+    return 0 if options.command == "collect" else compile_graphs(behaviour, behaviour_now)
 
 
 def trial_run(command: list[str], workdir: Path, behaviour: str) -> bool:
@@ -75,16 +79,22 @@ def run(command: list[str]) -> int:
             os.kill(os.getpid(), ending)
 
 
-def compile_graphs(behaviour: str) -> int:
+def compile_graphs(behaviour: str, behaviour_now: Callable[[], str]) -> int:
     """Report on the graphs, and write those compiled; return the number of failed ones."""
     cache = os.environ.get("NEURON_COMPILE_CACHE_URL") or "/var/tmp/neuron-compile-cache"
     numbers = range(1, 257 if behaviour == "failed-256" else 5)
     graphs = [f"{cache}/neuronxcc-0/MODULE_{n}+standin/model.hlo_module.pb" for n in numbers]
-    if behaviour == "no-graphs":
+    graphs = [graph for graph in graphs if not given_up(graph)]
+    if behaviour == "no-graphs" or not graphs:
         log("No todo hlos found in cache or hlo_tasklist")
         return 0
     for graph in graphs:  # the real one's trial run says this
         print(f"Extracting graphs ({graph}) for ahead-of-time parallel compilation.", flush=True)
+    log(f"New graph list from script {len(graphs)}: ")
+    if behaviour == "locked":
+        graphs = []
+    if behaviour == "slow":
+        behaviour = compile_slowly(graphs, behaviour_now)
     while behaviour in ("hang", "stale-lock"):
         if behaviour == "stale-lock":
             write(graphs[0] + ".lock")
@@ -97,11 +107,13 @@ def compile_graphs(behaviour: str) -> int:
         if behaviour == "killed":
             text = "parallel compilation with neuronx-cc exited with error.Received error code: -9"
         log(text, "ERROR")
+        write(memory_of(graph))
     if behaviour == "exception":
         log("sub-process 1 got exception: None")
         del graphs[2:]  # no report has what that process compiled
     for graph in graphs[num_failed:]:
         write(graph.replace("hlo_module.pb", "neff"))
+        Path(memory_of(graph)).unlink(missing_ok=True)
     status = [index >= num_failed for index in range(len(graphs))]
     summary = {word: status.count(word) for word in (True, False) if word in status}
     results = ({"status": word, "retry": 0, "compile_time": 0.0} for word in status)
@@ -111,6 +123,38 @@ def compile_graphs(behaviour: str) -> int:
     log(f"Total successful compilations: {status.count(True)}")
     log(f"Total failed compilations: {status.count(False)}")
     return 0 if behaviour == "failed-old" else num_failed
+
+
+def compile_slowly(graphs: list[str], behaviour_now: Callable[[], str]) -> str:
+    """Compile until there is another behaviour, and return it; a signal makes the graphs failed."""
+
+    def interrupted(signum: int, _frame: object) -> None:
+        for graph in graphs:
+            write(memory_of(graph))
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    for signum in _ENDING:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, interrupted)
+    print("Compiling", flush=True)
+    while (behaviour := behaviour_now()) == "slow":
+        time.sleep(0.1)
+    return behaviour
+
+
+def given_up(graph: str) -> bool:
+    """Return whether a graph's compile failed before and is not to be tried again."""
+    if not Path(memory_of(graph)).exists() or _RETRY in os.environ.get("NEURON_CC_FLAGS", ""):
+        return False
+    neff = graph.replace("hlo_module.pb", "neff")
+    log(f"Got a cached failed neff at {neff}. Will skip compilation, please set {_RETRY}", "ERROR")
+    return True
+
+
+def memory_of(graph: str) -> str:
+    """Return the file that tells of a failed compile of a graph."""
+    return graph.replace("hlo_module.pb", "log")
 
 
 def write(path: str) -> None:

@@ -5,7 +5,8 @@
 DIR/instance.json names the instance to play; DIR/<hostname>/TOOL, else DIR/all/TOOL, the fault to
 show, by a word of BEHAVIOURS. What is printed follows AWS's pages of Neuron SDK 2.28 and public
 captures. Guesses: where neuron-ls puts COMMAND, how it shows a missing device, links of 2 to 15
-devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits on stale locks.
+devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits on stale locks,
+and that a failed compile is remembered in model.log.
 Left out: logical cores (trn2), what -w, -a and -t add, --version, the wording of usage errors,
 the CPU and memory groups of neuron-monitor.
 """
@@ -34,6 +35,8 @@ BEHAVIOURS: dict[str, dict[str, str]] = {
         "hang": "hangs after the command, until it is signalled",
         "killed": "the compiler is killed (-9) on 2 of 4 graphs: exit code 2",
         "stale-lock": "waits for a compiler that is gone, until it is signalled",
+        "locked": "finds every graph locked by another node: compiles none, exit code 0",
+        "slow": "compiles until it gets another behaviour; signalled, it remembers a failure",
     },
     "neuron-ls": {
         "ok": "lists all devices of the instance",
@@ -64,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
     print(f"{tool}: this is a stand-in of a trnslurm sandbox, not a Neuron tool", file=sys.stderr)
     if tool not in TOOLS or argv[0] != "--home":
         fail(f"usage: neuron_stand_ins.py --home DIR {'|'.join(TOOLS)} [ARGUMENT ...]")
-    return TOOLS[tool](Path(argv[1]), read_behaviour(Path(argv[1]), tool), argv[3:])
+    home = Path(argv[1])
+    return TOOLS[tool](home, read_behaviour(home, tool), argv[3:])
 
 
 def read_behaviour(home: Path, tool: str) -> str:
@@ -92,7 +96,11 @@ def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]
     """Play the compiler, which is in a file next to this one: this one runs without any package."""
     file = Path(__file__).with_name("neuron_compile_stand_in.py")
     play: Any = runpy.run_path(str(file))["neuron_parallel_compile"]
-    return int(play(home, behaviour, arguments))
+
+    def behaviour_now() -> str:
+        return read_behaviour(home, "neuron_parallel_compile")
+
+    return int(play(home, behaviour, arguments, behaviour_now))
 
 
 def neuron_ls(home: Path, behaviour: str, arguments: Sequence[str]) -> int:

@@ -2,8 +2,11 @@
 
     python -m trnslurm.node.graphs compile -- neuron_parallel_compile torchrun … train.py plan.json
 
-Its output passes through unchanged, signals are handed on, and its exit code is kept unless that is
-0 and graphs are missing. On xla-cpu the command is the trial run itself, and the graphs are files.
+Its output passes through unchanged, and signals are handed on. If the trial run fails, this fails,
+and srun ends the other nodes, whose workers would wait for this one's. Later the exit code is 0, or
+srun would end the others while they compile: that graphs are missing is written down, and fails the
+precompile when all nodes have ended. On xla-cpu the command is the trial run itself, and the graphs
+are files.
 """
 
 import json
@@ -31,7 +34,8 @@ _LAST_WORDS_S = 2.0
 
 
 def run_compile(command: Sequence[str]) -> int:
-    """Run the command; return its exit code, or 1 if it hides that graphs are missing."""
+    """Run the command; return 0 if this node need not end the others."""
+    exit_code, reason = 1, None
     try:
         place = read_place()
         compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
@@ -39,14 +43,12 @@ def run_compile(command: Sequence[str]) -> int:
         reason = result["problem"]
         place.result_path(place.node).write_text(json.dumps(result, indent=1), encoding="utf-8")
     except CacheError as error:
-        exit_code, reason = 0, str(error)
+        exit_code, reason = 1, str(error)
     except OSError as error:
-        exit_code, reason = 0, f"{error.filename}: {error.strerror}"
+        exit_code, reason = 1, f"{error.filename}: {error.strerror}"
     if reason:
         print(f"error: precompile on {os.uname().nodename}: {reason}", file=sys.stderr, flush=True)
-    if exit_code < 0:
-        return 128 - exit_code
-    return exit_code or int(bool(reason))
+    return 128 - exit_code if exit_code < 0 else exit_code
 
 
 def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
@@ -74,6 +76,8 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
         "graphs": sorted(report.graphs),
         "settled": sorted(settled),
     }
+    if exit_code >= 0 and problem:
+        exit_code = 0 if report.trial_ended else exit_code or 1
     return exit_code, result | common(place, start, problem, neffs)
 
 
@@ -96,7 +100,8 @@ def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any
         problem = "the trial run compiled no graph: does the job train on its device?"
     counts = {"found": len(files), "compiled": len(files), "failed": 0}
     no_names: dict[str, Any] = {"graphs": [], "settled": []}
-    return exit_code, counts | no_names | common(place, start, problem, [] if problem else files)
+    own = common(place, start, problem, [] if problem else files)
+    return exit_code or int(bool(problem)), counts | no_names | own
 
 
 def common(

@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 GRAPH = "model.hlo_module.pb"
 NEFF = "model.neff"
 # ||PARALLEL_COMPILE|| in older versions.
-_OF_THE_TOOL = re.compile(r"\|\|(?:NEURON_)?PARALLEL_COMPILE\|\|: ?(.*)")
+_OF_THE_TOOL = re.compile(r".*\|\|(?:NEURON_)?PARALLEL_COMPILE\|\|: ?(.*)")
 _TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
 _TRACED = re.compile(r"Extracting graphs \(([^)]+)\)")
 _REUSED = re.compile(rf"Using a cached neff\b.*?((?:/|\w+://).*)/{re.escape(NEFF)}")
+_GIVEN_UP = re.compile(rf"Got a cached failed neff at ((?:/|\w+://).*)/{re.escape(NEFF)}")
 _WAITING = re.compile(rf"Another process must be compiling (.+/{re.escape(GRAPH)}|\S+?)(?:,|\s|$)")
 _KILLED = re.compile(r"Received error code: -9\b")
+# What follows a prefix: AWS's page of the tool shows its output with INFO: before every line, those
+# of the report too.
+_JSON = re.compile(r'[{}"].*')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 @dataclass
@@ -30,8 +35,12 @@ class Report:
     """What the trial run met for the first time, and left to be compiled."""
     reused: set[str] = field(default_factory=set)
     """What it found compiled."""
+    given_up: set[str] = field(default_factory=set)
+    """What it skipped, since an earlier compile of it failed or was interrupted."""
     compiled: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    trial_ended: bool = False
+    """The trial run has ended well, and what it met is being compiled."""
     script_error: bool = False
     exception: bool = False
     nothing_to_do: bool = False
@@ -39,19 +48,23 @@ class Report:
     waiting_for: str | None = None
     """The graph of the last lock that it spoke of."""
     _json: list[str] | None = None
+    """The lines of the compilation report, while it is read."""
+    _depth: int = 0
+    """Its braces that are still open."""
 
     @property
     def graphs(self) -> set[str]:
         """All that this node needs."""
-        return self.traced | self.reused | self.compiled | self.failed
+        return self.traced | self.reused | self.compiled | self.failed | self.given_up
 
     def read(self, line: str) -> None:
         """Take in the next line."""
-        if self._json is not None:
-            self._read_report(line)
+        if self._json is not None and (json_text := _JSON.search(line)):
+            self._read_report(json_text[0])
             return
         self.traced |= {_directory(path) for path in _TRACED.findall(line)}
         self.reused |= set(_REUSED.findall(line))
+        self.given_up |= set(_GIVEN_UP.findall(line))
         self.killed |= bool(_KILLED.search(line))
         if waiting := _WAITING.search(line):
             self.waiting_for = _directory(waiting[1])
@@ -60,17 +73,22 @@ class Report:
 
     def _read_own(self, text: str) -> None:
         if text == "{":
-            self._json = [text]
+            self._json, self._depth = [text], 1
         if total := _TOTAL.match(text):
             self.totals[total[1]] = int(total[2])
         self.script_error |= "There was an error in the training script" in text
         self.exception |= "got exception" in text
         self.nothing_to_do |= "No todo hlos found" in text
+        # The first words after the trial run; older versions have only the last ones.
+        ended = "New graph list from script" in text or total or self.exception
+        self.trial_ended |= bool(ended or self.nothing_to_do) and not self.script_error
 
     def _read_report(self, line: str) -> None:
         assert self._json is not None
         self._json.append(line)
-        if line.rstrip() != "}":
+        braces = _STRING.sub("", line)
+        self._depth += braces.count("{") - braces.count("}")
+        if self._depth > 0:
             return
         text, self._json = "\n".join(self._json), None
         try:
@@ -108,6 +126,11 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
         )
     if failed:
         yield f"{_some(failed, total)} could not be compiled{_first(report.failed)}"
+    if given_up := report.given_up - report.compiled:
+        yield (
+            f"{len(given_up)} graphs are left out, as an earlier compile of them failed or was "
+            f"interrupted{_first(given_up)}: add --retry_failed_compilation to neuron.cc_flags"
+        )
     if report.exception:
         yield "a process of it died, and its graphs are in no report (got exception): run it again"
     if exit_code:

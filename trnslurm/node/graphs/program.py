@@ -112,6 +112,9 @@ def _has_ended(taker: dict[str, Any]) -> bool:
 def commit(place: Place) -> None:
     """Join the nodes' results, prove that no graph is missing, and write the manifest."""
     results = place.results()
+    if bad := [result for result in results if result["problem"]]:
+        more = f" (and {len(bad) - 1} more nodes)" if len(bad) > 1 else ""
+        raise CacheError(f"precompile on {bad[0]['host']}: {bad[0]['problem']}{more}")
     nodes = join(place.cache, results)
     if not any(node.graphs for node in nodes):
         raise CacheError("no node found a graph to compile")
