@@ -31,6 +31,9 @@ def test_explain_shows_every_ingredient(graphs, cli) -> None:
         ("steps=7", True), ("seed=9", True), ("batch.global_batch=128", True),
         ("run_root=/elsewhere", True), ("batch.micro_batch=2", False), ("precision=bf16", False),
         ("seq_len=64", False), ("neuron.cc_flags=-O1", False), ("workers_per_node=8", False),
+        ("neuron.cc_flags=--retry_failed_compilation", True),
+        ("env.NEURON_RT_STOCHASTIC_ROUNDING_EN=1", True), ("env.NEURON_FUSE_SOFTMAX=0", False),
+        ("env.DISABLE_NUMERIC_CC_TOKEN=1", False),
     ],
 )  # fmt: skip
 def test_what_is_in_the_key(graphs, cli, option: str, same: bool) -> None:

@@ -70,3 +70,49 @@ def test_precompile_is_judged_by_its_graphs(runs, user) -> None:
     eventually(lambda: "train attempt 2: FAILED" in run.logs("--batch"))
     assert f"{lost} is missing: cd {run.path} && sbatch precompile.sbatch" in run.logs()
     assert run.facts(attempt=2) == {}
+
+
+# What nodes 1 and 3 do at once, while nodes 2 and 4, each in the same job as one of them, compile.
+FIRST = {"locked": ("COMPLETED", "COMPLETED"), "failed-graphs": ("FAILED", "CANCELLED")}
+
+
+def compile_on(user, node: int, behaviour: str) -> None:
+    user.sandbox.fault("neuron", str(node), "neuron_parallel_compile", behaviour)
+
+
+def test_a_node_that_ends_leaves_the_other_its_time_to_compile(user) -> None:
+    """Past the time that srun waits for the others, and though its own graphs do not compile."""
+    settings = ("device=neuron", "precompile=auto", "workers_per_node=2", "slurm.max_crashes=1")
+    runs = {}
+    for first, behaviour in zip((1, 3), FIRST, strict=True):
+        compile_on(user, first, behaviour)
+        compile_on(user, first + 1, "slow")
+        nodes = f"--nodelist=compute-dy-trn1-[{first}-{first + 1}]"
+        cache = f"compile_cache={user.home}/cache-{first}"
+        more = ("--set", f"train.say={behaviour}", "--sbatch", nodes)
+        runs[behaviour] = user.submit(*settings, cache, "slurm.srun_wait_s=1", nodes=2, more=more)
+
+    def ended(run, node: int) -> bool:
+        return (run.path / f"state/graphs-1-node{node}.json").exists()
+
+    for run in runs.values():
+        eventually(lambda run=run: ended(run, 0))
+
+    # A step that begins now, and whose srun is to wait for one second, is over.
+    job = runs["locked"].jobs["precompile"]
+    said = user.sandbox.slurm(
+        "srun", f"--jobid={job}", "--overlap", "--nodes=2", "--ntasks-per-node=1", "--wait=1",
+        "bash", "-c", '[ "$SLURM_NODEID" = 0 ] || exec sleep 600',
+    )  # fmt: skip
+    assert "First task exited 1s ago" in said.err
+    assert [run.phase("precompile")["state"] for run in runs.values()] == ["RUNNING"] * 2
+    assert not any(ended(run, 1) for run in runs.values())
+
+    for node in (2, 4, 1, 3):
+        compile_on(user, node, "ok")
+    eventually(lambda: not user.sandbox.queue())
+    found = {name: tuple(p["state"] for p in run.status()["phases"]) for name, run in runs.items()}
+    assert found == FIRST
+    assert "2 of 4 graphs could not be compiled" in runs["failed-graphs"].status()["reason"]
+    for first in (1, 3):
+        assert len([*user.home.glob(f"cache-{first}/*/*/model.neff")]) == 4

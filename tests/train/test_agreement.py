@@ -1,13 +1,19 @@
 """Workers whose parameters differ in a single bit do not agree."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
-from trnslurm.train.loop.agreement import all_equal
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.agreement import all_equal, conclude
 
 
 class TwoWorkers:
     """Answers as a device whose other worker holds other_values."""
+
+    rank = 0
 
     def __init__(self, other_values=None):
         self.other_values = other_values
@@ -39,3 +45,20 @@ def test_equal_parameters_agree():
 def test_the_smallest_difference_is_seen_by_both_workers():
     assert not agree(make_model(), make_model(change=1e-7))
     assert not agree(make_model(change=1e-7), make_model())
+
+
+@pytest.mark.parametrize("rounding", ["", "0", "1"])
+def test_a_difference_is_an_error_unless_devices_round_stochastically(
+    rounding, monkeypatch, capsys
+):
+    other = TwoWorkers()
+    all_equal(other, make_model(change=1e-7).parameters())
+    device = TwoWorkers(other.values)
+    monkeypatch.setenv("NEURON_RT_STOCHASTIC_ROUNDING_EN", rounding)
+    training = SimpleNamespace(phase="train")
+    if rounding == "1":
+        conclude(device, make_model().parameters(), "parameters", training)
+        assert "ranks differ in parameters: they round stochastically" in capsys.readouterr().out
+        return
+    with pytest.raises(TrainError, match="differ at the end: this training is not valid"):
+        conclude(device, make_model().parameters(), "parameters", training)

@@ -23,7 +23,7 @@ from trnslurm.render.marks import marked
 # rendezvous shape nothing.
 _SHAPING = re.compile(
     r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
-    r"(NEURON|XLA|PT_XLA|ALLREDUCE)_\w+$"
+    r"((NEURON|XLA|PT_XLA|ALLREDUCE)_\w+|DISABLE_NUMERIC_CC_TOKEN)$"
 )
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
 # Options of the wrapper around neuronx-cc, which the compiler never sees.

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config import Config
+from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
@@ -24,6 +24,9 @@ from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
+# Without this option of the compiler's wrapper, which is no part of the graphs' key, a graph whose
+# compile failed or was interrupted is skipped for ever: Neuron's cache remembers that.
+_RETRY = "--retry_failed_compilation"
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
     "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
@@ -150,7 +153,9 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": training_options(spec, phase) if spec.on_slurm else [],
-        "neuron_cc_flags": config.recipe.neuron.cc_flags,
+        "neuron_cc_flags": _cc_flags(config.recipe.neuron.cc_flags),
+        "stochastic_rounding": _rounds_stochastically(config.recipe),
+        "srun_wait_s": 0 if phase == "precompile" else cluster.slurm.srun_wait_s,
         **_graph_values(spec, phase),
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
         "preflight": cluster.preflight,
@@ -162,6 +167,22 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
     }
+
+
+def _cc_flags(flags: str) -> str:
+    """Return the compiler's flags with the one that compiles again what was interrupted."""
+    if _RETRY in flags.split():
+        return flags
+    return f"{_RETRY} {flags}" if flags else _RETRY
+
+
+def _rounds_stochastically(recipe: Recipe) -> bool:
+    """Whether parameters have no copy of more bits, which takes up what bf16 rounds away.
+
+    As in AWS's BERT script, which leaves it to nearest for an fp32 copy and for autocast.
+    """
+    precision = recipe.train.get("optimizer_precision", "fp32_copy")
+    return recipe.precision == "bf16" and precision != "fp32_copy"
 
 
 def _compiles_once(spec: JobSpec, phase: str) -> bool:

@@ -51,7 +51,7 @@ export PYTHONPATH="$PWD/code"               # the snapshot: later edits of the s
 export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
-export TRNSLURM_CACHE_LAYOUT=shared
+export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a part for each
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
 "$TRNSLURM_PYTHON" -c 'import trnslurm.node.attempt'  # this Python can run the last line
 

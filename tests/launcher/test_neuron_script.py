@@ -1,0 +1,71 @@
+"""What the rendered scripts set for Neuron, by recipe and precision."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_"
+
+
+def exported(script: Path) -> dict[str, str]:
+    """Return what the lines of a script export, in which a value has no blank or is quoted."""
+    found = {}
+    for line in script.read_text().splitlines():
+        if line.startswith("export "):
+            found |= dict(re.findall(r"(\w+)=('[^']*'|\S*)", line.partition("  #")[0]))
+    return found
+
+
+@pytest.fixture
+def render(cli, tmp_path):
+    """Render a recipe for two nodes of trn1 with these settings."""
+
+    def render(recipe: str, *sets: str) -> Path:
+        words = [word for setting in sets for word in ("--set", setting)]
+        cluster = ("--cluster", "trn1", "--nodes", "2", "--time", "60", "-o", tmp_path / "bundle")
+        done = cli("render", recipe, *cluster, *words)
+        assert done.code == 0, done
+        return tmp_path / "bundle"
+
+    return render
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "on"),
+    [
+        ("bert_pretrain", (), False),
+        ("bert_pretrain", ("train.optimizer_precision=fp32_state",), True),
+        ("bert_pretrain", ("train.optimizer_precision=as_model",), True),
+        ("bert_pretrain", ("train.optimizer_precision=as_model", "precision=mixed"), False),
+        ("bert_sentiment", (), False),
+        ("gpt2_zero1", ("precision=bf16",), False),
+    ],
+)
+def test_rounding_is_stochastic_where_bf16_parameters_have_no_copy(render, recipe, sets, on):
+    seen = exported(render(recipe, *sets) / "train.sbatch")
+    assert (seen[f"{ROUNDING}EN"], seen.get(f"{ROUNDING}SEED")) == (
+        ("1", "0") if on else ("0", None)
+    )
+
+
+def test_llama_on_neuron_rounds_to_nearest(render):
+    seen = exported(render("llama3_clm", "strategy.name=xla_fsdp") / "train.sbatch")
+    assert seen[f"{ROUNDING}EN"] == "0"
+
+
+@pytest.mark.parametrize("flags", ["", "-O1", "-O1 --retry_failed_compilation"])
+def test_what_was_interrupted_is_compiled_again_once_asked_for(render, flags):
+    bundle = render("bert_pretrain", f"neuron.cc_flags={flags}")
+    for phase in ("precompile", "train"):
+        words = exported(bundle / f"{phase}.sbatch")["NEURON_CC_FLAGS"].strip("'").split()
+        assert words.count("--retry_failed_compilation") == 1
+        assert ("-O1" in words) == ("-O1" in flags)
+
+
+def test_a_precompile_waits_for_its_slowest_node(render):
+    bundle = render("bert_pretrain", "slurm.srun_wait_s=7")
+    assert " --wait=0 " in (bundle / "precompile.sbatch").read_text()
+    assert " --wait=7 " in (bundle / "train.sbatch").read_text()
