@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from pathlib import Path
 
 import pytest
 import yaml
+
+from trnslurm.cluster import shared
 
 CONFIG = """\
 Configuration data as of 2026-01-01T00:00:00
@@ -95,7 +98,9 @@ def test_written_profile_is_the_default_and_can_be_planned_with(
     file = home / ".config/trnslurm/cluster-config/parallelcluster.yaml"
     settings = home / ".config/trnslurm/trnslurm.yaml"
     assert done.code == 0
-    assert done.out.splitlines()[0] == f"Wrote {file}; the default cluster stands in {settings}."
+    assert done.out.splitlines()[0] == (
+        f"Wrote {file}; parallelcluster is now the default cluster, by {settings}."
+    )
     slurm = yaml.safe_load(file.read_text())["slurm"]
     assert slurm == {
         "partition": "compute", "max_nodes": 3, "max_time_min": 3600, "cpus_per_task": 128,
@@ -120,8 +125,66 @@ def test_default_cluster_chosen_before_is_kept(parallelcluster, cli, home: Path)
     settings = home / ".config/trnslurm/trnslurm.yaml"
     settings.parent.mkdir()
     settings.write_text("cluster: trn1\n")
-    assert cli("cluster", "detect", "--write").code == 0
+    done = cli("cluster", "detect", "--write")
+    assert done.out.splitlines()[0].endswith(f"; the default cluster is in {settings}.")
     assert settings.read_text() == "cluster: trn1\n"
+
+
+@pytest.fixture
+def host(home: Path, monkeypatch, tmp_path: Path):
+    """Let this host have these file systems, and export these directories."""
+
+    def have(*mounts: tuple[str, Path], exports: tuple[Path, ...] = ()) -> None:
+        lines = [
+            f"server {str(p).replace(' ', chr(92) + '040')} {kind} rw 0 0" for kind, p in mounts
+        ]
+        (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
+        (tmp_path / "etab").write_text("".join(f"{p}\t10.0.0.0/16(rw,sync)\n" for p in exports))
+
+    monkeypatch.setattr(shared, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(shared, "EXPORTS", tmp_path / "etab")
+    return have
+
+
+def written(cli, home: Path) -> dict[str, str | None]:
+    """Where a detected profile keeps what the nodes share."""
+    assert cli("cluster", "detect", "--write").code == 0
+    profile = yaml.safe_load(
+        (home / ".config/trnslurm/cluster-config/parallelcluster.yaml").read_text()
+    )
+    return {key: profile[key] for key in ("run_root", "data_root", "compile_cache")}
+
+
+def test_graphs_go_where_the_nodes_share(parallelcluster, cli, home: Path, host, tmp_path) -> None:
+    """Lustre before NFS; a directory of one's own there, if the admin made one."""
+    fast = tmp_path / "fs x"
+    fast.mkdir()
+    host(("ext4", Path("/")), ("nfs4", home), ("lustre", fast))
+    own = fast / getpass.getuser()
+    assert written(cli, home) == {
+        "run_root": f"{own}/trnslurm-runs", "data_root": f"{own}/trnslurm-data",
+        "compile_cache": f"{own}/trnslurm-compile-cache",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["mounted", "exported"])
+def test_graphs_go_to_a_shared_home(parallelcluster, cli, home: Path, host, how: str) -> None:
+    """On ParallelCluster's head node it is a disk of that host, which it exports."""
+    if how == "mounted":
+        host(("ext4", Path("/")), ("nfs4", home.parent))
+    else:
+        host(("ext4", Path("/")), exports=(home.parent,))
+    assert written(cli, home)["compile_cache"] == f"{home}/trnslurm-compile-cache"
+
+
+def test_without_a_shared_file_system_it_is_said(parallelcluster, cli, home: Path, host) -> None:
+    host(("ext4", Path("/")), ("nfs4", Path("/opt/software")))
+    done = cli("cluster", "detect", "--write")
+    assert done.err.startswith(
+        "warning: this host shows no file system that the nodes share, so compile_cache is null: "
+        "compiled graphs stay in each node's /var/tmp and go with the node. Set it"
+    )
+    assert cli("cluster", "detect", "--write", "--partition", "small", "--name", "s").err == ""
 
 
 def test_nodes_of_an_unknown_type_get_a_type_of_their_own(parallelcluster, cli, site) -> None:

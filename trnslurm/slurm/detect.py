@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SlurmError
@@ -60,10 +61,15 @@ def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
     )
 
 
-def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
-    """Return a commented cluster profile for one partition."""
+def profile_text(
+    site: Site, partition: Partition, bin_dir: str | None, shared: Path | None = None
+) -> str:
+    """Return a commented cluster profile for one partition; `shared` is on all nodes."""
     accounting = "on" if site.accounting else "off: status works without it"
     limit = "null" if partition.max_time_min is None else str(partition.max_time_min)
+    found = shared or Path("~")
+    cache = "null" if shared is None else _scalar(str(shared / "trnslurm-compile-cache"))
+    known = "It seems that all nodes share this one" if shared else "No shared one was found"
     lines = [
         f"description: {_scalar(f'{site.cluster}, partition {partition.name}')}",
         "",
@@ -74,15 +80,16 @@ def profile_text(site: Site, partition: Partition, bin_dir: str | None) -> str:
         "scheduler: slurm",
         f"instance_type: {_scalar(partition.instance_type or partition.name)}",
         "",
-        "# On a file system that all nodes share.",
-        "run_root: ~/trnslurm-runs",
-        "data_root: ~/trnslurm-data",
+        f"# On a file system that all nodes share. {known}.",
+        f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
+        f"data_root: {_scalar(str(found / 'trnslurm-data'))}",
         "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
         "activate: []",
         f"python: {_scalar(sys.executable)}",
         "",
-        "# Neuron's compile cache, on a shared file system (its default is each node's /var/tmp).",
-        "compile_cache: null",
+        "# Compiled graphs of Neuron devices, on a shared file system. null: each node's /var/tmp,",
+        "# which goes with the node.",
+        f"compile_cache: {cache}",
         "# submit asks (or needs --yes) above this many node-hours; null: never.",
         "ask_above_node_hours: null",
         "",
