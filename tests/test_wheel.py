@@ -71,7 +71,7 @@ def test_neuron_extra_fails_clearly_on_the_public_index(wheel: Path, tmp_path: P
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "No matching distribution found for torch-neuronx==2.9.0.2.15.32035" in done.stderr
+    assert "No matching distribution found for torch-neuronx==2.9.0.2.13.26312" in done.stderr
     assert "Would install" not in done.stdout
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from trnslurm.cluster import execute
+from trnslurm.config import software
 
 GOOD = {
     "torch": "2.9.1+cpu", "transformers": "4.57.6", "accelerate": "1.15.0", "torch-xla": "2.9.0",
-    "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360",
+    "torch-neuronx": "2.9.0.2.13.26312+8e870898", "neuronx-cc": "2.24.8799.0+6f62ff7c",
+    "libneuronxla": "2.2.16408.0+50c26cbd",
 }  # fmt: skip
+LAST = {
+    "torch_neuronx": "2.9.0.2.15.32035+de43f57c", "neuronx_cc": "2.26.6360.0+6f180f47",
+    "libneuronxla": "2.2.17544.0+fb9962bf",
+}  # fmt: skip
+SEEN = {"imported": True, "said": GOOD["torch-neuronx"]}
 
 
 @pytest.fixture
@@ -24,19 +31,23 @@ def node(site, fake_slurm, tmp_path: Path):
         python: str = "3.11.9",
         activate: tuple[str, ...] = (),
         compiler: str | None = "/shared/venv/bin/neuronx-cc",
+        imported: dict[str, object] | None = None,
+        neuron_sdk: str = "2.29.1",
         **changes: str | None,
     ) -> Path:
         packages = GOOD | {k.replace("_", "-"): v for k, v in changes.items()}
         commands = {"neuronx-cc": compiler}
         answer = {
             "python": python, "executable": "x", "host": "node-1", "packages": packages,
-            "commands": commands,
+            "commands": commands, "imports": {"torch_neuronx": imported or SEEN},
         }  # fmt: skip
         program = tmp_path / "the node's python"
         program.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(answer)}'\n")
         program.chmod(0o755)
         slurm = {"partition": "compute", "account": "team", "sbatch": ["--mem=0"]}
-        site.profile(python=str(program), activate=list(activate), slurm=slurm)
+        site.profile(
+            python=str(program), activate=list(activate), slurm=slurm, neuron_sdk=neuron_sdk
+        )
         return program
 
     return make
@@ -46,7 +57,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
     node()
     done = cli("env", "check", "--cluster", "pc")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("node-1: Python 3.11.9")
+    assert done.out.startswith("node-1: Python 3.11.9, x, Neuron SDK 2.29.1\n")
     (call,) = fake_slurm.calls("srun")
     assert call.arguments == [
         "--nodes=1", "--ntasks=1", "--time=5", "--quiet", "--job-name=trnslurm-env-check",
@@ -61,10 +72,23 @@ def test_good_environment(node, fake_slurm, cli) -> None:
         ({"torch": "2.90.0"}, "torch is 2.90.0, the jobs are made for 2.9"),
         ({"torch": None}, "torch is missing, the jobs are made for 2.9"),
         ({"transformers": "5.0.0"}, "transformers is 5.0.0, the jobs are made for 4.57"),
-        ({"neuronx_cc": "2.26.6361"}, "neuronx-cc is 2.26.6361, the jobs are made for 2.26.6360"),
-        ({"torch_neuronx": "2.9.0.2.15"}, "torch-neuronx is 2.9.0.2.15"),
+        (
+            {"neuronx_cc": "2.24.87990.0"},
+            "neuronx-cc is 2.24.87990.0, the jobs are made for 2.24.8799.0",
+        ),
+        ({"libneuronxla": "2.2.17544.0"}, "libneuronxla is 2.2.17544.0"),
+        ({"libneuronxla": None}, "libneuronxla is missing, the jobs are made for 2.2.16408.0"),
         ({"compiler": None}, "neuronx-cc is not on PATH"),
         ({"python": "3.10.2"}, "Python is 3.10.2, the jobs need 3.11"),
+        ({"python": "3.13.1"}, "Python is 3.13.1, Neuron SDK 2.29.1 has packages up to 3.12"),
+        (
+            {"imported": {"imported": False, "said": "ImportError: libnrt.so.1: no such file"}},
+            "import torch_neuronx fails: ImportError: libnrt.so.1: no such file",
+        ),
+        (
+            {"imported": {"imported": True, "said": "2.9.0.2.15.32035"}},
+            "torch_neuronx calls itself 2.9.0.2.15.32035, its package 2.9.0.2.13.26312+8e870898: ",
+        ),
     ],
 )
 def test_problem(node, cli, changes: dict[str, str | None], problem: str) -> None:
@@ -77,6 +101,44 @@ def test_problem(node, cli, changes: dict[str, str | None], problem: str) -> Non
     report = cli("env", "check", "--cluster", "pc", "--json")
     assert report.code == 1
     assert len(json.loads(report.out)["problems"]) == 1
+
+
+def test_each_of_two_releases_is_checked_whole(node, cli) -> None:
+    seen = {"imported": True, "said": LAST["torch_neuronx"]}
+    node(imported=seen, neuron_sdk="2.31.1", python="3.13.1", **LAST)
+    done = cli("env", "check", "--cluster", "pc")
+    assert (done.code, done.err) == (0, "")
+    node(imported=seen, **LAST)
+    assert cli("env", "check", "--cluster", "pc").err.startswith(
+        "error: its packages are of Neuron SDK 2.31.1, the profile says 2.29.1: set neuron_sdk: "
+        "2.31.1 in it, or install the others; torch-neuronx is 2.9.0.2.15.32035"
+    )
+    node(neuron_sdk="2.30.0")
+    done = cli("env", "check", "--cluster", "pc")
+    assert "neuron_sdk is '2.30.0'" in done.error and "2.29.1, 2.31.1" in done.error
+
+
+def test_the_real_probe_imports_what_is_installed(site, monkeypatch, tmp_path: Path, cli) -> None:
+    """Imported for real, in a process of its own: one that dies is told as such."""
+    module = tmp_path / "lib/torch_neuronx.py"
+    for said, lines in {
+        "calls itself 2.9.0, its package 2.9.0.2.13.26312: two": "__version__ = '2.9.0'",
+        "import torch_neuronx fails: OSError: libnrt.so.1: cannot": (
+            "raise OSError('libnrt.so.1: cannot open shared object file')"
+        ),
+        "import torch_neuronx fails: exit code -9": "import os; os.kill(os.getpid(), 9)",
+    }.items():
+        package = tmp_path / "lib/torch_neuronx-2.9.0.2.13.26312.dist-info"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "METADATA").write_text("Name: torch-neuronx\nVersion: 2.9.0.2.13.26312\n")
+        module.write_text(lines + "\n")
+        python = tmp_path / "python"
+        python.write_text(
+            f'#!/bin/sh\nexport PYTHONPATH="$(dirname "$0")/lib"\nexec \'{sys.executable}\' "$@"\n'
+        )
+        python.chmod(0o755)
+        site.profile("here", scheduler="local", instance_type="trn1.2xlarge", python=str(python))
+        assert said in cli("env", "check", "--cluster", "here").err
 
 
 def test_all_problems_are_told_at_once(node, cli) -> None:
@@ -132,10 +194,10 @@ def test_local_needs_no_slurm(site, cli) -> None:
 def test_pins_are_those_of_the_package() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    ours = execute._PINS
-    for pins in execute._PINS_OF_DEVICE.values():
-        ours = ours | pins
-    for word in (*extras["train"], *extras["neuron"]):
-        name, _, version = word.partition("==")
-        if version:
-            assert execute.matches(version, ours[name]), word
+    for sdk, extra in {"2.29.1": "neuron", "2.31.1": "neuron-2-31"}.items():
+        ours = software.packages_for("neuron", sdk)
+        exact = [word.partition("==") for word in (*extras["train"], *extras[extra])]
+        for name, _, version in exact:
+            assert not version or software.matches(version, ours[name]), name
+        pins = {name: version for name, _, version in exact if "neuron" in name}
+        assert pins == software.NEURON_SDKS[sdk].pip

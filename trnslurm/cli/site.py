@@ -11,6 +11,7 @@ import click
 from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
+from trnslurm.cluster.shared import find_shared
 from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE
@@ -57,7 +58,16 @@ def detect_command(
     if write:
         _refuse_shadowing(name or site.cluster, given=name is not None)
         target = user_root() / "cluster-config" / f"{_profile_name(name or site.cluster)}.yaml"
-        _write_profile(target, profile_text(site, chosen, slurm.bin_dir))
+        shared = find_shared()
+        _write_profile(target, profile_text(site, chosen, slurm.bin_dir, shared))
+        known = catalog().get(chosen.instance_type or "")
+        if shared is None and known and known.device == "neuron":
+            click.echo(
+                "warning: this host shows no file system that the nodes share, so compile_cache is "
+                "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
+                "and run_root and data_root, to directories that all nodes share",
+                err=True,
+            )
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:
@@ -109,11 +119,13 @@ def _write_profile(target: Path, text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-        if not settings.exists():
+        chosen = not settings.exists()
+        if chosen:
             settings.write_text(f"cluster: {target.stem}\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    click.echo(f"Wrote {target}; the default cluster stands in {settings}.")
+    now = f"{target.stem} is now the default cluster, by" if chosen else "the default cluster is in"
+    click.echo(f"Wrote {target}; {now} {settings}.")
     click.echo("Check its run_root and python, then: trnslurm env check")
 
 
@@ -150,7 +162,8 @@ def check_command(
     if as_json:
         echo_json(report)
     else:
-        click.echo(f"{report['host']}: Python {report['python']}, {report['executable']}\n")
+        sdk = f", Neuron SDK {report['neuron_sdk']}" if report["neuron_sdk"] else ""
+        click.echo(f"{report['host']}: Python {report['python']}, {report['executable']}{sdk}\n")
         rows = [(n, v or "missing") for n, v in report["packages"].items()]
         echo_table(("package", "version"), rows)
     if report["problems"]:

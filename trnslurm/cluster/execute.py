@@ -6,11 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
+from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.directives import passed_through
 from trnslurm.render.job import search_path
@@ -19,11 +20,8 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, without_overrides
 
-_PINS = {"torch": "2.9", "transformers": "4.57", "accelerate": "1.15"}
-_PINS_OF_DEVICE = {
-    "neuron": {"torch-xla": "2.9", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-cc": "2.26.6360"},
-    "xla-cpu": {"torch-xla": "2.9"},
-}
+# Packages that are imported too: their versions may be right, and the libraries below them missing.
+_IMPORTED = {"torch-neuronx": "torch_neuronx"}
 _COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
 
 
@@ -63,32 +61,65 @@ def _attached(argv: Sequence[str], cwd: str | None = None, path: str = "") -> in
 
 def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[str, Any]:
     """Ask a node's Python for its versions, as the batch script would start it."""
-    pins = _PINS | _PINS_OF_DEVICE.get(device, {})
+    pins = packages_for(device, cluster.neuron_sdk)
     commands = _COMMANDS_OF_DEVICE.get(device, ())
     report = _probe(cluster, list(pins), commands, timeout_s)
     packages: Mapping[str, str | None] = report["packages"]
+    report["neuron_sdk"] = cluster.neuron_sdk if device == "neuron" else None
     report["problems"] = [
-        f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
-        for name, pin in pins.items()
-        if not matches(packages.get(name), pin)
+        *_of_another_sdk(cluster, device, packages),
+        *(
+            f"{name} is {packages.get(name) or 'missing'}, the jobs are made for {pin}"
+            for name, pin in pins.items()
+            if not matches(packages.get(name), pin)
+        ),
+        *(f"{command} is not on PATH" for command, path in report["commands"].items() if not path),
+        *_not_imported(report.get("imports", {}), packages),
     ]
-    report["problems"] += [
-        f"{command} is not on PATH" for command, path in report["commands"].items() if not path
-    ]
-    if tuple(map(int, report["python"].split(".")[:2])) < (3, 11):
+    major, minor = map(int, report["python"].split(".")[:2])
+    if (major, minor) < (3, 11):
         report["problems"].append(f"Python is {report['python']}, the jobs need 3.11")
+    elif device == "neuron" and minor > NEURON_SDKS[cluster.neuron_sdk].pythons[1]:
+        highest = NEURON_SDKS[cluster.neuron_sdk].pythons[1]
+        report["problems"].append(
+            f"Python is {report['python']}, Neuron SDK {cluster.neuron_sdk} has packages up to "
+            f"3.{highest}"
+        )
     return report
 
 
-def matches(version: str | None, pin: str) -> bool:
-    """Check whether a version is of a pin: 2.9.1+cpu is of 2.9."""
-    return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")
+def _of_another_sdk(
+    cluster: Cluster, device: str, packages: Mapping[str, str | None]
+) -> Iterator[str]:
+    """Yield what to do if the packages are those of the other release of Neuron's SDK."""
+    for version, sdk in NEURON_SDKS.items():
+        own = device != "neuron" or version == cluster.neuron_sdk
+        if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
+            yield (
+                f"its packages are of Neuron SDK {version}, the profile says {cluster.neuron_sdk}: "
+                f"set neuron_sdk: {version} in it, or install the others"
+            )
+
+
+def _not_imported(
+    imports: Mapping[str, Mapping[str, Any]], packages: Mapping[str, str | None]
+) -> Iterator[str]:
+    """Yield what is wrong with packages that were imported."""
+    for name, module in _IMPORTED.items():
+        if found := imports.get(module):
+            if not found["imported"]:
+                yield f"import {module} fails: {found['said']}"
+            elif found["said"] != packages.get(name):
+                yield (
+                    f"{module} calls itself {found['said']}, its package {packages.get(name)}: two "
+                    "installations are mixed"
+                )
 
 
 def _probe(
     cluster: Cluster, names: Sequence[str], commands: Sequence[str], timeout_s: float
 ) -> dict[str, Any]:
-    script = probe_script(cluster, names, commands)
+    script = probe_script(cluster, names, commands, _IMPORTED)
     argv = ["/bin/bash", "-s"]
     if cluster.scheduler == "slurm":
         slurm = cluster.slurm

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,21 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-names, commands = (word.split(",") for word in sys.argv[1:3])
+def imported(module):  # in a process of its own, which may crash
+    import subprocess
+    code = "import {0}; print(); print(getattr({0}, '__version__', ''))".format(module)
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    said = (done.stderr if done.returncode else done.stdout).split("\\n")
+    said = [line.strip() for line in said if line.strip()] or ["exit code %d" % done.returncode]
+    return {"imported": done.returncode == 0, "said": said[-1]}
+names, commands, imports = (word.split(",") for word in sys.argv[1:4])
+packages = {n: version(n) for n in names}
+modules = dict(word.split("=") for word in imports if word)
 print(json.dumps({"python": platform.python_version(), "executable": sys.executable,
-                  "host": platform.node(), "packages": {n: version(n) for n in names},
-                  "commands": {c: shutil.which(c) for c in commands if c}}))
+                  "host": platform.node(), "packages": packages,
+                  "commands": {c: shutil.which(c) for c in commands if c},
+                  "imports": {m: imported(m) for n, m in modules.items() if packages.get(n)}}))
 """
 # Asked of the Python itself, so that what is missing is one line and no traceback.
 _MISSING = """
@@ -59,9 +70,19 @@ def preamble(cluster: Cluster) -> list[str]:
     return ["set -e", f"export PATH={shlex.quote(path)}", *cluster.activate, *env]
 
 
-def probe_script(cluster: Cluster, names: Sequence[str], commands: Sequence[str] = ()) -> str:
-    """Return bash lines that ask the cluster's Python for packages' versions, and commands."""
-    probe = shlex.join([interpreter(cluster), "-", ",".join(names), ",".join(commands)])
+def probe_script(
+    cluster: Cluster,
+    names: Sequence[str],
+    commands: Sequence[str] = (),
+    imports: Mapping[str, str] | None = None,
+) -> str:
+    """Return bash lines that ask the cluster's Python for packages' versions, and commands.
+
+    `imports` are modules to import, by their packages, where these are installed.
+    """
+    modules = [f"{name}={module}" for name, module in (imports or {}).items()]
+    lists = (names, commands, modules)
+    probe = shlex.join([interpreter(cluster), "-", *(",".join(words) for words in lists)])
     clean = "unset PYTHONPATH PYTHONHOME; export PYTHONNOUSERSITE=1"  # as in the batch script
     here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
     return "\n".join([*preamble(cluster), clean, *here_document])
