@@ -90,7 +90,7 @@ LLAMA_CASES: dict[str, tuple[int, str, str, list[str]]] = {
         "deepspeed",
         ["batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=2880"],
     ),
-    "llama-xla-fsdp-p4de-2-nodes": (2, "p4de", "xla_fsdp", []),
+    "llama-xla-fsdp-p4de-2-nodes": (2, "p4de", "xla_fsdp", ["device=xla-cuda"]),
     "llama-xla-fsdp-trn1-2-nodes": (2, "trn1", "xla_fsdp", ["slurm.time_min=2880"]),
     "llama-tiny-local-2-nodes": (2, "local", "tiny", []),
 }

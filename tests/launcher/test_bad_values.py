@@ -90,7 +90,10 @@ def test_nothing_is_empty_where_empty_is_a_choice(site, cli, setting: str) -> No
 @pytest.mark.parametrize("key", ["steps", "seq_len", "seed", "model.n_embd"])
 def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
     done = cli("plan", "gpt2_zero1", "--nodes", "1", "--set", f"{key}={2**63 - 1}")
-    assert (done.code, done.err) == (0, "")
+    if key == "model.n_embd":  # no device has such a memory
+        assert "parameters, gradients and optimizer of a worker take" in done.error
+    else:
+        assert (done.code, done.err) == (0, "")
 
 
 def test_no_cluster_has_so_many_nodes(site, cli) -> None:

@@ -35,6 +35,8 @@ strategy:
 
 
 def spec_of(preset: str, *settings: str, cluster: str = "p4de", nodes: int = 1) -> JobSpec:
+    if (preset, cluster) == ("xla_fsdp", "p4de"):
+        settings = ("device=xla-cuda", *settings)
     config = resolve(WORKSPACE, "llama3_clm", cluster=cluster, preset=preset, settings=[*settings])
     return make_spec(config, nodes, need_time=False)
 
@@ -60,7 +62,6 @@ def test_launcher_and_jobs_refuse_the_same_offloads() -> None:
     [
         ("fsdp", "p4de", "cuda"),
         ("deepspeed", "p4de", "cuda"),
-        ("xla_fsdp", "p4de", "xla-cuda"),
         ("tiny", "local", "cpu"),
         ("tiny_xla_fsdp", "local", "xla-cpu"),
         ("xla_fsdp", "trn1", "neuron"),
@@ -84,6 +85,11 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (
             ("--preset", "xla_fsdp", "--cluster", "trn1", "--set", "device=xla-cuda"),
             "trn1.32xlarge has neuron, and --set device=xla-cuda asks for xla-cuda",
+        ),
+        (
+            ("--preset", "xla_fsdp"),
+            "and PyTorch/XLA has no GPUs since 2.8: choose another preset or cluster, or "
+            "--set device=xla-cuda if the nodes' Python has TorchAcc's build of it",
         ),
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
@@ -117,12 +123,13 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
             "is 'Layer': it must be a list of classes of layers",
         ),
         (
-            ("--preset", "xla_fsdp",
+            ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
              "--set", "strategy.xla_fsdp.xla_fsdp_settings.compute_dtype=float32"),
             "leave it out, and set precision",
         ),
         (
-            ("--preset", "xla_fsdp", "--set", "strategy.xla_fsdp.xla_fsdp_settings=7"),
+            ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
+             "--set", "strategy.xla_fsdp.xla_fsdp_settings=7"),
             "strategy.xla_fsdp.xla_fsdp_settings must be a mapping",
         ),
     ],

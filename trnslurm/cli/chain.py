@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from trnslurm.cli.options import config_of
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
-from trnslurm.plan.spec import make_spec
+from trnslurm.plan.memory import check_memory
+from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, Link, make_job
@@ -36,10 +39,13 @@ class _Stage:
             checkpoints=checkpoints,
         )  # fmt: skip
 
+    def spec(self, config: Config) -> JobSpec:
+        """Plan it."""
+        return make_spec(config, self.nodes, name=self.options["name"])
+
     def job(self, config: Config) -> Job:
         """Render it."""
-        spec = make_spec(config, self.nodes, name=self.options["name"])
-        return make_job(spec, self.workspace.template_dirs())
+        return make_job(self.spec(config), self.workspace.template_dirs())
 
     def job_after(self, ahead: RunDir) -> Job:
         """Render it to go on from a run."""
@@ -71,6 +77,8 @@ def links_of(
         config = stage.config(_NOT_MADE if before else "")
         if before:
             _refuse_unfit(before, config)
+        if warning := check_memory(stage.spec(config)):
+            click.echo(f"warning: {config.title}: {warning}", err=True)
         links.append(Link(stage.job(config), stage.job_after))
         before = config
     return links

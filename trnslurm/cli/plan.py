@@ -27,7 +27,7 @@ from trnslurm.config import describe, presets_of
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.plan.batch import even_nodes, without_padding
-from trnslurm.plan.memory import estimate_memory
+from trnslurm.plan.memory import Memory, check_memory, estimate_memory
 from trnslurm.plan.spec import JobSpec, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
@@ -144,7 +144,9 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     refused: list[tuple[int, TrnslurmError]] = []
     for number in parse_nodes(nodes):
         try:
-            specs.append(make_spec(config, number, name=options["name"], need_time=False))
+            spec = make_spec(config, number, name=options["name"], need_time=False)
+            check_memory(spec)
+            specs.append(spec)
         except (ConfigError, PlanError) as error:
             refused.append((number, error))
     if not specs:
@@ -193,21 +195,26 @@ def _plan_row(spec: JobSpec) -> dict[str, Any]:
 def _print_plan(specs: list[JobSpec]) -> None:
     first = specs[0]
     recipe, batch = first.config.recipe, first.batch
+    steps = {spec.steps for spec in specs}
     click.echo(
         f"{first.config.recipe_name} ({first.config.preset or 'no preset'}) on "
         f"{first.instance.name}, "
         f"{count(batch.workers_per_node, 'worker')} per node, {recipe.precision}, "
-        + count(first.steps, "step")
+        + (count(first.steps, "step") if len(steps) == 1 else f"{max(steps):,} steps at most")
         + (f" of sequence length {recipe.seq_len}" if recipe.seq_len else "")
     )
     if batch.mode == "per_worker":
         click.echo("The global batch GROWS with the nodes (batch.mode per_worker):")
     click.echo()
-    header = (
+    header: tuple[str, ...] = (
         "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
-        "tokens/step", "hours", "node-hours", "cost",
+        "tokens/step", "steps", "hours", "node-hours", "cost",
     )  # fmt: skip
-    echo_table(header, [_plan_cells(spec) for spec in specs], right=",".join(header))
+    rows = [_plan_cells(spec) for spec in specs]
+    if len(steps) == 1:  # the first line says it
+        here = header.index("steps")
+        header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
+    echo_table(header, rows, right=",".join(header))
     click.echo()
     for spec in specs:
         if spec.batch.padding_units:
@@ -230,42 +237,43 @@ def _print_plan(specs: list[JobSpec]) -> None:
 
 
 def _print_memory(specs: list[JobSpec]) -> None:
-    known = [(spec, memory) for spec in specs if (memory := estimate_memory(spec))]
-    counts: dict[str, list[str]] = {}
-    for spec, memory in known:
-        counts.setdefault(f"{memory.total:.1f}", []).append(str(spec.nodes))
-    said = [f"{total} on {_on(nodes)}" for total, nodes in counts.items()]
-    if known:
-        first = known[0][1]
-        parts = {
-            "parameters, gradients and optimizer": first.state,
-            "gathered layers": first.gathered,
-            "activations": first.activations,
-            "the runtime": first.runtime,
-        }
-        most = ", ".join(f"{gib:.1f} {what}" for what, gib in parts.items() if gib)
-        click.echo(
-            f"GiB of a device's {first.available:g}, an estimate: {', '.join(said)}; "
-            f"on {_on([str(known[0][0].nodes)])}: {most}"
-        )
-    if too_small := [str(spec.nodes) for spec, memory in known if not memory.fits]:
-        click.echo(
-            f"warning: too much for {specs[0].instance.name} on {_on(too_small)}: try "
-            f"{' or '.join(_ways_to_fit(specs[0]))}"
-        )
+    """Print what a worker's device must hold, a line for all node counts that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for spec in specs:
+        if memory := estimate_memory(spec):
+            alike.setdefault(_memory_cells(spec, memory), []).append(str(spec.nodes))
+    if not alike:
+        return
+    rows = [(",".join(nodes), *cells) for cells, nodes in alike.items()]
+    header = (
+        "nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
+        "other way", "runtime", "total", "device",
+    )  # fmt: skip
+    used = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
+    other = "kept" if specs[0].config.recipe.train.get("gradient_checkpointing") else "recomputed"
+    shown = tuple(header[n].replace("other way", f"({other})") for n in used)
+    click.echo("\nGiB of a worker's device, an estimate:\n")
+    echo_table(shown, [tuple(row[n] for n in used) for row in rows], right=",".join(shown))
+    click.echo()
+    warnings: dict[str, list[str]] = {}
+    for spec in specs:
+        if text := check_memory(spec):
+            warnings.setdefault(text, []).append(str(spec.nodes))
+    for text, nodes in warnings.items():
+        click.echo(f"warning: on {_on(nodes)}, {text}")
+
+
+def _memory_cells(spec: JobSpec, memory: Memory) -> tuple[str, ...]:
+    recomputes = spec.config.recipe.train.get("gradient_checkpointing")
+    other = memory.activations_kept if recomputes else memory.activations_recomputed
+    cells = [memory.parameters, memory.gradients, memory.optimizer, memory.gathered]
+    cells += [memory.activations, 0.0 if recomputes is None else other, memory.runtime]
+    numbers = [f"{gib:.1f}" if gib else "-" for gib in cells]
+    return (*numbers, f"{memory.total:.1f}", f"{memory.available:g}")
 
 
 def _on(counts: list[str]) -> str:
     return f"{', '.join(counts)} {'node' if counts == ['1'] else 'nodes'}"
-
-
-def _ways_to_fit(spec: JobSpec) -> list[str]:
-    recipe, ways = spec.config.recipe, []
-    if recipe.batch.micro_batch > 1:
-        ways.append("a smaller batch.micro_batch")
-    if recipe.train.get("gradient_checkpointing") is False:
-        ways.append("train.gradient_checkpointing=true")
-    return [*ways, "devices with more memory"]
 
 
 def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
@@ -273,7 +281,7 @@ def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
     return (
         str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
         str(batch.accumulation), f"{100 * batch.padding:.1f}",
-        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-",
+        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-", f"{spec.steps:,}",
         hours(estimate.hours if estimate else None),
         hours(estimate.node_hours if estimate else None),
         dollars(estimate.cost if estimate else None),

@@ -19,6 +19,7 @@ from trnslurm.cli.options import (
     workspace_of,
 )
 from trnslurm.errors import RenderError
+from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.render.job import render_job
@@ -63,6 +64,8 @@ def render_command(
     if problem := no_result(config):
         click.echo(f"warning: {problem}", err=True)
     spec = make_spec(config, nodes, name=options["name"])
+    if warning := check_memory(spec):
+        click.echo(f"warning: {warning}", err=True)
     bundle = render_job(spec, workspace.template_dirs())
     if against is not None:
         other = (

@@ -24,6 +24,7 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import count, dollars, hours
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
+from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result
 from trnslurm.submit.job import Job, Link, alone, make_job, read_job, refuse_unprepared
@@ -130,6 +131,8 @@ def _links(
     if problem := no_result(config):
         raise ConfigError(problem)
     spec = make_spec(config, nodes, name=options["name"])
+    if warning := check_memory(spec):
+        click.echo(f"warning: {warning}", err=True)
     counts = parse_nodes(elastic, option="--elastic") if elastic else []
     others = jobs_ahead(config, spec, counts, workspace.template_dirs()) if counts else []
     return [alone(make_job(spec, workspace.template_dirs()))], others

@@ -49,15 +49,22 @@ class InstanceType:
         """GPUs of one instance: a GRES in Slurm, unlike Neuron devices."""
         return self.accelerators if self.device in ON_GPUS else 0
 
+    def own_devices(self, usable: Sequence[str]) -> list[str]:
+        """Return what this type's hardware can be used as, of the recipe's devices (empty: all)."""
+        own = dict.fromkeys((self.device, _ALSO.get(self.device, self.device)))
+        return [device for device in own if device in (usable or DEVICES)]
+
     def choose_device(self, asked: str, usable: Sequence[str]) -> str | None:
         """Return the device asked for, or for `auto` this type's first usable one; None: neither.
 
-        `usable` are the recipe's devices; empty: all. A host with accelerators also has its CPU.
+        A host with accelerators also has its CPU. A GPU is used by torch_xla only if that is asked
+        for: PyTorch/XLA has no GPUs since 2.8 (https://github.com/pytorch/xla/pull/9618), so the
+        nodes need another build of it.
         """
-        own = (self.device, _ALSO.get(self.device, self.device))
+        own = self.own_devices(usable)
         if asked == "auto":
-            return next((d for d in own if d in (usable or DEVICES)), None)
-        elsewhere = {self.device, asked} <= {*WITH_EFA} and asked not in own
+            return next((d for d in own if d == self.device or d != "xla-cuda"), None)
+        elsewhere = {self.device, asked} <= {*WITH_EFA} and asked not in self.own_devices(())
         return asked if asked in (usable or DEVICES) and not elsewhere else None
 
     def default_workers(self, nodes: int) -> int:

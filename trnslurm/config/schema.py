@@ -75,6 +75,8 @@ class Cluster:
     """Shell lines that activate the nodes' Python environment."""
     python: str = "python3"
     """Interpreter of that environment; an absolute path on a real cluster."""
+    neuron_sdk: Literal["2.29.1", "2.31.1"] = "2.29.1"
+    """The release of AWS's Neuron SDK that it has; `env check` compares."""
     compile_cache: str | None = None
     """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""
     compile_layout: Literal["shared", "per-host"] = "shared"
@@ -162,6 +164,9 @@ class Data:
     """A model on the Hub whose tokenizer to use, a tokenizer.json, or train:V to train one."""
     model: str | None = None
     """A model on the Hub, whose weights `data fetch` downloads for `train.init_from`."""
+    samples: int | None = None
+    """Samples in one pass over the training data, from which `plan` knows where `train.epochs`
+    ends; None: unknown."""
     holdout: float | None = None
     """Fraction of documents held out for evaluation; None: the dataset's own split, else 0.005
     (labelled rows: 0.1)."""
@@ -193,6 +198,8 @@ class Reference:
     nodes: int
     samples_per_s: float
     source: str = ""
+    of: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that it was measured with, by dotted keys; it says nothing of a job with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +243,9 @@ class Recipe:
     data: Data = field(default_factory=Data)
     begins_with: tuple[str, ...] = ()
     """Other recipes whose runs --from accepts; their models must have the same sizes."""
+    zero1: bool | None = None
+    """For `plan`, where the job has no `train.zero1`: whether workers on XLA devices have a part
+    each of the optimizer's state. None: unknown, and so is the memory that the job needs."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys; the recipe declares each with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)

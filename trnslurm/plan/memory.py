@@ -1,18 +1,24 @@
-"""The device memory that a training needs, estimated from its plan before anything starts.
+"""The device memory that a worker needs, estimated from its plan before anything starts.
 
-Pure arithmetic on the sizes of a model. What a framework really allocates depends on its version,
-on fragmentation and on the operations it fuses. The numbers below agree with one published table:
-Llama 3 8B at sequence length 4096 on 8 A100 with 80 GB, where one sample per GPU fits, and two do
-only if XLA fuses their operations.
+Pure arithmetic on the sizes of a model. Parameters, gradients and the optimizer's state are counted
+as this runtime allocates them (Rajbhandari et al., ZeRO, 2020, arXiv:1910.02054, section 3, has the
+same sums). Activations are those that PyTorch's autograd saves: a test counts them. XLA's compiler
+fuses some and computes them again, so for its devices they are Korthikanti et al.'s (Reducing
+Activation Recomputation in Large Transformer Models, 2022, arXiv:2205.05198, equation 2). What a
+framework really allocates depends on its version, fragmentation and the operations it fuses; two
+published facts agree: Llama 3 8B at sequence length 4096 on 8 A100 with 80 GB, where one sample per
+GPU fits, and two do only if XLA fuses their operations; and AWS's sample of GPT-2 XL on a
+NeuronCore of 16 GB, where one sample fits with recomputation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trnslurm.config import Recipe
+from trnslurm.errors import PlanError
 from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
@@ -24,14 +30,26 @@ _XLA = ("neuron", "xla-cuda", "xla-cpu")
 class Memory:
     """The peak memory of one worker's device, in GiB."""
 
-    state: float
-    """Parameters, gradients and optimizer state, or the worker's shard of them."""
+    parameters: float
+    """Or the worker's shard of them; with autocast on GPUs their copies in 16 bits too."""
+    gradients: float
+    optimizer: float
+    """The optimizer's state, and copies of parameters in fp32."""
     gathered: float
     """Layers' parameters and gradients that a sharded model gathers for a moment."""
     activations: float
     """What the forward pass keeps for the backward pass, and the loss."""
+    activations_kept: float
+    """The same without recomputation."""
+    activations_recomputed: float
+    """The same with recomputation: each layer's input, and one whole layer."""
     available: float
     runtime: float = _RUNTIME_GIB
+
+    @property
+    def state(self) -> float:
+        """What a worker holds all the time; unlike the rest this is no estimate."""
+        return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
@@ -83,19 +101,104 @@ def estimate_memory(spec: JobSpec) -> Memory | None:
 
     It is unknown too if the recipe does not say what is sharded.
     """
-    recipe, instance = spec.config.recipe, spec.instance
-    shape = shape_of(recipe.model)
-    sharded = bool(recipe.strategy.name)
-    if shape is None or not instance.device_gib or not (sharded or "zero1" in recipe.train):
+    return _estimate(spec, spec.config.recipe, spec.batch.workers)
+
+
+def check_memory(spec: JobSpec) -> str:
+    """Return a warning if a worker's device is too small; empty if it is not, or nobody knows.
+
+    Refuse what is certain: parameters, gradients and optimizer alone are too much.
+    """
+    memory = estimate_memory(spec)
+    if memory is None or memory.fits:
+        return ""
+    has = f"the {memory.available:g} GiB that it has on {spec.instance.name}"
+    advice = " or ".join(_ways_to_fit(spec)) or "devices with more memory"
+    if memory.state > memory.available:
+        raise PlanError(
+            f"{spec.config.title}: parameters, gradients and optimizer of a worker take "
+            f"{memory.state:.1f} GiB, more than {has}: try {advice}"
+        )
+    return f"a worker needs more than {has}, by an estimate: try {advice}"
+
+
+def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
+    shape, instance = shape_of(recipe.model), spec.instance
+    divided = _divided(recipe, spec.device)
+    if shape is None or not instance.device_gib or divided is None:
         return None
-    state = shape.parameters * _parameter_bytes(recipe, spec.device, spec.batch.workers)
-    activations = spec.batch.micro_batch * _sample_bytes(recipe, shape, spec.device)
+    parameters, gradients, optimizer = _bytes_each(recipe, spec.device, divided, workers)
+    tokens = recipe.batch.micro_batch * recipe.seq_len
+    layer = tokens * layer_bytes(shape, recipe.seq_len, spec.device, recipe.precision)
+    # Autocast keeps what flows from layer to layer in fp32.
+    inputs = shape.layers * tokens * shape.hidden * (2 if recipe.precision == "bf16" else 4)
+    loss = recipe.batch.micro_batch * _loss_bytes(recipe, shape, spec.device)
+    kept = (shape.layers * layer + loss) / _GIB
+    recomputed = (inputs + layer + loss) / _GIB
+    recomputes = bool(recipe.train.get("gradient_checkpointing"))
     return Memory(
-        state=state / _GIB,
-        gathered=_gathered_bytes(recipe, shape) / _GIB if sharded else 0.0,
-        activations=activations / _GIB,
+        parameters=shape.parameters * parameters / _GIB,
+        gradients=shape.parameters * gradients / _GIB,
+        optimizer=shape.parameters * optimizer / _GIB,
+        gathered=_gathered_bytes(recipe, shape) / _GIB if recipe.strategy.name else 0.0,
+        activations=recomputed if recomputes else kept,
+        activations_kept=kept,
+        activations_recomputed=recomputed,
         available=instance.device_gib / max(instance.workers),
     )
+
+
+def _ways_to_fit(spec: JobSpec) -> Iterator[str]:
+    """Yield the settings that make it fit: each alone, or else together."""
+    recipe, nodes = spec.config.recipe, spec.batch.nodes
+    fitting = [(words, changed) for words, changed in _changes(spec, recipe) if changed]
+    alone = [words for words, changed in fitting if _fits(spec, changed)]
+    yield from (f"--set {words}" for words in alone)
+    if not alone:
+        for words, changed in fitting:
+            for more, both in _changes(spec, changed):
+                if both and words < more and _fits(spec, both):
+                    yield f"--set {words} --set {more}"
+                    return
+    most = spec.config.cluster.slurm.max_nodes or 16
+    if recipe.strategy.name or _divided(recipe, spec.device):
+        per_node = spec.batch.workers_per_node
+        for count in (n for n in (2, 4, 8, 16) if nodes < n <= most):
+            if spec.instance.multi_node_workers and _fits(spec, recipe, count * per_node):
+                yield f"{count} nodes"
+                return
+
+
+def _fits(spec: JobSpec, recipe: Recipe, workers: int | None = None) -> bool:
+    memory = _estimate(spec, recipe, workers or spec.batch.workers)
+    return memory is not None and memory.fits
+
+
+def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield settings that need less memory, and the recipe with each of them."""
+    batch, train, divided = recipe.batch, recipe.train, _divided(recipe, spec.device)
+    for smaller in range(batch.micro_batch - 1, 0, -1):
+        changed = replace(recipe, batch=replace(batch, micro_batch=smaller))
+        size = batch.per_worker if batch.mode == "per_worker" else batch.global_batch
+        if (size or 1) % smaller == 0 and _fits(spec, changed):
+            yield f"batch.micro_batch={smaller}", changed
+            break
+    else:
+        if batch.micro_batch > 1:  # not enough by itself
+            yield "batch.micro_batch=1", replace(recipe, batch=replace(batch, micro_batch=1))
+    if train.get("gradient_checkpointing") is False:
+        yield "train.gradient_checkpointing=true", _with(recipe, gradient_checkpointing=True)
+    copies = train.get("optimizer_precision", "fp32_copy") == "fp32_copy"
+    on_xla = spec.device in _XLA
+    if train.get("zero1") is False and on_xla and copies and train.get("optimizer") != "lamb":
+        yield "train.zero1=true", _with(recipe, zero1=True)
+    if recipe.precision == "bf16" and "optimizer_precision" in train and copies and not divided:
+        words = "train.optimizer_precision=fp32_state"
+        yield words, _with(recipe, optimizer_precision="fp32_state")
+
+
+def _with(recipe: Recipe, **settings: Any) -> Recipe:
+    return replace(recipe, train={**recipe.train, **settings})
 
 
 def _llama(model: Mapping[str, Any]) -> Shape:
@@ -132,10 +235,12 @@ def _gpt2(model: Mapping[str, Any]) -> Shape:
 
 
 def _bert(model: Mapping[str, Any]) -> Shape:
-    """Return the sizes of BERT with its pretraining heads."""
+    """Return the sizes of BERT with its pretraining heads, or with one that classifies."""
     hidden, wide, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
     embeddings = (vocab + model["max_position_embeddings"] + 2) * hidden + 2 * hidden
     heads = (hidden**2 + 3 * hidden + vocab) + 2 * (hidden + 1)
+    if "num_labels" in model:
+        heads = model["num_labels"] * (hidden + 1)
     attention = 4 * (hidden**2 + hidden)
     return Shape(
         family="bert",
@@ -150,19 +255,37 @@ def _bert(model: Mapping[str, Any]) -> Shape:
     )
 
 
-def _parameter_bytes(recipe: Recipe, device: str, workers: int) -> float:
-    """Return the bytes that a worker holds per parameter of the model, averaged over shards."""
+def _divided(recipe: Recipe, device: str) -> bool | None:
+    """Check whether workers have a part each of the optimizer's state; None: nobody says."""
+    asked = recipe.train.get("zero1", recipe.zero1)
+    if recipe.strategy.name:
+        return True
+    return None if asked is None else bool(asked) and device in _XLA
+
+
+def _bytes_each(
+    recipe: Recipe, device: str, divided: bool, workers: int
+) -> tuple[float, float, float]:
+    """Return the bytes that a worker holds for each of the model's parameters.
+
+    They are the parameter's, its gradient's and the optimizer's, averaged over shards.
+    """
     moments = 0 if recipe.train.get("optimizer") == "sgd" else 8
     if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
-        return (8 + moments) / workers
-    model, optimizer = 8, moments
-    if recipe.precision == "bf16":
-        kept = recipe.train.get("optimizer_precision", "fp32_copy")
-        # With a copy in fp32, gradients are accumulated in fp32 too.
-        model = 8 if kept == "fp32_copy" else 4
-        optimizer = {"fp32_copy": moments + 4, "as_model": moments // 2}.get(kept, moments)
-    divided = recipe.train["zero1"] and device in _XLA
-    return model + optimizer / (workers if divided else 1)
+        return 4 / workers, 4 / workers, moments / workers
+    if divided:  # torch_xla's ZeRO-1 has an fp32 copy of its shard, whatever the model has
+        own = _itemsize(recipe) if recipe.precision == "bf16" else 4
+        return own, own, (4 + moments) / workers
+    if recipe.precision != "bf16":
+        # Autocast casts a matrix once in a forward pass, and keeps it for the backward pass.
+        casts = 2 if recipe.precision == "mixed" and device not in _XLA else 0
+        return 4 + casts, 4, moments
+    kept = recipe.train.get("optimizer_precision", "fp32_copy")
+    if kept == "as_model":
+        return 2, 2, moments // 2
+    # With copies in fp32, the units' gradients add up in fp32 too, beside one unit's in 16 bits.
+    # fp32_state has its copies during a step only, when there are no activations.
+    return 2, 6, moments + (4 if kept == "fp32_copy" else 0)
 
 
 def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
@@ -172,30 +295,41 @@ def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
     return parameters * _itemsize(recipe) + gradients * 4
 
 
-def _sample_bytes(recipe: Recipe, shape: Shape, device: str) -> float:
-    """Return the bytes of one sample's activations and loss."""
-    tokens = recipe.seq_len
-    layer = tokens * _token_bytes(shape, tokens, device) * _itemsize(recipe) / 2
-    layers = shape.layers * layer
-    if recipe.train.get("gradient_checkpointing"):  # each layer's input and one whole layer
-        layers = shape.layers * tokens * shape.hidden * _itemsize(recipe) + layer
+def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> float:
+    """Return the bytes that one layer keeps of each token for its backward pass.
+
+    Per token they are multiples of the model's width, of the feed-forward width, and, where the
+    attention's weights are kept, of heads times sequence length.
+    """
+    hidden, wide = shape.hidden, shape.feed_forward
+    item = 4 if precision == "fp32" else 2
+    xla = device in _XLA
+    # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
+    weights = shape.heads * seq_len if device in ("neuron", "xla-cpu") else 0
+    if shape.family == "llama":
+        attention = 2 * hidden + 2 * shape.keys_and_values
+        if xla:  # both residuals, gate and up; the rest is recomputed
+            return item * (2 * hidden + attention + weights + 2 * wide)
+        norms = 2 * 4 * hidden  # in fp32
+        return item * (4 * hidden + attention + weights + 4 * wide) + norms
+    # Inputs of both norms, of the four matrices of the attention, query, key and value: 8. The
+    # masks of dropout, 2 + weights, have a byte per element.
+    matrices = item * (8 * hidden + 2 * wide + 2 * weights) + 2 * hidden + weights
+    if xla:
+        return matrices
+    # Autocast keeps inputs of norms in fp32, too; gelu_new is five operations, and not one.
+    norms = 2 * 4 * hidden if precision == "mixed" else 0
+    return matrices + norms + (item * 3 * wide if shape.family == "gpt2" else 0)
+
+
+def _loss_bytes(recipe: Recipe, shape: Shape, device: str) -> float:
+    """Return the bytes of one sample's embeddings, last norm, logits and loss."""
+    if "num_labels" in recipe.model:
+        return 0.0
     # Logits in 16 bits; in 32 bits logits, softmax and gradient, most of which XLA fuses.
     logits = (6 if device in _XLA else 14) * shape.vocab
-    predicted = recipe.train.get("max_pred", tokens) if shape.family == "bert" else tokens
-    return layers + predicted * logits
-
-
-def _token_bytes(shape: Shape, tokens: int, device: str) -> float:
-    """Return the bytes that one layer keeps per token, at 16 bits."""
-    hidden, wide = shape.hidden, shape.feed_forward
-    # Flash attention keeps no weights; XLA's own keeps them for every head and pair of tokens.
-    weights = shape.heads * tokens if device in ("neuron", "xla-cpu") else 0
-    if shape.family != "llama":  # Korthikanti et al., 2022, with dropout
-        return 34 * hidden + 5 * weights
-    attention = 4 * hidden + 4 * shape.keys_and_values + 2 * weights
-    if device in _XLA:  # both residuals, gate and up; the rest is recomputed
-        return 4 * hidden + attention + 4 * wide
-    return 16 * hidden + attention + 8 * wide  # norms in fp32, and every operation's result
+    predicted = recipe.train.get("max_pred", recipe.seq_len)
+    return float(predicted * logits) + 3 * recipe.seq_len * shape.hidden * _itemsize(recipe)
 
 
 def _itemsize(recipe: Recipe) -> int:

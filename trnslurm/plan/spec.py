@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trnslurm.config import Config, Recipe
+from trnslurm.config import Config, Recipe, Reference
 from trnslurm.config.catalog import InstanceType, catalog, find
+from trnslurm.config.tree import flatten
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
@@ -23,7 +24,8 @@ _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger mod
 # A known speed holds for these settings only.
 _DECIDE_SPEED = (
     "seq_len", "precision", "batch.micro_batch", "model", "strategy", "device",
-    "train.gradient_checkpointing",
+    "train.gradient_checkpointing", "train.optimizer", "train.optimizer_precision", "train.zero1",
+    "train.attention",
 )  # fmt: skip
 
 # Devices whose graphs are compiled ahead of the run when `precompile: auto`.
@@ -54,7 +56,8 @@ class JobSpec:
 
     @property
     def steps(self) -> int:
-        return self.config.recipe.steps
+        """Steps until so many, or so many epochs as far as the recipe knows its data, are over."""
+        return steps_of(self.config, self.batch)
 
     @property
     def tokens_per_step(self) -> int:
@@ -121,6 +124,11 @@ def _device(config: Config, instance: InstanceType) -> str:
         able = f"{config.title} runs on {', '.join(usable)}"
         has = f"{instance.name} has {instance.device}"
         asks = f"{config.origins['device'].source or 'the default'} asks for {asked}"
+        if asked == "auto" and instance.own_devices(usable):
+            raise ConfigError(
+                f"{able}, and PyTorch/XLA has no GPUs since 2.8: choose another preset or cluster, "
+                "or --set device=xla-cuda if the nodes' Python has TorchAcc's build of it"
+            )
         if asked == "auto":
             reasons = (able, has)
         else:
@@ -147,32 +155,70 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
         )
 
 
+def steps_of(config: Config, batch: BatchPlan) -> int:
+    """Return the steps of the whole training, as the runtime counts them from the data."""
+    recipe, asked = config.recipe, _asked(config)
+    epochs: int = recipe.train.get("epochs", 0)
+    samples = recipe.data.samples
+    # Other data, or data cut otherwise, has another number of them.
+    other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
+    if not epochs or not samples or other:
+        return recipe.steps
+    return min(recipe.steps, math.ceil(epochs * samples / batch.global_batch))
+
+
 def where_set(config: Config, instance: InstanceType) -> str:
     """Return the part of a message that names settings for which no speed is known, or nothing."""
+    known = _known(config, instance)
+    compared = {key for reference in known for key in reference.of}
     keys = _unlike_reference(config, instance) if config.recipe.reference else []
-    return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set" if keys else ""
+    if keys := [key for key in keys if key not in compared]:
+        return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
+    if not known:
+        return ""
+    others = min((_unlike(config, reference) for reference in known), key=len)
+    pairs = ", ".join(f"{key}={value}" for key, value in others.items())
+    return f" (a published one is with {pairs})" if pairs else ""
 
 
 def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
     """Return the settings on the command line that make this another job than was measured."""
-    asked = {key for key, origin in config.origins.items() if origin.layer == "command line"}
+    asked = _asked(config)
     if "reference" in asked:
         return []
-    if config.cluster.device == instance.choose_device("auto", _usable(config.recipe)):
+    if config.cluster.device in instance.own_devices(_usable(config.recipe))[:1]:
         asked.discard("device")
     prefixes = tuple(f"{key}." for key in _DECIDE_SPEED)
     return sorted(key for key in asked if f"{key}.".startswith(prefixes))
 
 
+def _asked(config: Config) -> set[str]:
+    """Return the keys that the command line sets."""
+    return {key for key, origin in config.origins.items() if origin.layer == "command line"}
+
+
+def _known(config: Config, instance: InstanceType) -> list[Reference]:
+    return [r for r in config.recipe.reference if r.instance_type == instance.name]
+
+
+def _unlike(config: Config, reference: Reference) -> dict[str, Any]:
+    """Return the settings that a speed was measured with, where this job has others."""
+    given = dict(flatten(config.tree))
+    return {key: value for key, value in reference.of.items() if given.get(key) != value}
+
+
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
-    known = [r for r in config.recipe.reference if r.instance_type == instance.name]
+    changed = {*_unlike_reference(config, instance)}
+    known = [
+        reference
+        for reference in _known(config, instance)
+        if not _unlike(config, reference) and changed <= reference.of.keys()
+    ]
     # Published speeds are those of whole instances.
-    whole = batch.workers_per_node == instance.default_workers(batch.nodes)
-    if not whole or _unlike_reference(config, instance):
+    if batch.workers_per_node != instance.default_workers(batch.nodes):
         known = []
-    return estimate(
-        batch, steps=config.recipe.steps, known=known, price_per_hour=instance.price_per_hour
-    )
+    steps = steps_of(config, batch)
+    return estimate(batch, steps=steps, known=known, price_per_hour=instance.price_per_hour)
 
 
 def _time_limits(

@@ -6,6 +6,7 @@ import resource
 import shutil
 import socket
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from trnslurm.node.preflight.devices import devices, efa
@@ -123,6 +124,21 @@ def own_name(needs: Needs) -> Checked:
     return Checked(fact=address)
 
 
+def torch_xla(needs: Needs) -> Checked:
+    """Check that there is a build for GPUs, which PyTorch/XLA itself has not made since 2.8."""
+    if needs.device != "xla-cuda":
+        return Checked()
+    for name in ("torchacc", "torch_xla_cuda_plugin"):
+        try:
+            return Checked(fact=f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return Checked(
+        problem="neither torchacc nor torch_xla_cuda_plugin is in its Python, and torch_xla has no "
+        "GPUs without; install TorchAcc's build, or take a strategy for cuda"
+    )
+
+
 def owns(address: str) -> bool:
     """Return whether an address is one of this host's."""
     try:
@@ -168,4 +184,5 @@ CHECKS: dict[str, Check] = {
     "memory": memory,
     "open files": open_files,
     "own name": own_name,
+    "torch_xla": torch_xla,
 }

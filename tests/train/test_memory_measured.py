@@ -1,0 +1,156 @@
+"""What `trnslurm plan` says of memory, beside the bytes that PyTorch allocates for small models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from trnslurm.config import Recipe
+from trnslurm.plan import memory
+from trnslurm.train.optim.data_parallel import DataParallel
+
+# Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
+GPT2 = {
+    "vocab_size": 128, "n_positions": 64, "n_embd": 128, "n_layer": 2, "n_head": 4,
+    "activation_function": "gelu_new", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+}  # fmt: skip
+BERT = {
+    "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 448, "max_position_embeddings": 64, "type_vocab_size": 2, "num_labels": 2,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+LLAMA = {
+    "vocab_size": 128, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+SAMPLES, TOKENS = 3, 64
+
+
+def gpt2(sizes: Mapping[str, Any]) -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(**sizes))
+
+
+def bert(sizes: Mapping[str, Any]) -> nn.Module:
+    return BertForSequenceClassification(BertConfig(**sizes))
+
+
+def llama(sizes: Mapping[str, Any]) -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def saved_bytes(model: nn.Module, precision: str) -> int:
+    """Count what a forward pass keeps for the backward pass, each memory once, no parameters."""
+    model.train()
+    parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    kept: dict[int, Any] = {}  # holds them, so that no memory is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    tokens = torch.ones(SAMPLES, TOKENS, dtype=torch.long)
+    casts = precision == "mixed"
+    arithmetic = torch.autocast("cpu", torch.bfloat16) if casts else contextlib.nullcontext()
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        with arithmetic:
+            logits = model(tokens).logits.float()
+        cross_entropy(logits.flatten(0, -2), torch.zeros(logits[..., 0].numel(), dtype=torch.long))
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "layers", "precision"),
+    [
+        *[(gpt2, GPT2, "n_layer", name) for name in ("fp32", "bf16", "mixed")],
+        *[(bert, BERT, "num_hidden_layers", name) for name in ("fp32", "bf16", "mixed")],
+        *[(llama, LLAMA, "num_hidden_layers", name) for name in ("fp32", "bf16")],
+    ],
+)
+def test_activations_are_those_that_autograd_saves(
+    make: Callable[..., nn.Module], sizes: dict[str, Any], layers: str, precision: str
+) -> None:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    saved = [saved_bytes(make({**sizes, layers: n}).to(dtype), precision) for n in (2, 3)]
+    shape = memory.shape_of(sizes)
+    assert shape is not None
+    # The copies that autocast makes of matrices count as parameters.
+    casts = 2 * shape.layer_parameters if precision == "mixed" else 0
+    layer = (saved[1] - saved[0] - casts) / (SAMPLES * TOKENS)
+    dropped = 0 if shape.family == "llama" else 2 * shape.hidden  # masks
+    said = memory.layer_bytes(shape, TOKENS, "cpu", precision) - dropped
+    assert said == pytest.approx(layer, rel=0.08)
+    fused = memory.layer_bytes(shape, TOKENS, "xla-cuda", precision) - dropped
+    assert fused < 1.01 * layer
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("make", "sizes", "layers"), [(gpt2, GPT2, "n_layer"), (bert, BERT, "num_hidden_layers")]
+)
+def test_weights_of_the_attention_and_masks(
+    make: Callable[..., nn.Module], sizes: dict[str, Any], layers: str, precision: str
+) -> None:
+    """With dropout PyTorch's CPU keeps them too; its masks are as large as what they mask."""
+    dropout = {key: 0.1 for key in sizes if key.endswith(("drop", "dropout_prob"))}
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    saved = [
+        saved_bytes(
+            make({**sizes, **dropout, layers: n, "attn_implementation": "eager"}).to(dtype),
+            precision,
+        )
+        for n in (2, 3)
+    ]
+    shape = memory.shape_of(sizes)
+    assert shape is not None
+    item = 4 if precision == "fp32" else 2
+    masks = 2 * shape.hidden + shape.heads * TOKENS
+    gelu = 3 * shape.feed_forward if make is gpt2 else 0  # which XLA fuses
+    said = memory.layer_bytes(shape, TOKENS, "neuron", precision) + (item - 1) * masks + item * gelu
+    assert said == pytest.approx((saved[1] - saved[0]) / (SAMPLES * TOKENS), rel=0.01)
+
+
+class Worker:
+    """As much of a device as an optimizer needs to be made."""
+
+    rank, world = 0, 1
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept"),
+    [("fp32", "fp32_copy"), ("bf16", "fp32_copy"), ("bf16", "fp32_state"), ("bf16", "as_model")],
+)
+def test_state_is_what_a_worker_allocates(precision: str, kept: str) -> None:
+    model = gpt2(GPT2).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    named = dict(model.named_parameters())
+    optimizer = DataParallel(
+        Worker(), [{"params": [*named.values()]}], [*named], ("exp_avg", "exp_avg_sq"),  # type: ignore[arg-type]
+        torch.optim.AdamW, {}, 1.0, kept,
+    )  # fmt: skip
+    optimizer._reduce = lambda: None  # type: ignore[method-assign]
+    optimizer.step(0.1)
+    tensors: list[Tensor] = [*named.values(), *optimizer._gradients, *optimizer._masters]
+    tensors += [each.grad for each in named.values() if each.grad is not None]
+    tensors += [v for state in optimizer._base.state.values() for v in state.values()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    recipe = Recipe(precision=precision, train={"optimizer_precision": kept, "zero1": False})  # type: ignore[arg-type]
+    said = memory._bytes_each(recipe, "cpu", divided=False, workers=1)
+    shape = memory.shape_of(GPT2)
+    assert shape is not None
+    assert sum(storages.values()) == pytest.approx(sum(said) * shape.parameters, rel=0.01)
