@@ -36,7 +36,7 @@ def test_later_attempts_go_on_in_the_file(tmp_path):
     assert lines_of(path) == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 2, "lo', "", '{"step": 2}'])
+@pytest.mark.parametrize("torn", ['{"step": 2, "lo', "", '{"step": 2}', "x" * 100_000])
 def test_what_an_attempt_had_not_finished_is_cut_off(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + torn)
@@ -63,6 +63,20 @@ def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
 
     assert lines_of(path) == [{"step": 1}, {"step": 4}]
     assert capsys.readouterr().out.count("warning: metrics.jsonl cannot be written") == 1
+
+
+def test_a_file_that_cannot_be_opened_for_a_while_costs_lines(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    lines = JsonLines(path)
+    lines.write({"step": 1})
+    lines.write({"step": 2})
+    path.rmdir()
+    lines.write({"step": 3})
+    lines.close()
+
+    assert lines_of(path) == [{"step": 3}]
+    assert capsys.readouterr().out.count("metrics.jsonl cannot be written (Is a directory)") == 1
 
 
 def test_a_setting_that_makes_no_sense_is_named(make_plan):

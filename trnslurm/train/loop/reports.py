@@ -1,12 +1,16 @@
 """Writing down what a run says. A full disk costs lines of it, never the training."""
 
+import errno
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trnslurm.train.say import say
+
+_BLOCK_BYTES = 1 << 16
 
 
 class JsonLines:
@@ -14,9 +18,8 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("a+b", buffering=0)
+        self._file: BinaryIO | None = None
         self._complains = True
-        self._cut_torn_line()
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line; what JSON cannot hold (NaN, infinity) becomes null."""
@@ -24,30 +27,41 @@ class JsonLines:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
         }
-        line = json.dumps(kept).encode() + b"\n"
-        end = os.fstat(self._file.fileno()).st_size
         try:
-            if self._file.write(line) == len(line):
-                return
-            reason = "no space left"
+            self._append(json.dumps(kept).encode() + b"\n")
         except OSError as error:
-            reason = str(error.strerror)
-        self._file.truncate(end)
-        if self._complains:
-            say(f"warning: {self._path.name} cannot be written ({reason}): lines of it are missing")
-            self._complains = False
+            self.close()  # the next line finds a file again, or makes one
+            if self._complains:
+                name, why = self._path.name, error.strerror
+                say(f"warning: {name} cannot be written ({why}): lines of it are missing")
+                self._complains = False
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
 
-    def _cut_torn_line(self) -> None:
-        """Cut off the line in which an attempt died."""
-        self._file.seek(0)
-        content = self._file.read()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self._file.truncate(whole)
+    def _append(self, line: bytes) -> None:
+        if self._file is None:
+            self._file = self._path.open("a+b", buffering=0)
+            # An attempt may have died in its last line, and a full disk may have taken part of one.
+            self._file.truncate(_end_of_lines(self._file))
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "no space left")
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Return where the last whole line of a file ends."""
+    begin = file.seek(0, os.SEEK_END)
+    while begin:
+        end, begin = begin, max(0, begin - _BLOCK_BYTES)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+    return 0
 
 
 class Events:
