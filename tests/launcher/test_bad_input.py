@@ -163,9 +163,10 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
     ("root", "words"),
     [
         ("{tmp}/file/runs", "Not a directory; set run_root in the cluster profile"),
-        ("{tmp}/a:b", "a colon, a percent sign or a control character"),
+        ("{tmp}/a:b", "a colon, a percent sign, a backslash or a control character"),
         ("{tmp}/100%", "choose another run_root"),
         ("{tmp}/a\nb", "choose another run_root"),
+        ("{tmp}/a\\b", "choose another run_root"),
         ("{tmp}/open", "can be written by everybody: chmod o-w or o+t it"),
         ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
         ("/not-mounted/runs", "there is no /not-mounted on this host"),

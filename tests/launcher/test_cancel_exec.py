@@ -29,6 +29,17 @@ def test_cancel_takes_the_last_phase_first(fake_slurm, make_run, cli) -> None:
     assert json.loads(run.cancelled_file.read_text())["by"]
 
 
+def test_cancel_names_the_jobs_of_a_damaged_run(fake_slurm, make_run, cli) -> None:
+    run = make_run()
+    run.record_file.write_text("{}")
+    fake_slurm.answer("places", f"1001|gpt|{run.path}", "1002|gpt|/elsewhere")
+    assert cli("cancel", run.path).error == (
+        f"{run.record_file}: damaged or unreadable (it lacks run, name, recipe, preset, cluster, "
+        "scheduler, nodes, phases, created, user, host): scancel 1001"
+    )
+    assert fake_slurm.calls("scancel") == []
+
+
 GOLDEN = Path(__file__).parents[1] / "goldens/trn1-2-nodes/train.sbatch"
 RENDERED = GOLDEN.read_text(encoding="utf-8").replace("trap ", "# trap ")
 

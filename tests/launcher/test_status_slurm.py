@@ -208,6 +208,16 @@ def test_the_table_has_every_word() -> None:
     }  # fmt: skip
 
 
+def test_an_attempt_that_was_killed_runs_no_more(fake_slurm, make_run) -> None:
+    """It never wrote how it ended; the newest one of a job that runs is believed."""
+    running = {"state": "RUNNING", "job_id": "1002"}
+    run = make_run(states={"precompile": [DONE], "train": [running, running]})
+    fake_slurm.queue("1002|RUNNING|None|x|node-[1-2]")
+    assert [a.state for a in run_status(run).attempts] == ["LOST", "RUNNING"]
+    fake_slurm.queue("1002|FAILED|NonZeroExitCode|x|")
+    assert [a.state for a in run_status(run).attempts] == ["LOST", "LOST"]
+
+
 def test_a_run_that_ended_costs_no_question(fake_slurm, make_run) -> None:
     run_status(make_run(states={"precompile": [DONE], "train": [DONE]}))
     assert fake_slurm.calls() == []

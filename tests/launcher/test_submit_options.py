@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pty
 import subprocess
@@ -226,3 +227,10 @@ def test_recipe_and_reviewed_bundle_exclude_each_other(site, fake_slurm, cli, tm
     missing = cli("submit", "--rendered", tmp_path / "none")
     assert missing.code == 1
     assert missing.error == f"{tmp_path / 'none'}: no such directory"
+
+
+@pytest.mark.parametrize("quoted", ['"/x y"', "'/x y'"])
+def test_a_text_may_be_quoted_as_in_a_file(site, cli, quoted: str) -> None:
+    site.recipe()
+    done = cli("show", "toy", "--cluster", "pc", "--set", f"run_root={quoted}", "--json")
+    assert json.loads(done.out)["config"]["run_root"] == "/x y"

@@ -17,7 +17,7 @@ from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.logs import choose_log, follow_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
-from trnslurm.submit.cancel import cancel
+from trnslurm.submit.cancel import cancel, jobs_to_cancel
 
 _SHOWN_ATTEMPTS = 5
 
@@ -120,7 +120,7 @@ def _say_attempts(status: RunStatus) -> None:
         more = "… " if len(ends) > _SHOWN_ATTEMPTS else ""
         click.echo(f"attempts: {len(ends)}: {more}{', '.join(ends[-_SHOWN_ATTEMPTS:])}")
     for before in status.history:
-        nodes = count(int(before["nodes"]), "node")
+        nodes = count(before["nodes"], "node")
         click.echo(f"resumed {before['resumed']}, when it was {before['state']} on {nodes}")
 
 
@@ -187,7 +187,10 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
       trnslurm cancel last --now
     """
     directory = _run(run, path)
-    before = run_status(directory, leftovers=True)
+    try:
+        before = run_status(directory, leftovers=True)
+    except RunError as error:
+        raise RunError(f"{error}{jobs_to_cancel(directory)}") from None
     # What is lost may still run, and so may an early phase of what was refused.
     settled = before.state != "LOST" and all(p.final for p in before.phases)
     settled = settled and before.mend != f"trnslurm cancel {directory.name}"

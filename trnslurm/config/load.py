@@ -171,7 +171,7 @@ def _option_layer(dotted: str, option: str, value: Any, tree: Mapping[str, Any])
 def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
     hint = _hint(dotted, source, tree)
     if hint is str or (str(hint) == "str | None" and raw not in ("null", "")):
-        return raw
+        return _unquoted(raw)
     try:
         value = parse_yaml(raw)
     except yaml.constructor.ConstructorError as error:
@@ -185,6 +185,17 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
             pass
     checked = convert(value, hint, source, dotted)
     return as_declared(checked, tree[dotted], source, dotted) if dotted in JOB_SECTIONS else checked
+
+
+def _unquoted(raw: str) -> str:
+    """Return a text without the quotes that it has in a YAML file."""
+    if raw[:1] not in ("'", '"') or raw[-1:] != raw[0]:
+        return raw
+    try:
+        value = parse_yaml(raw)
+    except (yaml.YAMLError, ValueError):
+        return raw
+    return value if isinstance(value, str) else raw
 
 
 def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:

@@ -95,10 +95,12 @@ def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
     Its texts are made printable. Keys that are not its fields are left out.
     """
     # Not above: `trnslurm --help` needs only `printable`, and no configuration.
-    from trnslurm.config.tree import build, check, fields_of
+    from trnslurm.config.tree import build, check, fields_of, lacking
 
     hints = fields_of(cls)
     known = {key: cleaned(value) for key, value in values.items() if key in hints}
+    if missing := lacking(cls, known):
+        raise ValueError(f"it lacks {', '.join(missing)}")
     try:
         return build(cls, check(known, hints, cls.__name__))
     except ConfigError as error:

@@ -12,8 +12,9 @@ from trnslurm.errors import RunError
 from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 
-# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent).
-_BAD_PATH = re.compile(r"[:%\x00-\x1f\x7f]")
+# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent, and a
+# backslash, after which Slurm replaces nothing).
+_BAD_PATH = re.compile(r"[:%\\\x00-\x1f\x7f]")
 
 
 def check_run_root(root: Path) -> Path:
@@ -23,8 +24,8 @@ def check_run_root(root: Path) -> Path:
     absolute = root.expanduser().absolute()
     if _BAD_PATH.search(str(absolute)):
         raise RunError(
-            f"run root {str(absolute)!r}: a colon, a percent sign or a control character "
-            "in the path would break the scripts; choose another run_root"
+            f"run root {str(absolute)!r}: a colon, a percent sign, a backslash or a control "
+            "character in the path would break the scripts; choose another run_root"
         )
     return absolute
 

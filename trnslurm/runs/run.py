@@ -233,5 +233,8 @@ def _check_record(record: Record) -> None:
         *(job for job in jobs if job and not _JOB.fullmatch(job)),
         *(phase for phase in record.phases if phase not in _PHASES),
     ]
+    for before in record.history:
+        if not (isinstance(before.get("nodes"), int) and {"state", "resumed"} <= before.keys()):
+            raise ValueError(f"history has {before!r}")
     if wrong or not record.phases:
         raise ValueError(f"{wrong[0]!r}" if wrong else "no phase")

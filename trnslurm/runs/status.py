@@ -201,8 +201,19 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
         precompile=record.precompile, metrics=run.last_metrics(),
         mend=_next_command(run, record, state, phases, ahead.mend if ahead and in_vain else ""),
-        attempts=tuple(run.attempts(record.phases[-1])), history=record.history,
+        attempts=_attempts(run, record, phases[-1]), history=record.history,
     )  # fmt: skip
+
+
+def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
+    """Return every attempt of the last phase; one that was killed never wrote how it ended."""
+    return tuple(
+        replace(attempt, state="LOST", reason="it ended without a word")
+        if attempt.state in ("STARTING", "RUNNING")
+        and (attempt.attempt != last.attempt or last.final)
+        else attempt
+        for attempt in run.attempts(record.phases[-1])
+    )
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:

@@ -68,6 +68,15 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         raise
 
 
+def jobs_to_cancel(run: RunDir) -> str:
+    """Return the command that cancels the jobs of a run whose record cannot be read."""
+    try:
+        jobs = Slurm(None).jobs_in(str(run.path), getpass.getuser())
+    except SlurmError:
+        return ""
+    return f": scancel {' '.join(jobs)}" if jobs else ""
+
+
 def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Cancelled]:
     queue = slurm.queue(sorted({each.record().user for each in runs}))
     training = {} if now else {each: _training(each, queue) for each in runs}
