@@ -48,7 +48,7 @@ def main() -> None:
     text = open_split(plan, "train")
     held_out = open_split(plan, "eval") if settings.eval_every else text
     config = LlamaConfig(**plan.model)
-    config._attn_implementation = choose_attention(settings.attention, device)
+    config._attn_implementation = choose_attention(settings.attention, device, plan.precision)
     # The model and its optimizer: of both, every worker has a part.
     sharded = shard_model(
         plan,
@@ -151,7 +151,7 @@ def make_model(config: LlamaConfig) -> LlamaForCausalLM:
     return model
 
 
-def choose_attention(name: str, device: Device) -> str:
+def choose_attention(name: str, device: Device, precision: str) -> str:
     """Choose what is asked for, or PyTorch's fused attention where there is one."""
     if name not in ATTENTIONS:
         raise TrainError(f"train.attention: {name!r} is not one of {', '.join(ATTENTIONS)}")
@@ -159,6 +159,11 @@ def choose_attention(name: str, device: Device) -> str:
         raise TrainError(
             "train.attention: flash_attention_2 needs a GPU and the package flash-attn in the "
             "nodes' Python: install it, or set train.attention=auto"
+        )
+    if name == "flash_attention_2" and precision != "bf16":
+        raise TrainError(
+            f"train.attention: flash_attention_2 computes in bf16, but precision is {precision}: "
+            "set precision=bf16, or train.attention=auto"
         )
     if name == "auto":
         return "eager" if device.torch_device.type == "xla" else "sdpa"

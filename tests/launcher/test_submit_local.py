@@ -51,7 +51,8 @@ def await_true(condition: Callable[[], bool], what: str, timeout_s: float = 180)
 
 def test_followed_to_its_good_end(site, here, cli, run_cli, monkeypatch) -> None:
     here(
-        'echo "phase $TRNSLURM_PHASE node $SLURM_NODEID secret ${MY_SECRET:-none}"\n'
+        'echo "phase $TRNSLURM_PHASE node $SLURM_NODEID secret ${MY_SECRET:-none}'
+        ' gpus $CUDA_VISIBLE_DEVICES"\n'
         'if [ "$SLURM_NODEID$TRNSLURM_PHASE" = 0train ]; then\n'
         '  echo \'{"step": 1, "steps": 3, "loss": 9.5, "tokens_per_s": 100}\' > metrics.jsonl\n'
         '  echo \'{"step": 3, "steps": 3, "loss": 7.5, "tokens_per_s": 200, "eval_s": 1,'
@@ -60,6 +61,7 @@ def test_followed_to_its_good_end(site, here, cli, run_cli, monkeypatch) -> None
         precompile="always",
     )
     monkeypatch.setenv("MY_SECRET", "leaked")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     done = run_cli(*SUBMIT)
     run = site.run()
     assert done.code == 0, done
@@ -73,8 +75,17 @@ def test_followed_to_its_good_end(site, here, cli, run_cli, monkeypatch) -> None
     for phase in ("precompile", "train"):
         for node in (0, 1):
             text = run.node_log(phase, 1, node).read_text()
-            assert f"phase {phase} node {node} secret none" in text
+            assert f"phase {phase} node {node} secret none gpus 3" in text
     assert cli("status", "last").out.startswith(f"{run.name}: COMPLETED")
+
+
+def test_gpus_of_this_machine_need_no_network(cli, home: Path) -> None:
+    """NCCL refuses to start where it finds no interface but those that it is told to leave out."""
+    for cluster, name in (("local", "lo "), ("p4d", "^lo,docker ")):
+        gpus = ("--cluster", cluster, "--set", "device=cuda", "--set", "slurm.time_min=60")
+        assert cli("render", "gpt2_zero1", *gpus, "--nodes", "1", "--output", cluster).code == 0
+        [script] = Path(cluster).glob("train.s*")
+        assert f"export NCCL_SOCKET_IFNAME={name}" in script.read_text()
 
 
 def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:

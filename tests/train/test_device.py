@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment
@@ -49,6 +51,36 @@ def test_refused(name: str, words: str) -> None:
     with pytest.raises(TrainError) as error:
         open_device(name, WORKER)
     assert str(error.value) == words
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A PyTorch that says it has two GPUs and NCCL; what it is asked for, in order."""
+    asked: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: asked.append(("set", index)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *args, **given: asked.append((*args, given))
+    )
+    monkeypatch.setattr(dist, "get_rank", lambda: 5)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 8)
+    return asked
+
+
+def test_a_worker_has_its_gpu_before_it_meets_the_others(two_gpus: list[object]) -> None:
+    """Without a device of its own NCCL's barrier takes the rank's: 5 of 2 GPUs would be 1 here."""
+    place = replace(WORKER, device="cuda", rank=4, local_rank=0, local_world=2)
+    device = open_device("cuda", place)
+    gpu = torch.device("cuda", 0)
+    assert two_gpus == [("set", 0), ("nccl", {"device_id": gpu})]
+    assert (device.rank, device.world, device.torch_device) == (5, 8, gpu)
+
+
+def test_more_workers_than_gpus_are_refused_before_they_meet(two_gpus: list[object]) -> None:
+    with pytest.raises(TrainError, match="8 workers per node, but PyTorch finds 2 CUDA devices"):
+        open_device("cuda", replace(WORKER, device="cuda"))
+    assert two_gpus == []
 
 
 STARTED = """\

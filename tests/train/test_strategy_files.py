@@ -198,3 +198,13 @@ def test_what_is_no_model_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_text("no")
     with pytest.raises(TrainError, match="cannot be read"):
         saved_values(str(tmp_path), make_model())
+
+
+def test_flash_attention_needs_its_package_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = import_job(JOB / "train.py")
+    device = SimpleNamespace(torch_device=torch.device("cpu"))
+    for there, words in ((False, "the package flash-attn"), (True, "bf16, but precision is fp32")):
+        monkeypatch.setattr(job, "is_flash_attn_2_available", lambda there=there: there)
+        with pytest.raises(TrainError, match=words):
+            job.choose_attention("flash_attention_2", device, "fp32")
+    assert job.choose_attention("flash_attention_2", device, "bf16") == "flash_attention_2"

@@ -20,7 +20,10 @@ from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
 
 # What the local run gets from this shell's environment; everything else is in its script.
-_ENVIRONMENT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+_ENVIRONMENT = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",  # which GPUs of this machine are the user's own
+)  # fmt: skip
 _NO_LIMIT_MIN = 10 * 365 * 24 * 60  # submitit's own default is two minutes
 _STOP_S = 45  # the guard gives the script and its nodes less than this
 

@@ -17,18 +17,21 @@ class TorchDevice(Device):
     """cpu with gloo or cuda with NCCL: eager PyTorch."""
 
     def __init__(self, name: str, environment: Environment) -> None:
-        if name == "cuda" and not torch.cuda.is_available():
-            raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
-        dist.init_process_group("nccl" if name == "cuda" else "gloo")
+        self.torch_device = torch.device(name)
+        if name == "cuda":
+            self.torch_device = torch.device("cuda", _take_gpu(environment))
+            # Bound to its GPU, NCCL need not guess which one is a worker's: barriers would take the
+            # one of its rank over all nodes, which is wrong where a node has more GPUs than
+            # workers. It also meets the others now (ProcessGroupNCCL.cpp and
+            # init_process_group's device_id, torch 2.9).
+            dist.init_process_group("nccl", device_id=self.torch_device)
+        else:
+            dist.init_process_group("gloo")
         self.name = name
         self.timer = Timer()
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.local_world = environment.local_world
-        self.torch_device = torch.device(name)
-        if name == "cuda":
-            self.torch_device = torch.device("cuda", environment.local_rank)
-            torch.cuda.set_device(self.torch_device)
 
     @staticmethod
     def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
@@ -74,3 +77,18 @@ class TorchDevice(Device):
     def barrier(self, name: str) -> None:
         """Wait in the process group."""
         dist.barrier()
+
+
+def _take_gpu(environment: Environment) -> int:
+    """Make the GPU of this worker's place on its node the current one, before anything uses one."""
+    if not torch.cuda.is_available():
+        raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
+    number = torch.cuda.device_count()
+    if environment.local_world > number:
+        # NCCL has no two workers on one GPU: "Duplicate GPU detected", up to version 2.29.
+        raise TrainError(
+            f"plan.json: {environment.local_world} workers per node, but PyTorch finds {number} "
+            "CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one of its own"
+        )
+    torch.cuda.set_device(environment.local_rank)
+    return environment.local_rank
