@@ -96,6 +96,14 @@ def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
         assert (done.code, done.err) == (0, "")
 
 
+def test_sizes_that_no_model_has_are_left_to_the_job(site, cli) -> None:
+    heads = ("--set", "model.num_attention_heads=0", "--nodes", "1")
+    assert "GiB" not in cli("plan", "llama3_clm", *heads).out
+    many = ("--set", "batch.micro_batch=1073741824", "--set", "batch.global_batch=1099511627776")
+    done = cli("plan", "gpt2_zero1", *many, "--nodes", "1")
+    assert done.out.splitlines()[-2].endswith("try --set batch.micro_batch=1")
+
+
 def test_no_cluster_has_so_many_nodes(site, cli) -> None:
     for nodes in ("65537", 400 * "9"):
         error = cli("plan", "gpt2_zero1", "--nodes", nodes).error

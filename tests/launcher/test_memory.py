@@ -124,10 +124,13 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
     assert "warning" not in cli("plan", "llama3_clm", "--nodes", "1").out
     [row] = json.loads(cli("plan", "llama3_clm", "--nodes", "1", "--json").out)["plans"]
     memory = row["memory"]
+    assert memory.pop("warning") is None
     assert memory.pop("fits") and memory.pop("available") == 80
     assert memory.pop("activations_kept") == memory["activations"]
     assert memory.pop("activations_recomputed") < memory["activations"]
     assert memory.pop("total") == pytest.approx(sum(memory.values()))
+    [row] = json.loads(cli("plan", "llama3_clm", "-c", "p4d", "-n", "1", "--json").out)["plans"]
+    assert row["memory"]["warning"].endswith("try --set train.gradient_checkpointing=true")
     assert memory.keys() == {
         "parameters", "gradients", "optimizer", "gathered", "activations", "runtime",
     }  # fmt: skip

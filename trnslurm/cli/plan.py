@@ -188,7 +188,7 @@ def _plan_row(spec: JobSpec) -> dict[str, Any]:
         "tokens_per_step": spec.tokens_per_step,
         "steps": spec.steps,
         "estimate": estimate,
-        "memory": memory.facts() if memory else None,
+        "memory": memory.facts() | {"warning": check_memory(spec) or None} if memory else None,
     }
 
 

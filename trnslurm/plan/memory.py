@@ -24,6 +24,7 @@ from trnslurm.plan.spec import JobSpec
 _GIB = 2**30
 _RUNTIME_GIB = 2.5  # the device's context, buffers of collectives, fragmentation
 _XLA = ("neuron", "xla-cuda", "xla-cpu")
+_MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def shape_of(model: Mapping[str, Any]) -> Shape | None:
         if key in model:
             try:
                 return make(model)
-            except KeyError:
+            except (KeyError, TypeError, ZeroDivisionError):  # the job says what is wrong with it
                 return None
     return None
 
@@ -151,13 +152,13 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
 def _ways_to_fit(spec: JobSpec) -> Iterator[str]:
     """Yield the settings that make it fit: each alone, or else together."""
     recipe, nodes = spec.config.recipe, spec.batch.nodes
-    fitting = [(words, changed) for words, changed in _changes(spec, recipe) if changed]
-    alone = [words for words, changed in fitting if _fits(spec, changed)]
+    changes = [*_changes(spec, recipe)]
+    alone = [words for words, changed in changes if _fits(spec, changed)]
     yield from (f"--set {words}" for words in alone)
     if not alone:
-        for words, changed in fitting:
+        for words, changed in changes:
             for more, both in _changes(spec, changed):
-                if both and words < more and _fits(spec, both):
+                if words < more and _fits(spec, both):
                     yield f"--set {words} --set {more}"
                     return
     most = spec.config.cluster.slurm.max_nodes or 16
@@ -177,7 +178,7 @@ def _fits(spec: JobSpec, recipe: Recipe, workers: int | None = None) -> bool:
 def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield settings that need less memory, and the recipe with each of them."""
     batch, train, divided = recipe.batch, recipe.train, _divided(recipe, spec.device)
-    for smaller in range(batch.micro_batch - 1, 0, -1):
+    for smaller in range(min(batch.micro_batch - 1, _MOST_SAMPLES), 0, -1):
         changed = replace(recipe, batch=replace(batch, micro_batch=smaller))
         size = batch.per_worker if batch.mode == "per_worker" else batch.global_batch
         if (size or 1) % smaller == 0 and _fits(spec, changed):

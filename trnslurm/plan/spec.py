@@ -158,11 +158,11 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
 def steps_of(config: Config, batch: BatchPlan) -> int:
     """Return the steps of the whole training, as the runtime counts them from the data."""
     recipe, asked = config.recipe, _asked(config)
-    epochs: int = recipe.train.get("epochs", 0)
+    epochs = recipe.train.get("epochs", 0)
     samples = recipe.data.samples
     # Other data, or data cut otherwise, has another number of them.
     other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
-    if not epochs or not samples or other:
+    if not isinstance(epochs, int | float) or epochs <= 0 or not samples or other:
         return recipe.steps
     return min(recipe.steps, math.ceil(epochs * samples / batch.global_batch))
 
