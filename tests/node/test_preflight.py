@@ -307,12 +307,11 @@ def test_room_for_a_checkpoint(job: Job, monkeypatch) -> None:
 
 def test_torch_xla_without_gpus_is_found_before_workers_start(tmp_path: Path, monkeypatch) -> None:
     """A package directory of each name, as pip leaves it, on the path of this Python."""
+    check = preflight_checks.CHECKS["torch_xla"]
     needs = Needs(run=tmp_path, phase="train", device="xla-cuda")
-    assert "torch_xla has no GPUs without; install" in preflight_checks.torch_xla(needs).problem
-    assert (
-        preflight_checks.torch_xla(Needs(run=tmp_path, phase="train", device="cuda")) == Checked()
-    )
+    assert "torch_xla has no GPUs without; install" in check(needs).problem
+    assert check(Needs(run=tmp_path, phase="train", device="cuda")) == Checked()
     (tmp_path / "torchacc-0.0.7.dist-info").mkdir()
     (tmp_path / "torchacc-0.0.7.dist-info/METADATA").write_text("Name: torchacc\nVersion: 0.0.7\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert preflight_checks.torch_xla(needs) == Checked(fact="torchacc 0.0.7")
+    assert check(needs) == Checked(fact="torchacc 0.0.7")
