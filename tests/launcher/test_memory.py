@@ -153,6 +153,11 @@ def test_plan_prints_the_estimate_and_warns(site, cli) -> None:
         ),
         ("gpt2_zero1", "trn1", ["model.n_layer=52"], "4 nodes"),
         ("gpt2_zero1", "trn1", ["model.n_layer=56"], "devices with more memory"),
+        (
+            "llama3_clm", "trn1", ["strategy.name=xla_fsdp", "batch.per_worker=3",
+             "batch.micro_batch=3"],
+            "--set batch.micro_batch=1 --set train.gradient_checkpointing=true on 8 nodes",
+        ),
     ],
 )  # fmt: skip
 def test_advice_is_the_nearest_setting_that_fits(
@@ -164,7 +169,8 @@ def test_advice_is_the_nearest_setting_that_fits(
     words = [word for word in advice.split() if "=" in word]
     again = resolve(WORKSPACE, recipe, cluster=cluster, settings=[*settings, *words])
     if words:
-        assert not check_memory(make_spec(again, 1, need_time=False))
+        nodes = 8 if advice.endswith(" on 8 nodes") else 1
+        assert not check_memory(make_spec(again, nodes, need_time=False))
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_queued(site, cli, fake_slurm) -> None:

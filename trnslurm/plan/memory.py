@@ -150,28 +150,37 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
 
 
 def _ways_to_fit(spec: JobSpec) -> Iterator[str]:
-    """Yield the settings that make it fit: each alone, or else together."""
-    recipe, nodes = spec.config.recipe, spec.batch.nodes
+    """Yield what makes it fit: each setting that does so alone, or else some together."""
+    recipe, here = spec.config.recipe, spec.batch.nodes
+    more = [n for n in (2, 4, 8, 16) if here < n <= (spec.config.cluster.slurm.max_nodes or 16)]
+    if not _divided(recipe, spec.device) or not spec.instance.multi_node_workers:
+        more = []
     changes = [*_changes(spec, recipe)]
-    alone = [words for words, changed in changes if _fits(spec, changed)]
-    yield from (f"--set {words}" for words in alone)
-    if not alone:
-        for words, changed in changes:
-            for more, both in _changes(spec, changed):
-                if words < more and _fits(spec, both):
-                    yield f"--set {words} --set {more}"
-                    return
-    most = spec.config.cluster.slurm.max_nodes or 16
-    if recipe.strategy.name or _divided(recipe, spec.device):
-        per_node = spec.batch.workers_per_node
-        for count in (n for n in (2, 4, 8, 16) if nodes < n <= most):
-            if spec.instance.multi_node_workers and _fits(spec, recipe, count * per_node):
-                yield f"{count} nodes"
+    found = [f"--set {words}" for words, changed in changes if _fits(spec, changed)]
+    found += [f"{n} nodes" for n in more if _fits(spec, recipe, n)][:1]
+    yield from found
+    if found:
+        return
+    together = [
+        (f"--set {first} --set {second}", both)
+        for first, changed in changes
+        for second, both in _changes(spec, changed)
+    ]
+    words = ""
+    while changes:
+        first, recipe = changes[0]
+        words = f"{words} --set {first}".strip()
+        changes = [*_changes(spec, recipe)]
+    for nodes in (here, *more):
+        for settings, changed in (*together, (words, recipe)):
+            if _fits(spec, changed, nodes):
+                yield settings + (f" on {nodes} nodes" if nodes > here else "")
                 return
 
 
-def _fits(spec: JobSpec, recipe: Recipe, workers: int | None = None) -> bool:
-    memory = _estimate(spec, recipe, workers or spec.batch.workers)
+def _fits(spec: JobSpec, recipe: Recipe, nodes: int | None = None) -> bool:
+    workers = spec.batch.workers_per_node * (nodes or spec.batch.nodes)
+    memory = _estimate(spec, recipe, workers)
     return memory is not None and memory.fits
 
 
