@@ -57,7 +57,7 @@ def test_good_environment(node, fake_slurm, cli) -> None:
     node()
     done = cli("env", "check", "--cluster", "pc")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("node-1: Python 3.11.9, x, Neuron SDK 2.29.1\n")
+    assert done.out.startswith("node-1: Python 3.11.9, x, for Neuron SDK 2.29.1\n")
     (call,) = fake_slurm.calls("srun")
     assert call.arguments == [
         "--nodes=1", "--ntasks=1", "--time=5", "--quiet", "--job-name=trnslurm-env-check",

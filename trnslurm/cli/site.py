@@ -162,7 +162,7 @@ def check_command(
     if as_json:
         echo_json(report)
     else:
-        sdk = f", Neuron SDK {report['neuron_sdk']}" if report["neuron_sdk"] else ""
+        sdk = f", for Neuron SDK {report['neuron_sdk']}" if report["neuron_sdk"] else ""
         click.echo(f"{report['host']}: Python {report['python']}, {report['executable']}{sdk}\n")
         rows = [(n, v or "missing") for n, v in report["packages"].items()]
         echo_table(("package", "version"), rows)
