@@ -217,6 +217,10 @@ class RunFiles:
     def graphs_files(self, attempt: int) -> list[Path]:
         return sorted(self.state.glob(f"graphs-{attempt}-node*.json"))
 
+    def checkup_file(self, what: str, number: int) -> Path:
+        """What `doctor --run` measured on a node, or a worker (rank) among all others."""
+        return self.state / f"checkup-{what}{number}.json"
+
 
 def checkpoint_name(step: int) -> str:
     """Return the name of the checkpoint of a step: only a whole checkpoint ever has it."""

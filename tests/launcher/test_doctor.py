@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import subprocess
 import time
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from trnslurm.cli import checkup
+from trnslurm.cluster.checkup import Expected, Found, Line
 from trnslurm.runs.waiting import node_state
 from trnslurm.slurm.reasons import job_reason, node_reason
 
@@ -135,7 +141,61 @@ def test_no_nodes_in_time(site, fake_slurm, cli) -> None:
     assert list(site.run_root.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [(), ("last", "--cluster", "pc"), ("--nodes", "0")])
+def test_a_checkup_that_gets_no_nodes_in_time_is_cancelled(site, fake_slurm, cli) -> None:
+    done = cli("doctor", "--run", "--cluster", "pc", "--nodes", "2", "--timeout", "0")
+    assert (done.code, done.out) == (1, "")
+    assert (
+        "no 2 nodes in 0 s: waiting for jobs of higher priority; try again, or pass --timeout"
+        in done.err
+    )
+    (call,) = fake_slurm.calls("scancel")
+    assert call.arguments == ["1001"]
+
+    # What was submitted is a training's scripts, around whose workers goes the checkup.
+    run = site.run()
+    script, ranks = run.script("train").read_text(), (run.path / "ranks.sh").read_text()
+    assert "#SBATCH --time=00:30:00" in script and "#SBATCH --no-requeue" in script
+    assert "export FI_PROVIDER=efa" in script and "--wait=0" in script
+    assert "--nproc_per_node=32" in ranks and "trnslurm.node.preflight" not in ranks
+    node = run.path / "node.sh"
+    assert "--device=neuron --devices=16 --workers=32 --cache-layout=shared" in node.read_text()
+    assert subprocess.run(["bash", "-n", str(node)], check=False).returncode == 0
+
+
+def test_ctrl_c_cancels_a_checkup(site, fake_slurm, cli, monkeypatch) -> None:
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkup, "say_state", interrupted)
+    done = cli("doctor", "--run", "--cluster", "pc")
+    assert done.code == 130 and "CANCELLED" in done.err
+    assert [call.arguments for call in fake_slurm.calls("scancel")] == [["1001"]]
+
+
+def test_the_report_names_nothing(site, make_run, tmp_path, cli) -> None:
+    run = make_run(name="20260101-000000-doctor")
+    expected = Expected(
+        instance="trn1.32xlarge", device="neuron", nodes=1, workers_per_node=1, efa=0,
+        network_gbps=0, compile_cache="/fsx/our cache",
+    )  # fmt: skip
+    found = Found(nodes={0: {"host": "compute-dy-cr-1"}})
+    user = getpass.getuser()
+    secret = f"{run.path}/x of {user} on compute-dy-cr-1 in {Path.home()}/y, /fsx/our cache/z at "
+    line = Line(check="links", level="problem", measured=f"{secret}10.0.3.17 and fe80::1:2:3:4")
+    file = tmp_path / "report.json"
+    checkup._write_report(file, {"lines": [asdict(line)]}, run, expected, found)
+    (said,) = json.loads(file.read_text())["lines"]
+    assert said["measured"] == "RUN/x of USER on node0 in HOME/y, CACHE/z at ADDRESS and ADDRESS"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("last", "--cluster", "pc"), ("--nodes", "0"), ("last", "--run"),
+        ("--cluster", "pc", "--report", "file"),
+    ],
+)  # fmt: skip
 def test_usage(site, fake_slurm, cli, words: tuple[str, ...]) -> None:
     assert cli("doctor", *words).code == 2
 

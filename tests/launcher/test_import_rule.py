@@ -111,7 +111,17 @@ BESIDE = {
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
 TRAIN_GROUND = {"__init__", "background", "environment", "errors", "plan", "say", "settings"}
-TRAIN_FLOORS = ["devices", "checkpoint", "data", "optim", "sharded", "loop", "trainer", "export"]
+TRAIN_FLOORS = [
+    "devices",
+    "checkup",
+    "checkpoint",
+    "data",
+    "optim",
+    "sharded",
+    "loop",
+    "trainer",
+    "export",
+]
 # The rooms of data preparation, in turn; what lies at the top of prepare/ is their ground.
 PREPARE_FLOORS = [{"text"}, {"options"}, {"tokens", "bert", "labelled"}, {"fetch"}, {"__main__"}]
 # What launcher rooms may import of these: two libraries of the nodes, and cli the sandbox.

@@ -217,4 +217,6 @@ def test_profile_of_claimed_cpus_and_stand_ins() -> None:
     settings = Settings(set=("cpus=8",), neuron_stand_ins=True)
     tree = yaml.safe_load(profile_text(LAYOUT, settings))
     assert tree["instance_types"]["sandbox-trn1.32xlarge"]["vcpus"] == 8
-    assert tree["activate"] == ['export PATH="/b/sandbox/neuron/bin:$PATH"']
+    assert tree["activate"] == [
+        'export PATH="/b/sandbox/neuron/bin:$PATH"', "export TRNSLURM_STAND_IN_DEVICE=xla-cpu"
+    ]  # fmt: skip

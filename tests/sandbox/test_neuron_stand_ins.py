@@ -246,9 +246,27 @@ def test_the_stand_in_itself_called_wrongly(arguments):
     assert error.startswith("error: usage: ")
 
 
+# fi_info
+
+
+def test_fi_info_lists_two_endpoints_of_every_interface(stage):
+    stage.play(TRN1_32XL | {"efa": 8})
+    code, out, err = stage.run("fi_info", "-p", "efa")
+    assert (code, err, out.count("provider: efa\n")) == (0, "", 16)
+    assert stage.run("fi_info", "-p", "efa", "-t", "FI_EP_RDM")[1].count("-rdm\n") == 8
+    assert stage.run("fi_info", "-p", "tcp")[0] == 61
+    assert "libfabric: 2.1" in stage.run("fi_info", "--version")[1]
+    stage.fault("fi_info", "missing-interface")
+    assert stage.run("fi_info", "-p", "efa")[1].count("-rdm\n") == 7
+    stage.fault("fi_info", "no-provider")
+    assert stage.run("fi_info", "-p", "efa") == (61, "", "fi_getinfo: -61 (No data available)\n")
+    stage.fault("fi_info", "other-version")
+    assert "libfabric: 1.22" in stage.run("fi_info", "--version")[1]
+
+
 def test_every_behaviour_is_explained_and_tested():
     behaviours = runpy.run_path(str(SCRIPT))["BEHAVIOURS"]
-    assert list(behaviours) == ["neuron_parallel_compile", "neuron-ls", "neuron-monitor"]
+    assert list(behaviours) == ["neuron_parallel_compile", "neuron-ls", "neuron-monitor", "fi_info"]
     tests = "".join(p.read_text() for p in Path(__file__).parent.glob("test_neuron_*.py"))
     for tool, lines in behaviours.items():
         assert next(iter(lines)) == "ok"

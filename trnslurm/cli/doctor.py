@@ -39,13 +39,24 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     help="Number of nodes to check  [default: 1].",
 )
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the nodes.")
+@click.option(
+    "--run",
+    "measure",
+    is_flag=True,
+    help="Run a job on the nodes that measures what trainings use.",
+)
+@click.option("--report", metavar="FILE", help="With --run: write a file for a bug report.")
 @path_option
 @json_option
 def doctor_command(
-    run: str | None, cluster: str | None, nodes: int | None, timeout: float, path: tuple[str, ...],
-    as_json: bool,
+    run: str | None, cluster: str | None, nodes: int | None, timeout: float, measure: bool,
+    report: str | None, path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Show why a run is not running, or check a cluster's nodes as a job does when it starts.
+
+    --run is for a new cluster, image or instance type: a small job over all nodes measures limits,
+    EFA, versions, the compile cache and the collectives, in at most five minutes once it runs.
+    The report of --report names no host, user or directory.
 
     The exit code is 1 if something is wrong.
 
@@ -53,9 +64,12 @@ def doctor_command(
     Example:
       trnslurm doctor last
       trnslurm doctor --cluster trn1 --nodes 2
+      trnslurm doctor --run --cluster trn1 --nodes 2 --report checkup.json
     """
-    if run and (cluster or nodes):
-        raise click.UsageError("doctor RUN takes neither --cluster nor --nodes")
+    if run and (cluster or nodes or measure):
+        raise click.UsageError("doctor RUN takes neither --cluster nor --nodes nor --run")
+    if report and not measure:
+        raise click.UsageError("--report goes with --run")
     if run:
         found = diagnose(find_run(run, run_roots(workspace_of({"path": path}))))
         if as_json:
@@ -66,6 +80,14 @@ def doctor_command(
     workspace = workspace_of({"path": path})
     if (name := cluster or workspace.cluster) is None:
         raise click.UsageError("doctor needs a RUN, or --cluster NAME")
+    if measure:
+        from trnslurm.cli.checkup import run_checkup  # which needs all that submit needs
+
+        sys.exit(
+            run_checkup(
+                workspace, name, nodes or 1, timeout_s=timeout, report=report, as_json=as_json
+            )
+        )
     checked = check_nodes(resolve_cluster(workspace, name), nodes or 1, timeout)
     fit = not any(node.problems for node in checked)
     if as_json:

@@ -113,7 +113,7 @@ def _with_lines(run: RunDir) -> RunStatus:
     last: RunStatus | None = None
     for status in follow(run):
         last = status
-        said = _say_state(status, said)
+        said = say_state(status, said)
         step, steps = int(status.metrics.get("step", 0)), int(status.metrics.get("steps", 0))
         if steps and (step - printed_step) * 10 >= steps:  # about ten lines for a whole run
             click.echo(f"step {step}/{steps}  {_figures(status.metrics)}", err=True)
@@ -128,8 +128,8 @@ def _with_log(run: RunDir) -> RunStatus:
     last: RunStatus | None = None
     for status in follow(run):
         last = status
-        said = _say_state(status, said)
-        line = _last_line(run)
+        said = say_state(status, said)
+        line = last_line(run)
         if line != line_said and status.state in ("RUNNING", "COMPLETED"):
             click.echo(line, err=True)
             line_said = line
@@ -137,7 +137,7 @@ def _with_log(run: RunDir) -> RunStatus:
     return last
 
 
-def _say_state(status: RunStatus, said: str) -> str:
+def say_state(status: RunStatus, said: str) -> str:
     """Print the state unless it was printed last or will be reported at the end."""
     word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
     if word != said and not status.final:
@@ -145,7 +145,8 @@ def _say_state(status: RunStatus, said: str) -> str:
     return word
 
 
-def _last_line(run: RunDir) -> str:
+def last_line(run: RunDir) -> str:
+    """Return the last line of a run's log."""
     log = choose_log(run)
     return b"".join(print_log(log, 1)).decode(errors="replace").strip() if log else ""
 

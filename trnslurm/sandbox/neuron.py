@@ -23,6 +23,7 @@ def write(layout: Layout, instance: InstanceType, host: Host) -> None:
         "devices": instance.accelerators,
         "cores_per_device": max(instance.workers) // instance.accelerators,
         "device_gib": instance.device_gib // instance.accelerators,
+        "efa": instance.efa,
     }
     (layout.neuron / "instance.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
     program = [host.python, "-I", neuron_stand_ins.__file__, "--home", str(layout.neuron)]

@@ -33,7 +33,9 @@ def neuron_parallel_compile(
         return 0  # the real one, too, calls this success
     if options.command != "compile" and not trial_run(options.run, workdir, behaviour):
         return 1
-    return 0 if options.command == "collect" else compile_graphs(behaviour, behaviour_now)
+    if options.command == "collect":
+        return 0
+    return compile_graphs(behaviour, behaviour_now, options.run)
 
 
 def trial_run(command: list[str], workdir: Path, behaviour: str) -> bool:
@@ -79,12 +81,21 @@ def run(command: list[str]) -> int:
             os.kill(os.getpid(), ending)
 
 
-def compile_graphs(behaviour: str, behaviour_now: Callable[[], str]) -> int:
-    """Report on the graphs, and write those compiled; return the number of failed ones."""
+def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Sequence[str]) -> int:
+    """Report on the graphs, and write those compiled; return the number of failed ones.
+
+    A command that ends with `--graph N` has the one graph N, and finds it where it is compiled.
+    """
     cache = os.environ.get("NEURON_COMPILE_CACHE_URL") or "/var/tmp/neuron-compile-cache"
     numbers = range(1, 257 if behaviour == "failed-256" else 5)
+    if named := "--graph" in command[-2:-1]:
+        numbers = range(int(command[-1]), int(command[-1]) + 1)
     graphs = [f"{cache}/neuronxcc-0/MODULE_{n}+standin/model.hlo_module.pb" for n in numbers]
     graphs = [graph for graph in graphs if not given_up(graph)]
+    found = graphs and Path(neff := graphs[0].replace("hlo_module.pb", "neff")).is_file()
+    if named and found:
+        print(f"Using a cached neff at {neff}", flush=True)
+        graphs = []
     if behaviour == "no-graphs" or not graphs:
         log("No todo hlos found in cache or hlo_tasklist")
         return 0

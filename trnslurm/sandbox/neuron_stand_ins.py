@@ -1,4 +1,4 @@
-"""Stand-ins of three Neuron tools on the nodes of a sandbox: their output, exit codes and traps.
+"""Stand-ins of Neuron's tools and of fi_info on a sandbox's nodes: output, exit codes and traps.
 
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
@@ -49,6 +49,12 @@ BEHAVIOURS: dict[str, dict[str, str]] = {
         "hbm-error": "counts an uncorrected memory error on device 0",
         "silent": "runs and prints nothing",
         "exit": "ends at once: exit code 1",
+    },
+    "fi_info": {
+        "ok": "lists the EFA interfaces of the instance",
+        "no-provider": "finds no EFA: exit code 61",
+        "missing-interface": "lists one interface fewer",
+        "other-version": "says that it is of another libfabric",
     },
 }
 LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so nobody can kill it
@@ -201,6 +207,38 @@ def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict
     return named(keys, [], system, info, hardware)
 
 
+def fi_info(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
+    """List the endpoints of EFA, or say the version."""
+    parser = argparse.ArgumentParser(prog="fi_info", allow_abbrev=False)
+    parser.add_argument("-p", "--provider", default="efa")
+    parser.add_argument("-t", "--ep_type", default="")
+    parser.add_argument("--version", action="store_true")
+    options = parser.parse_args(arguments)
+    version = "1.22.0amzn4.0" if behaviour == "other-version" else "2.1.0amzn3.0"
+    if options.version:
+        print(f"fi_info: {version}\nlibfabric: {version}\nlibfabric api: 2.1")
+        return 0
+    num = read_interfaces(home) - (behaviour == "missing-interface")
+    if behaviour == "no-provider" or num < 1 or options.provider != "efa":
+        print("fi_getinfo: -61 (No data available)", file=sys.stderr)
+        return 61
+    for kind, protocol in (("RDM", "FI_PROTO_EFA"), ("DGRAM", "FI_PROTO_EFA")):
+        suffix = {"RDM": "rdm", "DGRAM": "dgrm"}[kind]
+        for number in range(num if options.ep_type in ("", f"FI_EP_{kind}") else 0):
+            print("provider: efa\n    fabric: efa")
+            print(f"    domain: rdmap{16 + number}s27-{suffix}\n    version: 201.0")
+            print(f"    type: FI_EP_{kind}\n    protocol: {protocol}")
+    return 0
+
+
+def read_interfaces(home: Path) -> int:
+    """Return the EFA interfaces of the instance to play."""
+    try:
+        return int(json.loads((home / "instance.json").read_text(encoding="utf-8"))["efa"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0
+
+
 def named(keys: str, *values: Any) -> dict[str, Any]:
     """Return a dictionary of these keys and values."""
     return dict(zip(keys.split(), values, strict=True))
@@ -212,6 +250,8 @@ def fail(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
-TOOLS = dict(zip(BEHAVIOURS, (neuron_parallel_compile, neuron_ls, neuron_monitor), strict=True))
+TOOLS = dict(
+    zip(BEHAVIOURS, (neuron_parallel_compile, neuron_ls, neuron_monitor, fi_info), strict=True)
+)
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,11 @@ def profile_text(layout: Layout, settings: Settings) -> str:
         "prefer_preset": "tiny",
         "workers_per_node": 1,
         "python": settings.python,
-        "activate": [f'export PATH="{layout.neuron_bin}:$PATH"']
+        # The second line is for `doctor --run` with device neuron, and for nothing else.
+        "activate": [
+            f'export PATH="{layout.neuron_bin}:$PATH"',
+            "export TRNSLURM_STAND_IN_DEVICE=xla-cpu",
+        ]
         if settings.neuron_stand_ins
         else [],
         "slurm": {

@@ -1,0 +1,134 @@
+"""doctor --run: submit the checkup, follow it, print what was found, write the report."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from trnslurm import __version__
+from trnslurm.cli.follow import INTERRUPTED, last_line, say, say_state
+from trnslurm.cli.output import count, echo_json
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.cluster.checkup import Expected, Found, Line, expected_of, host_of, judge, read_found
+from trnslurm.config import Workspace, resolve_cluster
+from trnslurm.errors import SlurmError, TrnslurmError
+from trnslurm.rundir import write_json
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus
+from trnslurm.runs.watch import follow
+from trnslurm.submit.cancel import cancel
+from trnslurm.submit.checkup import make_checkup, make_spec_of_checkup
+from trnslurm.submit.job import alone
+from trnslurm.submit.submit import submit_chain
+
+_WORDS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?:[0-9a-f]{1,4}::?){3,}[0-9a-f]*\b", re.I)
+
+
+def run_checkup(
+    workspace: Workspace, cluster: str, nodes: int, *, timeout_s: float, report: str | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Check a cluster's nodes by a job that measures; return the code to exit with."""
+    profile = resolve_cluster(workspace, cluster)
+    spec = make_spec_of_checkup(profile, cluster, str(workspace.cluster_file(cluster)), nodes)
+    expected = expected_of(spec)
+    job = make_checkup(spec, workspace.template_dirs())
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    cache = CompileCache(job.profile)
+    (run,) = submit_chain([alone(job)], command, cache=cache, say=say)
+    workers = count(expected.workers, "worker")
+    say(f"Submitted {run.name}: {count(nodes, 'node')}, {workers} on {expected.device}")
+    try:
+        status = _wait(run, timeout_s)
+    except KeyboardInterrupt:
+        say("\nStopping …")
+        cancel(run, now=True)
+        say(f"{run.name}: CANCELLED")
+        return INTERRUPTED
+    found = read_found(run, expected)
+    lines = [*_of_job(run, status), *judge(expected, found)]
+    ok = not any(line.level == "problem" for line in lines)
+    whole = {
+        "trnslurm": __version__, "python": platform.python_version(), "run": run.name,
+        "cluster": cluster, "expected": asdict(expected), "ok": ok,
+        "lines": [asdict(line) for line in lines],
+    }  # fmt: skip
+    if report:
+        _write_report(Path(report), whole, run, expected, found)
+    if as_json:
+        echo_json(whole)
+    else:
+        _print(lines, expected, run)
+    return int(not ok)
+
+
+def _wait(run: RunDir, timeout_s: float) -> RunStatus:
+    """Follow the job to its end, or cancel it if no nodes come in time."""
+    said = line_said = ""
+    deadline = time.monotonic() + timeout_s
+    for status in follow(run):
+        said = say_state(status, said)
+        begun = any(phase.attempt for phase in status.phases)
+        if begun and not status.final and (line := last_line(run)).startswith("checkup: "):
+            if line != line_said:
+                say(line)
+            line_said = line
+        if not begun and not status.final and time.monotonic() > deadline:
+            cancel(run, now=True)
+            why = f": {status.reason}" if status.reason else ""
+            raise SlurmError(
+                f"no {count(status.nodes, 'node')} in {timeout_s:g} s{why}; try again, or pass "
+                "--timeout"
+            )
+    return status
+
+
+def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
+    if status.state == "COMPLETED":
+        return []
+    why = f" ({status.reason})" if status.reason else ""
+    fix = f"trnslurm logs {run.name}; what follows is what was measured until then"
+    return [Line(check="job", level="problem", measured=f"{status.state}{why}", fix=fix)]
+
+
+def _print(lines: Sequence[Line], expected: Expected, run: RunDir) -> None:
+    width = max(len(line.check) for line in lines)
+    for line in lines:
+        wanted = f"; expected: {line.expected}" if line.expected else ""
+        click.echo(f"{_WORDS[line.level]:7}  {line.check:{width}}  {line.measured}{wanted}")
+        if line.fix:
+            click.echo(f"{'':7}  {'':{width}}  -> {line.fix}")
+    bad = sum(line.level == "problem" for line in lines)
+    what = f"{count(bad, 'problem')} on" if bad else "all well on"
+    click.echo(f"\n{what} {expected.nodes} x {expected.instance}; logs: trnslurm logs {run.name}")
+
+
+def _write_report(
+    file: Path, whole: dict[str, object], run: RunDir, expected: Expected, found: Found
+) -> None:
+    """Write what a bug report needs: no environment, no names of hosts, users and directories."""
+    text = json.dumps(whole)
+    names = {str(run.path): "RUN", str(run.path.parent): "ROOT", str(Path.home()): "HOME"}
+    names |= {run.name: "RUN", getpass.getuser(): "USER"}
+    if expected.compile_cache:
+        names[expected.compile_cache] = "CACHE"
+    hosts = [host_of(found, node) for node in range(expected.nodes)]
+    names |= {host: f"node{number}" for number, host in enumerate(hosts)}
+    for name in sorted(names, key=len, reverse=True):
+        quoted = re.escape(json.dumps(name)[1:-1])
+        text = re.sub(rf"(?<![\w-]){quoted}(?![\w-])", names[name], text)
+    try:
+        write_json(file, json.loads(_ADDRESS.sub("ADDRESS", text)))
+    except OSError as error:
+        raise TrnslurmError(f"{file}: {error.strerror}") from None
+    say(f"Wrote {file}: no environment, host, user or directory is named in it")

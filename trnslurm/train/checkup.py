@@ -1,0 +1,229 @@
+"""What all workers of a job can measure only together, for `trnslurm doctor --run`.
+
+    python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
+    python -m trnslurm.train.checkup --graph 1000      # the small graph of node.checkup.graph
+
+Each worker writes what it saw into a file of its own, after every step, so that one which hangs has
+said where. Nothing is compared here, where a comparison would need the collectives it is about.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trnslurm.rundir import load_json, write_json
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.open import open_device
+from trnslurm.train.environment import Environment, read_environment
+
+STAND_IN = "TRNSLURM_STAND_IN_DEVICE"
+"""What computes in the place of a device that a sandbox cannot have."""
+DEADLINE_S = 180.0
+_MB = {"cpu": 8, "xla-cpu": 8}
+_MB_ON_DEVICES = 256
+_ROUNDS = 3
+# What NCCL 2.x and aws-ofi-nccl 1.x say with NCCL_DEBUG=INFO about the network that they chose:
+# `NET/OFI Selected provider is efa, fabric is efa (found 4 nics)`, `Using network Libfabric`,
+# `NET/Plugin: Could not find: libnccl-net.so`.
+_OF_NETWORK = ("selected provider is", "using network", "net/plugin", "net/socket")
+_MOST_LINES = 12
+
+
+class Worker:
+    """One worker, and what it has seen so far."""
+
+    def __init__(self, environment: Environment, planned: str) -> None:
+        self._file = environment.files.checkup_file("rank", environment.rank)
+        self._deadline = time.monotonic() + DEADLINE_S
+        self.seen: dict[str, Any] = {
+            "rank": environment.rank,
+            "node": environment.node,
+            "host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+            "device": planned,
+            "doing": "",
+            "error": "",
+        }
+
+    def do(self, what: str, step: Callable[[], dict[str, Any]]) -> None:
+        """Take a step and write down what it gave; one that fails is the last."""
+        self.seen["doing"] = what
+        self._write()
+        try:
+            self.seen |= step()
+        except BaseException as error:
+            self.seen["error"] = f"{type(error).__name__}: {error}"[:500]
+            self._write()
+            raise
+        self.seen["doing"] = ""
+        self._write()
+
+    def watch(self) -> threading.Thread:
+        """End this process at the deadline: a collective that others have left never returns."""
+
+        def end() -> None:
+            time.sleep(max(0.0, self._deadline - time.monotonic()))
+            self.seen["error"] = f"no end after {DEADLINE_S:g} s"
+            self._write()
+            os._exit(1)
+
+        thread = threading.Thread(target=end, daemon=True)
+        thread.start()
+        return thread
+
+    def _write(self) -> None:
+        write_json(self._file, self.seen)
+
+
+def main() -> None:
+    """Measure as a worker of a plan, or meet the small graph alone."""
+    if sys.argv[1] == "--graph":
+        meet_graph(int(sys.argv[2]))
+        return
+    plan = load_json(Path(sys.argv[1]))
+    environment = read_environment()
+    worker = Worker(environment, plan["device"])
+    worker.watch()
+    name = os.environ.get(STAND_IN) or plan["device"]
+    if name != plan["device"]:
+        worker.seen["stand_in"] = name
+        environment = replace(environment, device=name)
+    worker.do("versions", lambda: {"versions": versions()})
+    log = listen_to_nccl(environment) if name == "cuda" else None
+    device: list[Device] = []
+
+    def join() -> dict[str, Any]:
+        device.append(open_device(name, environment))
+        return {"world": device[0].world}
+
+    worker.do("joining the others", join)
+    worker.do("all-reduce of ones", lambda: {"ones": device[0].total([1.0])[0]})
+    worker.do("rounding to bf16", lambda: {"rounding": rounding(device[0])})
+    worker.do("timing an all-reduce", lambda: timed(device[0]))
+    if log:
+        worker.do("reading NCCL's log", lambda: {"network": network_lines(log)})
+
+    def part() -> dict[str, Any]:
+        device[0].close()
+        return {}
+
+    worker.do("parting", part)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that this worker has in its process, beside those of its packages."""
+    found = {"torch": str(torch.__version__)}
+    for package in ("torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["CUDA"] = torch.version.cuda
+        if torch.cuda.is_available():
+            nccl: Any = torch.cuda.nccl  # not annotated
+            found["NCCL"] = ".".join(map(str, nccl.version()))
+    return found
+
+
+def listen_to_nccl(environment: Environment) -> Path:
+    """Have NCCL say which network it takes, in a file; before it starts."""
+    log = environment.files.state / f"nccl-{environment.rank}.log"
+    os.environ |= {
+        "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(log),
+    }  # fmt: skip
+    return log
+
+
+def network_lines(log: Path) -> list[str]:
+    """Return what NCCL said of its network, without host, process and repetitions."""
+    said: dict[str, None] = {}
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        _, _, text = line.partition("NCCL INFO ")
+        if any(word in text.lower() for word in _OF_NETWORK):
+            said[text.strip()] = None
+    return list(said)[:_MOST_LINES]
+
+
+def rounding(device: Device) -> str:
+    """Cast the same values to bf16 on the device; return the checksum of the bits.
+
+    The values are those between 1 and 1.0078 with every pattern of the 16 bits that are lost, ties
+    included: rounding at random, or towards zero, gives other bits.
+    """
+    values = (torch.arange(1 << 16, dtype=torch.int32) + 0x3F800000).view(torch.float32)
+    there = device.put(values)
+    device.sync()  # or XLA folds the cast of a constant on the host
+    return checksum(cast(there))
+
+
+def cast(values: torch.Tensor) -> torch.Tensor:
+    """Round to bf16 on the device of the values, and bring the result here."""
+    return values.to(torch.bfloat16).cpu()
+
+
+def checksum(values: torch.Tensor) -> str:
+    """Return the checksum of the bits."""
+    return hashlib.sha256(values.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+
+
+def timed(device: Device) -> dict[str, Any]:
+    """Time all-reduces of one tensor: the first has compiled what there is to compile."""
+    size = _MB.get(device.name, _MB_ON_DEVICES) * 10**6
+    tensor = device.put(torch.ones(size // 4, dtype=torch.float32))
+    reduce_all = reducer(device, tensor)
+    reduce_all()
+    took = []
+    for _ in range(_ROUNDS):
+        device.total([0.0])  # together
+        start = time.monotonic()
+        reduce_all()
+        took.append(time.monotonic() - start)
+    return {"bytes": size, "took_s": [round(seconds, 6) for seconds in took]}
+
+
+def reducer(device: Device, tensor: torch.Tensor) -> Callable[[], None]:
+    """Return what reduces the tensor over all workers and waits for the result."""
+    if device.name in ("cpu", "cuda"):
+
+        def reduce_all() -> None:
+            dist.all_reduce(tensor)
+            if device.name == "cuda":
+                torch.cuda.synchronize()
+
+        return reduce_all
+    import torch_xla.core.xla_model as xm
+
+    def reduce_on_xla() -> None:
+        xm.all_reduce(xm.REDUCE_SUM, [tensor], pin_layout=False)
+        device.sync()
+        xm.wait_device_ops()
+
+    return reduce_on_xla
+
+
+def meet_graph(size: int) -> None:
+    """Run two operations on a vector, whose length makes the graph one that is in no cache."""
+    if os.environ.get(STAND_IN):
+        print(f"no graph of {size} on {os.environ[STAND_IN]}, a stand-in", flush=True)
+        return
+    os.environ["PJRT_DEVICE"] = "NEURON"
+    import torch_xla
+
+    vector = torch.ones(size, device=torch_xla.device())
+    result = vector * 2 + 1
+    torch_xla.sync()
+    print(f"a graph of {size}: {result.cpu()[0].item()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
