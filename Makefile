@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test test-faults test-matrix soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo test test-faults test-matrix test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
@@ -61,6 +61,39 @@ fuzz: .venv/.train  ## Damage files at random for ten minutes, and read them (FU
 
 test-matrix: .venv/.train  ## More worker counts on XLA than the tests have
 	$(BIN)/pytest tests/train -m matrix
+
+# With GPU_PYTHON=… in that Python, which has torch for its GPUs and what the tests need; no .venv is
+# made. Several tests share the GPU, as small models leave most of it idle (JOBS); what is measured
+# does not.
+GPU_PYTHON ?= $(BIN)/python
+DEVICE ?= cuda
+JOBS ?= 4
+ONLY ?=
+GPU_RESULTS ?= .make/gpu
+DRY_RUN ?=
+
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## What needs a GPU, in ten minutes on one; DRY_RUN=1 lists it, DEVICE=cpu rehearses it
+	@export PYTHONPATH=$(CURDIR) TRNSLURM_GPU_DEVICE=$(DEVICE) TRNSLURM_GPU_RESULTS=$(GPU_RESULTS)
+	tests=(tests/gpu -m gpu -q -W default -p no:cacheprovider)
+	only='$(ONLY)'
+	if [ -n "$$only" ]; then tests+=(-k "$$only"); fi
+	if [ -n "$(DRY_RUN)" ]; then
+	  TRNSLURM_GPU_LIST=1 $(GPU_PYTHON) -m pytest "$${tests[@]}"
+	  printf '%s\n    %s\n' 'make bench-gpu' \
+	    'GPT-2 124 M and Llama 1.1 B, 50 steps: tokens/s and MFU, beside a plain loop.'
+	  exit
+	fi
+	$(GPU_PYTHON) tests/gpu/machine.py $(DEVICE)
+	code=0
+	$(GPU_PYTHON) -m pytest "$${tests[@]}" -n $(JOBS) --dist loadgroup || code=$$?
+	if [ -z "$$only" ]; then
+	  $(MAKE) --no-print-directory bench-gpu || code=$$?
+	fi
+	exit $$code
+
+bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.train)  ## Measure training speed on a GPU beside a plain loop with transformers
+	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu_training.py --device $(DEVICE) \
+	  --output $(GPU_RESULTS)/training.json
 
 format: .venv/.train  ## Format the sources
 	$(BIN)/ruff check --fix .

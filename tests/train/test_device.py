@@ -60,21 +60,20 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: asked.append(("set", index)))
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda *args, **given: asked.append((*args, given))
-    )
+    monkeypatch.setattr(dist, "init_process_group", lambda *args: asked.append(args))
+    monkeypatch.setattr(dist, "barrier", lambda device_ids: asked.append(("barrier", device_ids)))
     monkeypatch.setattr(dist, "get_rank", lambda: 5)
     monkeypatch.setattr(dist, "get_world_size", lambda: 8)
     return asked
 
 
 def test_a_worker_has_its_gpu_before_it_meets_the_others(two_gpus: list[object]) -> None:
-    """Without a device of its own NCCL's barrier takes the rank's: 5 of 2 GPUs would be 1 here."""
-    place = replace(WORKER, device="cuda", rank=4, local_rank=0, local_world=2)
+    """Left to itself NCCL's barrier may take the rank's: of two GPUs 5 would be number 1."""
+    place = replace(WORKER, device="cuda", rank=5, local_rank=0, local_world=1)
     device = open_device("cuda", place)
-    gpu = torch.device("cuda", 0)
-    assert two_gpus == [("set", 0), ("nccl", {"device_id": gpu})]
-    assert (device.rank, device.world, device.torch_device) == (5, 8, gpu)
+    assert (device.rank, device.world, device.torch_device) == (5, 8, torch.device("cuda", 0))
+    device.barrier("here")
+    assert two_gpus == [("set", 0), ("nccl",), ("barrier", [0])]
 
 
 def test_more_workers_than_gpus_are_refused_before_they_meet(two_gpus: list[object]) -> None:

@@ -20,13 +20,9 @@ class TorchDevice(Device):
         self.torch_device = torch.device(name)
         if name == "cuda":
             self.torch_device = torch.device("cuda", _take_gpu(environment))
-            # Bound to its GPU, NCCL need not guess which one is a worker's: barriers would take the
-            # one of its rank over all nodes, which is wrong where a node has more GPUs than
-            # workers. It also meets the others now (ProcessGroupNCCL.cpp and
-            # init_process_group's device_id, torch 2.9).
-            dist.init_process_group("nccl", device_id=self.torch_device)
-        else:
-            dist.init_process_group("gloo")
+        # NCCL meets the others in the first collective. Given a device_id it would do so here, but
+        # such groups hang at times (https://github.com/pytorch/pytorch/issues/153960, still open).
+        dist.init_process_group("nccl" if name == "cuda" else "gloo")
         self.name = name
         self.timer = Timer()
         self.rank = dist.get_rank()
@@ -76,7 +72,8 @@ class TorchDevice(Device):
 
     def barrier(self, name: str) -> None:
         """Wait in the process group."""
-        dist.barrier()
+        # Named, as NCCL would look for a GPU by itself: at worst that of the rank over all nodes.
+        dist.barrier(device_ids=[self.torch_device.index] if self.name == "cuda" else None)
 
 
 def _take_gpu(environment: Environment) -> int:

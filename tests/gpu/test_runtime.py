@@ -1,0 +1,129 @@
+"""What a device does to stops, hangs and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..free_port import free_port
+from .trainings import REPO, Trainings, await_true
+
+pytestmark = pytest.mark.gpu
+QUIET = {"train__eval_every": 0, "train__save_every": 0, "steps": 100_000}
+
+
+def edit_loop(bundle: Path, *, before: str = "", inside: str = "") -> None:
+    """Put lines into a job's snapshot, before its loop over the steps or at the begin of it."""
+    [job] = bundle.glob("code/jobs/*/train.py")
+    loop = "    for step in run.steps():\n"
+    text = job.read_text()
+    assert text.count(loop) == 1
+    job.write_text(text.replace(loop, before + loop + inside))
+
+
+def test_stops_on_request(trainings: Trainings, saw: Callable[..., None]) -> None:
+    """Saves and ends when it is asked to, and resumes from there."""
+    bundle = trainings.render("gpt2_zero1", **QUIET)
+    process = trainings.start(bundle)
+    metrics = bundle / "metrics.jsonl"
+    await_true(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps")
+    (bundle / "state/stop-train-1.json").write_text("{}")
+    ended = trainings.wait(bundle, process)
+    last = max(ended.column("loss"))
+    assert f"STOPPED (saved step {last})" in ended.log, ended.log[-6000:]
+    assert (bundle / f"checkpoints/step-{last:08d}/manifest.json").is_file()
+
+    plan = json.loads((bundle / "plan.json").read_text())
+    plan["train"]["stop_at"] = last + 3
+    (bundle / "plan.json").write_text(json.dumps(plan))
+    again = trainings.run(bundle).well()
+    assert f"resuming from step-{last:08d}" in again.log
+    assert max(again.column("loss")) == last + 3
+    saw(stopped_after=last)
+
+
+@pytest.mark.parametrize("name", ["gpt2_zero1", "fsdp"])
+def test_a_hang_is_ended(
+    trainings: Trainings, device: str, saw: Callable[..., None], name: str
+) -> None:
+    """Ends an attempt in which the device does nothing any more, and says in which step."""
+    bundle = trainings.render(name, train__watchdog_min_s=6.0, **QUIET)
+    hang = "torch.cuda._sleep(10**11)" if device == "cuda" else "__import__('time').sleep(50)"
+    edit_loop(bundle, inside=f"        if step == 8:\n            {hang}\n")
+    ended = trainings.run(bundle)
+    assert ended.code != 0
+    stuck = json.loads((bundle / "state/stuck-train-1.json").read_text())
+    # A host may be a step ahead of its device.
+    assert stuck["step"] in (8, 9), stuck
+    assert "no progress: stacks of worker 0" in ended.log
+    saw(said=stuck["line"].partition(":")[0])
+
+
+AHEAD = """\
+import torch
+from trnslurm.train.devices.open import open_device
+from trnslurm.train.environment import read_environment
+device = open_device("cuda", read_environment())
+torch.cuda._sleep(10**9)
+done = torch.cuda.Event()
+done.record()
+assert not done.query(), "the device was faster than its host"
+device.put(torch.zeros(1))
+assert done.query(), "put() does not wait for what was given before"
+assert device.steps_ahead(2) == 1
+device.close()
+"""
+
+
+def test_a_host_is_a_step_ahead_at_most(device: str, tmp_path: Path) -> None:
+    """Waits in put() for all work given before: what the agreement on a last step builds on."""
+    if device != "cuda":
+        pytest.skip("a CPU's host is never ahead")
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                "NCCL_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPO)}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], env={**os.environ, **torchrun}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_workers_than_gpus_are_refused(trainings: Trainings, device: str, gpus: int) -> None:
+    """Refuses more workers than there are GPUs in one line, by preflight and by itself."""
+    if device != "cuda" or gpus >= 8:
+        pytest.skip("there are not too few GPUs here")
+    for preflight, words in ((True, "the job needs"), (False, "each worker needs one of its own")):
+        ended = trainings.run(trainings.render("gpt2_zero1", workers=gpus + 1, preflight=preflight))
+        assert ended.code != 0 and words in ended.log, ended.log[-6000:]
+
+
+def test_a_memory_that_is_full_is_told(trainings: Trainings, device: str) -> None:
+    """Names the cause when the device has too little memory."""
+    if device != "cuda":
+        pytest.skip("the host's memory is not to be filled")
+    bundle = trainings.render(
+        "gpt2_zero1", batch__global_batch=512, batch__micro_batch=512, **QUIET
+    )
+    # The GPU is shared with other tests, so a share of it is all that there is.
+    edit_loop(bundle, before="    torch.cuda.set_per_process_memory_fraction(1e-5)\n")
+    ended = trainings.run(bundle)
+    assert ended.code != 0 and "OutOfMemoryError" in ended.log, ended.log[-6000:]
+
+
+def test_term_saves(trainings: Trainings) -> None:
+    """Saves when its script gets TERM, as at a preemption."""
+    bundle = trainings.render("fsdp", **QUIET)
+    process = trainings.start(bundle)
+    metrics = bundle / "metrics.jsonl"
+    await_true(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps")
+    process.send_signal(signal.SIGTERM)
+    ended = trainings.wait(bundle, process)
+    assert f"(saved step {max(ended.column('loss'))})" in ended.log, ended.log[-6000:]
