@@ -159,6 +159,13 @@ def test_a_node_without_the_tool_ends_the_others(job: Job) -> None:
     """As one whose tool dies before or in the trial run, in which its workers are missed."""
     assert job.on_node(0, "--", "./no-such-tool").returncode == 1
     assert job.on_node(0, "--", "sh", "-c", "exit 3").returncode == 3
+    assert job.on_node(0, "--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
+
+
+def test_a_tool_that_is_killed_as_it_compiles_does_not_end_the_others(job: Job) -> None:
+    said = "INFO ||NEURON_PARALLEL_COMPILE||: New graph list from script 1: "
+    done = job.on_node(0, "--", "sh", "-c", f"echo '{said}'; kill -9 $$")
+    assert (done.returncode, "it was ended by signal 9" in done.stderr) == (0, True)
 
 
 def test_what_was_interrupted_is_compiled_again(job: Job) -> None:

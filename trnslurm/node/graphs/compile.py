@@ -76,7 +76,7 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
         "graphs": sorted(report.graphs),
         "settled": sorted(settled),
     }
-    if exit_code >= 0 and problem:
+    if problem and -exit_code not in _HANDED_ON:
         exit_code = 0 if report.trial_ended else exit_code or 1
     return exit_code, result | common(place, start, problem, neffs)
 
