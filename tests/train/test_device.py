@@ -1,5 +1,6 @@
 """What a device needs before anything of it is imported."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
+
+from ..free_port import free_port
 
 WORKER = Environment(
     rank=3, world=8, local_rank=3, local_world=8, phase="train", attempt=1, run_dir=Path(),
@@ -102,3 +105,41 @@ def test_a_torch_xla_without_gpus_is_said_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "does not know GPUs, as none of PyTorch/XLA since 2.8" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+# Neuron's branch, with torch_xla's CPU under it: one process there is a whole world.
+AS_ON_NEURON = """\
+import json
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import zeros
+from trnslurm.train.devices.xla import XlaDevice
+from trnslurm.train.environment import read_environment
+from trnslurm.train.optim.xla_data_parallel import XlaDataParallel
+device = XlaDevice("neuron", read_environment())
+buckets = []
+xm.all_reduce = lambda op, tensors, **options: buckets.append([op, len(tensors), options["scale"]])
+optimizer = XlaDataParallel.__new__(XlaDataParallel)
+optimizer._gradients = [zeros(2**18) for _ in range(5)]  # 1 MB each
+optimizer._reduce()
+replicas = torch_xla._XLAC._xla_get_replication_devices_count()
+print(json.dumps([device.rank, device.world, replicas, buckets]))
+"""
+
+
+def test_workers_on_neuron_replicate_each_other_and_sum_gradients_in_buckets(
+    tmp_path: Path,
+) -> None:
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                "TORCHELASTIC_RUN_ID": "1", "PJRT_DEVICE": "CPU"}  # fmt: skip
+    own = {"TRNSLURM_RUN_DIR": str(tmp_path), "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ON_NEURON], env={**os.environ, **torchrun, **own},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rank, world, replicas, buckets = json.loads(done.stdout.splitlines()[-1])
+    # Where torch_xla has no replicas its world is this one worker, however many there are.
+    assert (rank, world, replicas) == (0, 1, 1)
+    assert buckets == [["sum", 2, 1.0], ["sum", 2, 1.0], ["sum", 1, 1.0]]

@@ -34,11 +34,11 @@ class XlaDevice(Device):
             dist.init_process_group("gloo")
             xla_cpu.install(self.timer)
         else:
-            dist.init_process_group("xla")
+            _join()
         self.name = name
         # Asked of torch_xla and not of the environment: should its runtime not have found the
         # other workers, each would train a copy of its own, and check_world sees it here.
-        self.rank = _own_rank()
+        self.rank = xr.global_ordinal()
         self.world = xr.world_size()
         self.local_world = environment.local_world
         self.torch_device = torch_xla.device()
@@ -88,10 +88,12 @@ class XlaDevice(Device):
         xm.rendezvous(name)
 
 
-def _own_rank() -> int:
-    """Ask torch_xla for this worker's rank, which starts its runtime."""
+def _join() -> None:
+    """Start torch_xla's runtime and join the other workers."""
+    # With the default, env://, torch_xla is not told that its devices replicate each other, and
+    # xr.world_size() stays 1 (_internal/rendezvous.py and runtime.py of torch_xla 2.9).
     try:
-        rank: int = xr.global_ordinal()
+        dist.init_process_group("xla", init_method="xla://")
     except RuntimeError as error:
         if "No PjRtPlugin registered for: CUDA" not in str(error):
             raise
@@ -99,7 +101,6 @@ def _own_rank() -> int:
             "this Python's torch_xla does not know GPUs, as none of PyTorch/XLA since 2.8: take a "
             "build that does, such as TorchAcc's, or a strategy for cuda"
         ) from None
-    return rank
 
 
 def _counter(name: str) -> int:

@@ -1,5 +1,6 @@
 """Plain data parallelism on XLA devices: gradients are reduced once per optimizer step."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,10 @@ from torch import Tensor
 
 from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
+
+# AWS's advice for BERT on several instances (torch-neuron-envvars.rst). Gradients of BERT-large in
+# fp32 are 1.3 GB: one all-reduce of all would need as much again for its result.
+BUCKET_MB = 512
 
 
 class XlaDataParallel(DataParallel):
@@ -35,7 +40,11 @@ class XlaDataParallel(DataParallel):
         return zeros, zeros
 
     def _reduce(self) -> None:
-        xm.all_reduce(xm.REDUCE_SUM, self._gradients, pin_layout=False)
+        # torch_xla itself reads the variable where it averages, in xm.reduce_gradients, alone.
+        bucket_mb = int(os.environ.get("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", BUCKET_MB))
+        xm.all_reduce_bucketized_gradients(
+            self._gradients, scale=1.0, groups=None, pin_layout=False, bucket_cap_mb=bucket_mb
+        )
 
     def _rate(self, lr: float) -> Tensor | float:
         # SGD reads a tensor back to the host, so it gets the number.
