@@ -38,7 +38,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         skipped = isinstance(report.longrepr, tuple)
         _cases[report.nodeid] = {
-            "case": report.nodeid.partition("::")[2],
+            # Without the group that pytest-xdist appends.
+            "case": report.nodeid.partition("::")[2].partition("@")[0],
             "outcome": report.outcome,
             "seconds": round(report.duration, 1),
             "seen": dict(report.user_properties),
