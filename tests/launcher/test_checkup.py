@@ -186,6 +186,14 @@ def test_a_cache_of_each_node_is_said_and_no_problem() -> None:
     assert not problems(found)
 
 
+def test_bits_that_are_alike_but_of_another_rounding_are_a_note() -> None:
+    seen = healthy(TRN1)
+    each_worker(seen, (0, 1, 2), to_nearest=False)
+    (note,) = [line for line in lines(TRN1, seen) if line.level != "ok"]
+    assert (note.check, note.level) == ("rounding", "note")
+    assert "STOCHASTIC_ROUNDING_EN=0" in note.fix
+
+
 def test_stand_ins_are_named_and_their_speed_is_not_judged() -> None:
     seen = healthy(TRN1)
     each_worker(seen, (0, 1, 2), stand_in="cpu", took_s=[9.0])

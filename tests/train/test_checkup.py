@@ -33,6 +33,8 @@ def test_a_worker_that_rounds_otherwise_is_found_on_xla(tmp_path) -> None:
     assert all(w["doing"] == w["error"] == "" for w in workers.values())
     assert all(len(w["took_s"]) == 3 and w["bytes"] == 8_000_000 for w in workers.values())
 
+    assert [w["to_nearest"] for w in workers.values()] == [True, False]
+
     expected = Expected(
         instance="local", device="xla-cpu", nodes=1, workers_per_node=2, efa=0, network_gbps=0,
         compile_cache=None,

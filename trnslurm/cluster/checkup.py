@@ -21,6 +21,10 @@ _SLOW = 0.25
 _FLOOR = 1 / 20
 """Of the line rate of all EFA interfaces: below it the traffic most likely is not on EFA."""
 _FILES = 256
+_ROUNDS = (
+    "on Neuron: this job's script has NEURON_RT_STOCHASTIC_ROUNDING_EN=0, look for it in the "
+    "profile's activate and env; else compare the versions of the nodes"
+)
 _MOST_NAMED = 6
 
 
@@ -371,10 +375,13 @@ def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
     usual, number = Counter(bits.values()).most_common(1)[0]
     others = sorted({r // expected.workers_per_node for r, b in bits.items() if b != usual})
     if not others:
+        nearest = all(found.workers[rank].get("to_nearest", True) for rank in bits)
         yield Line(
-            check="rounding", level="ok",
-            measured=f"the same values have the same bits in bf16 on {len(bits)} workers",
-            expected="the same bits",
+            check="rounding", level="ok" if nearest else "note",
+            measured=f"the same values have the same bits in bf16 on {len(bits)} workers"
+            + ("" if nearest else ", but not those of rounding to the nearest"),
+            expected="the same bits, rounded to the nearest",
+            fix="" if nearest else _ROUNDS,
         )  # fmt: skip
         return
     where = ", ".join(host_of(found, n) for n in others[:_MOST_NAMED])
@@ -382,8 +389,7 @@ def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
         check="rounding", level="problem",
         measured=f"{len(bits) - number} of {len(bits)} workers round to other bits ({where})",
         expected="the same bits: copies of a parameter must stay equal",
-        fix="on Neuron rounding is stochastic (NEURON_RT_STOCHASTIC_ROUNDING_EN): set "
-        "NEURON_RT_STOCHASTIC_ROUNDING_SEED to 0 for all, or turn it off; else compare the nodes",
+        fix=_ROUNDS,
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def main() -> None:
 
     worker.do("joining the others", join)
     worker.do("all-reduce of ones", lambda: {"ones": device[0].total([1.0])[0]})
-    worker.do("rounding to bf16", lambda: {"rounding": rounding(device[0])})
+    worker.do("rounding to bf16", lambda: rounding(device[0]))
     worker.do("timing an all-reduce", lambda: timed(device[0]))
     if log:
         worker.do("reading NCCL's log", lambda: {"network": network_lines(log)})
@@ -154,8 +154,8 @@ def network_lines(log: Path) -> list[str]:
     return list(said)[:_MOST_LINES]
 
 
-def rounding(device: Device) -> str:
-    """Cast the same values to bf16 on the device; return the checksum of the bits.
+def rounding(device: Device) -> dict[str, Any]:
+    """Cast the same values to bf16 on the device: the checksum of the bits, and if it is a host's.
 
     The values are those between 1 and 1.0078 with every pattern of the 16 bits that are lost, ties
     included: rounding at random, or towards zero, gives other bits.
@@ -163,7 +163,8 @@ def rounding(device: Device) -> str:
     values = (torch.arange(1 << 16, dtype=torch.int32) + 0x3F800000).view(torch.float32)
     there = device.put(values)
     device.sync()  # or XLA folds the cast of a constant on the host
-    return checksum(cast(there))
+    found = checksum(cast(there))
+    return {"rounding": found, "to_nearest": found == checksum(values.to(torch.bfloat16))}
 
 
 def cast(values: torch.Tensor) -> torch.Tensor:
