@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   if $$p -c '$(SUITS)' 2> /dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
 FAULT_RESULTS := .make/faults
+NEWER_SLURM := .make/slurm-24.11
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test test-faults test-matrix test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
@@ -37,11 +38,12 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	shellcheck .ci/run cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
+	shellcheck .ci/run tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
 # Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
+	@if grep -qx ID=debian /etc/os-release; then $(MAKE) --no-print-directory $(NEWER_SLURM); fi
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # One after the other: what they measure, and their bounds, are of a machine that does nothing else.
@@ -58,6 +60,16 @@ soak: sandbox .venv/.train  ## 50 random faults in one training; adds its row to
 
 fuzz: .venv/.train  ## Damage files at random for ten minutes, and read them (FUZZ_MINUTES, FUZZ_SEED)
 	$(BIN)/pytest tests/launcher/test_fuzz.py -m fuzz
+
+test-slurm: sandbox .venv/.train  ## The tests that need Slurm on another one: SLURM=/opt/slurm
+	@test -x "$(SLURM)/bin/srun" || { echo "error: SLURM=DIR: a directory with bin/srun" >&2; exit 2; }
+	TRNSLURM_SANDBOX_SLURM=$(abspath $(SLURM)) $(BIN)/pytest --numprocesses 3 --dist loadfile \
+	  --no-loadscope-reorder tests/sandbox tests/faults
+
+$(NEWER_SLURM): tests/sandbox/debian-slurm.sh
+	@command -v patchelf > /dev/null || $(call apt,patchelf)
+	rm -rf $@
+	tests/sandbox/debian-slurm.sh $(CURDIR)/$@
 
 test-matrix: .venv/.train  ## More worker counts on XLA than the tests have
 	$(BIN)/pytest tests/train -m matrix

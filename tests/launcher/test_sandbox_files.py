@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from trnslurm.config.catalog import catalog
 from trnslurm.sandbox.configuration import (
     PARALLELCLUSTER,
+    cgroup_conf,
     database_init,
     gres,
     gres_conf,
@@ -20,15 +22,20 @@ from trnslurm.sandbox.configuration import (
     topology,
 )
 from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.profile import profile_text
 from trnslurm.sandbox.settings import OWNED_KEYS, Settings
 
 LAYOUT = Layout(Path("/b/sandbox"))
+HOST = Host(
+    user="me", uid=1, gid=1, unshare=(), commands={"srun": "/usr/bin/srun"}, version=(22, 5, 8),
+    python="/bin/false",
+)  # fmt: skip
 
 
 def values(*asked: str, accounting: bool = False) -> dict[str, str]:
     """The lines of slurm.conf by lower-case key; each key is there once."""
-    text = slurm_conf(LAYOUT, Settings(set=asked, accounting=accounting), "me", 700)
+    text = slurm_conf(LAYOUT, Settings(set=asked, accounting=accounting), HOST, 700)
     lines = [line for line in text.splitlines() if not line.startswith(("#", "NodeN", "Partit"))]
     pairs = [line.split("=", 1) for line in lines]
     found = {key.lower(): value for key, value in pairs}
@@ -38,7 +45,7 @@ def values(*asked: str, accounting: bool = False) -> dict[str, str]:
 
 def lines(kind: str, settings: Settings) -> list[dict[str, str]]:
     """The NodeName or PartitionName lines, each as a mapping."""
-    text = slurm_conf(LAYOUT, settings, "me", 700)
+    text = slurm_conf(LAYOUT, settings, HOST, 700)
     found = [line.split() for line in text.splitlines() if line.startswith(f"{kind}=")]
     return [dict(word.split("=", 1) for word in words) for words in found]
 
@@ -54,6 +61,24 @@ def test_parallelclusters_settings_stand_there() -> None:
 @pytest.mark.parametrize("key", [*PARALLELCLUSTER, "SlurmdParameters", "ProctrackType"])
 def test_each_can_be_set_otherwise(key: str, change) -> None:
     assert values(f"{change(key)}=other")[key.lower()].endswith("other")
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"),
+    [((22, 5, 8), "cgroup/v1"), ((24, 5), "disabled"), ((26, 5, 3), "disabled")],
+)
+def test_no_slurmd_needs_a_cgroup(version: tuple[int, ...], plugin: str) -> None:
+    assert cgroup_conf(replace(HOST, version=version)) == f"CgroupPlugin={plugin}\n"
+
+
+def test_the_plugins_of_a_prefix_are_found(tmp_path: Path) -> None:
+    """A package that is unpacked looks for them where it would be installed."""
+    plugins = tmp_path / "root/usr/lib/slurm-wlm"
+    plugins.mkdir(parents=True)
+    (plugins / "auth_munge.so").touch()
+    host = replace(HOST, commands={"srun": str(tmp_path / "bin/srun")})
+    assert f"PluginDir={plugins}\n" in slurm_conf(LAYOUT, Settings(), host, 700)
+    assert "PluginDir" not in slurm_conf(LAYOUT, Settings(), HOST, 700)
 
 
 def test_of_two_values_the_last_counts() -> None:
@@ -88,7 +113,7 @@ def test_no_path_of_the_machine_is_written_to() -> None:
 
 
 def test_the_owned_keys_stand_there() -> None:
-    elsewhere = {"NodeName", "NodeAddr", "Include", "AccountingStorageHost"}
+    elsewhere = {"NodeName", "NodeAddr", "Include", "AccountingStorageHost", "PluginDir"}
     assert {key.lower() for key in OWNED_KEYS if key not in elsewhere} <= set(values(
         accounting=True
     ))  # fmt: skip
@@ -143,7 +168,7 @@ def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
 
 def test_node_words_go_to_the_node_lines() -> None:
     asked = Settings(nodes=2, set=("cpus=8", "RealMemory=1000", "features=a,b", "Weight=7"))
-    text = slurm_conf(LAYOUT, asked, "me", 700)
+    text = slurm_conf(LAYOUT, asked, HOST, 700)
     for node in lines("NodeName", asked):
         assert (node["CPUs"], node["RealMemory"], node["Weight"]) == ("8", "1000", "7")
         assert node["Feature"] == "a,b"

@@ -39,7 +39,7 @@ def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory with commands; those that a sandbox runs do nothing there."""
     directory = tmp_path / "bin"
     for name in (*NEEDED, *CLIENTS):
-        program(directory / name)
+        program(directory / name, "echo slurm-wlm 22.05.8")
     monkeypatch.setenv("PATH", str(directory))
     monkeypatch.setattr(machine, "_PLACES", ())
     return directory
@@ -79,6 +79,35 @@ def test_a_file_that_is_no_program_is_missing(up, bin_dir: Path) -> None:
 def test_accounting_needs_more(up) -> None:
     words = "slurmdbd mariadb-server-core mariadb-client-core"
     assert up("--accounting").error == f"{', '.join(ACCOUNTING)} not found: {APT} {words}"
+
+
+def test_all_of_one_prefix(bin_dir: Path, tmp_path: Path) -> None:
+    """Commands and daemons of two versions do not understand each other."""
+    for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
+        program(tmp_path / "opt" / name, "echo slurm 25.11.0-0rc1")
+    host = Host.look(accounting=False, slurm=str(tmp_path / "opt"))
+    assert host.client_dir == tmp_path / "opt/bin"
+    assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+    assert (host.version, host.commands["munged"]) == ((25, 11, 0), str(bin_dir / "munged"))
+
+
+def test_the_daemons_beside_the_srun_on_path_are_taken(
+    bin_dir: Path, tmp_path: Path, monkeypatch
+) -> None:
+    for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
+        program(tmp_path / "opt" / name, "echo slurm 24.11.5")
+    monkeypatch.setenv("PATH", f"{tmp_path}/opt/bin:{bin_dir}")
+    assert Host.look(accounting=False).commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("slurmd", "there is no slurmd in its bin or sbin"), ("", "does not say which version")],
+)
+def test_a_prefix_that_is_none(up, tmp_path: Path, missing: str, said: str) -> None:
+    for name in {"sbatch", "srun", "slurmctld", "slurmd"} - {missing}:
+        program(tmp_path / "opt/bin" / name)
+    assert said in up("--slurm", str(tmp_path / "opt")).error
 
 
 def test_no_right_to_make_namespaces(up, bin_dir: Path) -> None:

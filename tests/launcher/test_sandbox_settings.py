@@ -129,9 +129,10 @@ def test_interpreter_that_is_none(cli, tmp_path: Path, kind: str) -> None:
 def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has everything, so that `up` gets as far as starting the holder."""
     host = Host(
-        user="me", uid=1, gid=1, unshare=(), commands={"srun": "/bin/srun"}, python="/bin/false"
-    )
-    monkeypatch.setattr(Host, "look", lambda accounting: host)
+        user="me", uid=1, gid=1, unshare=(), commands={"srun": "/bin/srun"}, version=(22, 5, 8),
+        python="/bin/false",
+    )  # fmt: skip
+    monkeypatch.setattr(Host, "look", lambda accounting, slurm: host)
     monkeypatch.setattr(Host, "clients", ["srun"])
 
 

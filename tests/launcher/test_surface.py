@@ -58,7 +58,8 @@ SURFACE = {
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",
     "sandbox up": (
-        "--name -n/--nodes --like --accounting --set --neuron-stand-ins --python --owner -q/--quiet"
+        "--name -n/--nodes --like --accounting --set --neuron-stand-ins --slurm --python --owner "
+        "-q/--quiet"
     ),
     "sandbox down": "--name --all",
     "sandbox list": "--json",
@@ -86,6 +87,7 @@ DEFAULTS = {
     ("env check", "timeout"): 600.0,
     ("sandbox up", "nodes"): 4,
     ("sandbox up", "like"): "trn1.32xlarge",
+    ("sandbox up", "slurm"): "",
     **{(f"sandbox {verb}", "name"): "sandbox" for verb in SANDBOX_VERBS},
 }
 

@@ -90,7 +90,9 @@ class Sandbox:
     def environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
         own = {"TRNSLURM_SANDBOXES": str(self.base), "TRNSLURM_SANDBOX": self.name}
-        return kept | {"PYTHONPATH": str(CHECKOUT)} | own | self.environ
+        # Of `make test-slurm`.
+        slurm = {k: v for k, v in os.environ.items() if k == "TRNSLURM_SANDBOX_SLURM"}
+        return kept | {"PYTHONPATH": str(CHECKOUT)} | own | slurm | self.environ
 
     def argv(self, *words: object) -> list[str]:
         """The command line of `trnslurm sandbox`."""

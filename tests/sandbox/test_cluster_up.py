@@ -47,7 +47,7 @@ def test_status(four: Sandbox) -> None:
     ]  # fmt: skip
     shown = four.trnslurm("status")
     assert shown.err == ""
-    assert shown.out.startswith("sandbox: cluster sandbox, 4 nodes like trn1.32xlarge; running: ")
+    assert shown.out.startswith("sandbox: cluster sandbox, 4 nodes like trn1.32xlarge, Slurm 2")
     assert all(name in shown.out for name in NAMES)
 
 

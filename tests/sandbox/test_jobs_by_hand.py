@@ -9,7 +9,11 @@ from .cluster import eventually
 
 MACHINE = sorted(os.sched_getaffinity(0))
 # What a shell inside another allocation may have; each would make the script's srun fail.
-INSIDE = "export SLURM_GPUS=4 SLURM_THREADS_PER_CORE=2 SLURM_MPI_TYPE=no SLURM_DISTRIBUTION=no\n"
+INSIDE = """
+export SLURM_GPUS=4 SLURM_CPUS_PER_GPU=3 SLURM_NTASKS_PER_GPU=2 SLURM_THREADS_PER_CORE=2
+export SLURM_MPI_TYPE=no SLURM_DISTRIBUTION=no SLURM_CONSTRAINT=no SLURM_RESERVATION=no
+export SLURM_HOSTFILE=/nowhere SLURM_WORKING_DIR=/nowhere SLURM_STDOUTMODE=none
+"""
 
 
 def test_the_printed_lines_run_a_bundle(user) -> None:

@@ -75,12 +75,16 @@ def sandbox_command() -> None:
     "--neuron-stand-ins", is_flag=True,
     help="With stand-ins of neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
 )  # fmt: skip
+@click.option(
+    "--slurm", metavar="DIR", envvar="TRNSLURM_SANDBOX_SLURM", default="",
+    help="Run the Slurm of this prefix, from its bin and sbin  [default: that of srun on PATH].",
+)  # fmt: skip
 @click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
     name: str, nodes: int, like: str, accounting: bool, settings: tuple[str, ...],
-    neuron_stand_ins: bool, python: str | None, owner: int | None, quiet: bool,
+    neuron_stand_ins: bool, slurm: str, python: str | None, owner: int | None, quiet: bool,
 ) -> None:  # fmt: skip
     """Start a sandbox; if it is up already, nothing happens.
 
@@ -91,11 +95,13 @@ def up_command_line(
       trnslurm sandbox up --nodes 4
       trnslurm sandbox up --name drill --set KillWait=5 --set MinJobAge=10 --accounting
       trnslurm sandbox up --name gpu --like p4d.24xlarge --nodes 2
+      trnslurm sandbox up --slurm /opt/slurm-25.11
     """
     layout = Layout.named(name)
     asked = Settings(
         nodes=nodes, like=like, accounting=accounting, set=settings,
         neuron_stand_ins=neuron_stand_ins, python=_interpreter(python),
+        slurm=str(Path(slurm).absolute()) if slurm else "",
     )  # fmt: skip
     started = time.monotonic()
 
@@ -178,8 +184,9 @@ def status_command(name: str, as_json: bool) -> None:
 
 
 def _print_state(state: State) -> None:
-    click.echo(f"{state.name}: cluster {state.cluster}, {count(len(state.nodes), 'node')} like "
-               f"{state.like}; running: {', '.join(state.daemons)}\n")  # fmt: skip
+    nodes = f"{count(len(state.nodes), 'node')} like {state.like}"
+    click.echo(f"{state.name}: cluster {state.cluster}, {nodes}, Slurm {state.slurm}; "
+               f"running: {', '.join(state.daemons)}\n")  # fmt: skip
     header = ("node", "name", "address", "power", "state", "reason")
     rows = [(str(n.number), n.name, n.address, n.power, n.state, n.reason) for n in state.nodes]
     echo_table(header, rows, right="node")

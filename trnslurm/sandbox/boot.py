@@ -42,8 +42,11 @@ class Cluster:
         os.environ.update(environment(layout))
         topology = f"HWLOC_SYNTHETIC={configuration.topology(self._settings)}"
         slurmd = ["env", topology, *self._user, self._host.commands["slurmd"]]
+        stepd = Path(self._host.commands["slurmd"]).with_name("slurmstepd")
+        slurmd += ["-d", str(stepd)] if stepd.is_file() else []
         self._nodes = [
-            NodeLink(layout, n, name, slurmd) for n, name in enumerate(self._settings.node_names, 1)
+            NodeLink(layout, n, name, slurmd=slurmd, munged=self._munged(f"munge-{n}"))
+            for n, name in enumerate(self._settings.node_names, 1)
         ]
 
     def boot(self) -> None:
@@ -116,14 +119,23 @@ class Cluster:
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
         os.chown(key, *self._owner)
+        self._daemons.start("munged", self._munged("munge"))
+        self._daemons.wait("munged", (self._layout.run / "munge.sock").is_socket)
+
+    def _munged(self, name: str) -> list[str]:
+        """Return the command of a munged: the head node has one, and each node its own.
+
+        One for all would take a credential that two nodes read for a replay, which only Slurms
+        that are built for several slurmds on one machine accept.
+        """
         files = {
-            "socket": "run/munge.sock", "pid-file": "run/munge.pid", "log-file": "log/munged.log",
-            "seed-file": "state/munge.seed", "key-file": "etc/munge.key",
+            "socket": f"run/{name}.sock", "pid-file": f"run/{name}.pid",
+            "log-file": f"log/{name}d.log", "seed-file": f"state/{name}.seed",
+            "key-file": "etc/munge.key",
         }  # fmt: skip
         options = [f"--{option}={self._layout.path / file}" for option, file in files.items()]
         command = [self._host.commands["munged"], "--foreground", "--force", "--num-threads=4"]
-        self._daemons.start("munged", [*self._user, *command, *options])
-        self._daemons.wait("munged", (self._layout.run / "munge.sock").is_socket)
+        return [*self._user, *command, *options]
 
     def _mariadb(self) -> None:
         data = self._layout.state / "mariadb"
@@ -152,7 +164,10 @@ class Cluster:
         self._daemons.wait("slurmdbd", lambda: _listens(HEAD_ADDRESS, _SLURMDBD_PORT))
 
     def _slurmctld(self) -> None:
-        self._daemons.start("slurmctld", [*self._user, self._host.commands["slurmctld"], "-D"])
+        command = [*self._user, self._host.commands["slurmctld"], "-D"]
+        # Without -i it does not start again after a KILL, for want of usage files (from 25.05 on).
+        command += ["-i"] if self._settings.accounting and self._host.version >= (25, 5) else []
+        self._daemons.start("slurmctld", command)
         self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
 
     def _power_on(self) -> None:

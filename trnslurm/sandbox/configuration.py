@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trnslurm.errors import did_you_mean
 from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.settings import (
     HEAD,
     HEAD_ADDRESS,
@@ -42,7 +43,7 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "SwitchType": "switch/none",
     "TaskPlugin": "task/affinity",
     "TreeWidth": "65533",
-    "UnkillableStepTimeout": "180",
+    "UnkillableStepTimeout": "300",  # newer Slurms ask for five times MessageTimeout
     "WaitTime": "0",
 }
 # What differs here: CPUs and memory are claimed, and processes are tracked without cgroups.
@@ -54,7 +55,7 @@ _HERE = {
 _SCHEDULABLE_MEMORY = 0.95
 
 
-def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) -> str:
+def slurm_conf(layout: Layout, settings: Settings, host: Host, first_job: int) -> str:
     """Return slurm.conf. `first_job` keeps job numbers of earlier sandboxes from coming again."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
@@ -69,7 +70,7 @@ def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) ->
             values[known] = value
     values["AuthInfo"] = f"socket={layout.run}/munge.sock,{values['AuthInfo']}"
     lines = [f"# Written by `trnslurm sandbox up --name {layout.name}`."]
-    lines += [f"{key}={value}" for key, value in _owned(layout, user).items()]
+    lines += [f"{key}={value}" for key, value in _owned(layout, host).items()]
     lines += [f"{key}={value}" for key, value in sorted(values.items())]
     facts = " ".join(f"{key}={value}" for key, value in _node_facts(settings).items())
     lines += [
@@ -77,6 +78,17 @@ def slurm_conf(layout: Layout, settings: Settings, user: str, first_job: int) ->
         for n, name in enumerate(settings.node_names, 1)
     ]
     return "\n".join([*lines, *partitions.values()]) + "\n"
+
+
+def cgroup_conf(host: Host) -> str:
+    """Return cgroup.conf: slurmd asks for no cgroup, which an ordinary user could not give it.
+
+    Without the file it looks for what this machine has, and on one with version 2 alone asks its
+    systemd for a scope. `disabled` is known from 24.05 on; the plugin of version 1 does nothing
+    until a plugin that needs cgroups is asked for.
+    """
+    plugin = "disabled" if host.version >= (24, 5) else "cgroup/v1"
+    return f"CgroupPlugin={plugin}\n"
 
 
 def unknown_key_hint(key: str) -> str:
@@ -146,14 +158,15 @@ def database_init(password: str) -> str:
     )
 
 
-def _owned(layout: Layout, user: str) -> dict[str, str]:
-    return {
+def _owned(layout: Layout, host: Host) -> dict[str, str]:
+    plugins = {"PluginDir": str(host.plugins)} if host.plugins else {}
+    return plugins | {
         "ClusterName": "parallelcluster",
         "SlurmctldHost": f"{HEAD}({HEAD_ADDRESS})",
         "SlurmctldPort": "6820",
         "SlurmdPort": "6818",
-        "SlurmUser": user,
-        "SlurmdUser": user,
+        "SlurmUser": host.user,
+        "SlurmdUser": host.user,
         "AuthType": "auth/munge",
         "StateSaveLocation": f"{layout.state}/slurmctld",
         "SlurmdSpoolDir": f"{layout.state}/%n",

@@ -10,6 +10,7 @@ from typing import Any
 from trnslurm.errors import SandboxError, SlurmError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.lifecycle import settings_of
+from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.namespaces import up_command
 from trnslurm.sandbox.settings import node_address
 from trnslurm.slurm.commands import Slurm
@@ -37,6 +38,8 @@ class State:
     name: str
     cluster: str
     like: str
+    slurm: str
+    """Its version."""
     daemons: list[str]
     nodes: list[NodeState]
     controller: str
@@ -69,6 +72,7 @@ def look(layout: Layout) -> State:
     """Return the state of a sandbox, from its holder, and from its controller if that answers."""
     held = ask(layout, do="state")
     settings = settings_of(layout)
+    host = Host.from_json(layout.host.read_text(encoding="utf-8"))
     states: dict[str, list[str]] = {}
     controller = ""
     try:
@@ -91,6 +95,7 @@ def look(layout: Layout) -> State:
         name=layout.name,
         cluster=layout.cluster,
         like=settings.like,
+        slurm=".".join(map(str, host.version)),
         daemons=held["daemons"],
         nodes=nodes,
         controller=controller,

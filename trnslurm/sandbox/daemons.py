@@ -14,7 +14,9 @@ from pathlib import Path
 _STEP_S = 90
 _POLL_S = 0.05
 # Errors that say nothing: all of Debian's daemons print the first, and the others follow from one.
-_NOISE = re.compile(r"pmix|MPI|Unable to process configuration file|initialization failed")
+_NOISE = re.compile(
+    r"pmix|MPI|Unable to process configuration file|initialization failed|failed to initialize"
+)
 
 
 class BootError(Exception):

@@ -40,9 +40,9 @@ def up(
             _refuse_other_settings(layout, settings)
             return False
         _remove(layout)
-        host = Host.look(accounting=settings.accounting)
-        layout.path.mkdir(mode=0o700)
+        host = Host.look(accounting=settings.accounting, slurm=settings.slurm)
         try:
+            layout.path.mkdir(mode=0o700)
             _write_files(layout, settings, host)
             holder = _start_holder(layout, host, owner)
             _wait_until_up(layout, holder, say)
@@ -93,8 +93,9 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
         layout.settings: settings.to_json(),
         layout.host: host.to_json(),
         layout.etc / "slurm.conf": configuration.slurm_conf(
-            layout, settings, host.user, int(time.time() * _JOB_IDS_PER_S) % _JOB_IDS + 1
+            layout, settings, host, int(time.time() * _JOB_IDS_PER_S) % _JOB_IDS + 1
         ),
+        layout.etc / "cgroup.conf": configuration.cgroup_conf(host),
         layout.etc / "hosts": configuration.hosts(settings),
         layout.profile: profile_text(layout, settings),
     }

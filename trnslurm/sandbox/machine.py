@@ -28,6 +28,7 @@ _ACCOUNTING = {
     "mariadb-install-db": "mariadb-server-core",
     "my_print_defaults": "mariadb-client-core",
 }  # fmt: skip
+_SLURM = ("slurmctld", "slurmd", "slurmdbd", "sbatch", "srun")
 _CLIENTS = (
     "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab",
     "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
@@ -45,17 +46,21 @@ class Host:
     """The options of unshare that work here."""
     commands: Mapping[str, str]
     """The path of each command that the holder runs."""
+    version: tuple[int, ...]
+    """Slurm's, as (24, 11, 5)."""
     python: str
     """The interpreter that the holder runs under."""
 
     @classmethod
-    def look(cls, *, accounting: bool) -> Host:
-        """Inspect this machine, or say what is missing."""
+    def look(cls, *, accounting: bool, slurm: str = "") -> Host:
+        """Inspect this machine, or say what is missing; `slurm` is the prefix to take it from."""
+        commands = _needed_commands(accounting=accounting, prefix=slurm)
         return cls(
             user=_user_name(),
             uid=os.getuid(),
             gid=os.getgid(),
-            commands=_needed_commands(accounting=accounting),
+            commands=commands,
+            version=_version(commands["slurmctld"]),
             unshare=tuple(_unshare_options()),
             python=sys.executable,
         )
@@ -70,6 +75,14 @@ class Host:
         return Path(self.commands["srun"]).parent
 
     @property
+    def plugins(self) -> Path | None:
+        """Where a Slurm in a prefix of its own has its plugins; None: where it looks for them."""
+        prefix = self.client_dir.parent
+        if prefix in (Path("/usr"), Path("/")):
+            return None
+        return next((file.parent for file in prefix.rglob("auth_munge.so")), None)
+
+    @property
     def clients(self) -> list[str]:
         """The names of Slurm's commands for users."""
         return [name for name in _CLIENTS if (self.client_dir / name).is_file()]
@@ -80,7 +93,8 @@ class Host:
     @classmethod
     def from_json(cls, text: str) -> Host:
         data: dict[str, Any] = json.loads(text)
-        return cls(**{**data, "unshare": tuple(data["unshare"])})
+        lists = {key: tuple(data[key]) for key in ("unshare", "version")}
+        return cls(**{**data, **lists})
 
 
 def find_command(name: str) -> str | None:
@@ -94,16 +108,46 @@ def find_command(name: str) -> str | None:
     return str(Path(found).absolute()) if found else None
 
 
-def _needed_commands(*, accounting: bool) -> dict[str, str]:
-    """Return the path of each command that a sandbox runs, or say how to install those missing."""
+def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
+    """Return the path of each command that a sandbox runs, or say how to install those missing.
+
+    Slurm's are all of one prefix: commands and daemons of two versions do not understand each
+    other.
+    """
     packages = _COMMANDS | (_ACCOUNTING if accounting else {})
     found = {name: find_command(name) for name in packages}
+    ours = [name for name in packages if name in _SLURM]
+    if prefix:
+        found |= {name: _in_prefix(Path(prefix), name) for name in ours}
+        if missing := [name for name in ours if found[name] is None]:
+            raise SandboxError(
+                f"--slurm {prefix}: there is no {', '.join(missing)} in its bin or sbin"
+            )
+    elif srun := found["srun"]:
+        beside = {name: _in_prefix(Path(srun).parent.parent, name) for name in ours}
+        found |= beside if all(beside.values()) else {}
     if missing := [name for name, path in found.items() if path is None]:
         words = " ".join(dict.fromkeys(packages[name] for name in missing))
         raise SandboxError(
             f"{', '.join(missing)} not found: sudo apt-get install --no-install-recommends {words}"
         )
     return {name: path for name, path in found.items() if path}
+
+
+def _in_prefix(prefix: Path, name: str) -> str | None:
+    return shutil.which(name, path=f"{prefix}/bin:{prefix}/sbin")
+
+
+def _version(slurmctld: str) -> tuple[int, ...]:
+    """Return the version of a Slurm, which says `slurm 24.11.5` or `slurm-wlm 24.11.5`."""
+    try:
+        done = subprocess.run(
+            [slurmctld, "-V"], capture_output=True, text=True, timeout=30, check=False
+        )
+        words = done.stdout.split()
+        return tuple(int(part) for part in words[-1].split("-")[0].split(".")[:3])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        raise SandboxError(f"{slurmctld} -V does not say which version of Slurm it is") from None
 
 
 def _user_name() -> str:

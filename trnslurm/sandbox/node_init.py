@@ -15,10 +15,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from trnslurm.sandbox.daemons import last_words
+
+_MUNGE_S = 15
 
 
 class Node:
@@ -35,6 +38,8 @@ class Node:
         match order["do"]:
             case "network":
                 return self._network(order["address"], order["bits"])
+            case "munge":
+                return self._munge(order["command"], *map(Path, order["sockets"]))
             case "slurmd-start":
                 return self._start(["-b"] if order.get("rebooted") else [])
             case "slurmd-kill":
@@ -67,6 +72,22 @@ class Node:
             if done.returncode:
                 raise ValueError(f"ip {' '.join(words)}: {done.stderr.strip()}")
         return "connected"
+
+    def _munge(self, command: list[str], own: Path, heads: Path) -> str:
+        """Start the node's munged, in the place of the head node's."""
+        own.unlink(missing_ok=True)  # of before a reboot
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + _MUNGE_S
+        while not own.is_socket():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ValueError(f"munged on {self._name} did not start: {last_words(self._log)}")
+            time.sleep(0.02)
+        process.returncode = 0  # reap() waits for it, not Popen
+        subprocess.run(["mount", "--bind", own, heads], check=True)
+        return "munged started"
 
     def _start(self, options: list[str]) -> str:
         if self._pid:

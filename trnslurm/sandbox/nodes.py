@@ -24,10 +24,14 @@ _UNSHARE = ("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-c
 class NodeLink:
     """A node that is on or off."""
 
-    def __init__(self, layout: Layout, number: int, name: str, slurmd: Sequence[str]) -> None:
+    def __init__(
+        self, layout: Layout, number: int, name: str, *, slurmd: Sequence[str],
+        munged: Sequence[str],
+    ) -> None:  # fmt: skip
         self._layout = layout
         self._number = number
         self._name = name
+        self._munged = list(munged)
         self._slurmd = [*slurmd, "-D", "-N", name]
         self._process: subprocess.Popen[str] | None = None
 
@@ -54,6 +58,9 @@ class NodeLink:
         run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid])
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
         self.order(do="network", address=node_address(self._number), bits=PREFIX_BITS)
+        own, head = f"munge-{self._number}.sock", "munge.sock"
+        sockets = [str(self._layout.run / name) for name in (own, head)]
+        self.order(do="munge", command=self._munged, sockets=sockets)
         self.order(do="slurmd-start", rebooted=self._rebooted)
 
     def power_off(self) -> None:

@@ -31,7 +31,7 @@ OWNED_KEYS = (
     "ClusterName", "SlurmctldHost", "SlurmUser", "SlurmdUser", "AuthType", "StateSaveLocation",
     "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmdPidFile", "SlurmctldLogFile", "SlurmdLogFile",
     "SlurmctldPort", "SlurmdPort", "AccountingStorageHost", "AccountingStorageType", "NodeName",
-    "NodeAddr", "Include",
+    "NodeAddr", "Include", "PluginDir",
 )  # fmt: skip
 _GRES = r"(\w+(:\w+)?:[1-9]\d{0,2}(,(?=\w)|$))+"
 _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
@@ -50,6 +50,8 @@ class Settings:
     """Lines `Key=Value` for slurm.conf."""
     python: str = ""
     """The interpreter that jobs run under."""
+    slurm: str = ""
+    """The prefix of the Slurm that it runs; empty: that of the srun on PATH."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
