@@ -88,6 +88,15 @@ def test_gpus_of_this_machine_need_no_network(cli, home: Path) -> None:
         assert f"export NCCL_SOCKET_IFNAME={name}" in script.read_text()
 
 
+def test_emulated_nodes_do_not_share_gpus(cli) -> None:
+    """Every one of them would begin with the first GPU."""
+    gpus = ("gpt2_zero1", "--cluster", "local", "--set", "device=cuda", "--workers", "1")
+    refused = cli("render", *gpus, "--nodes", "2")
+    assert refused.code == 1
+    assert refused.error.endswith("use --nodes 1 --workers 2, with a GPU for each worker")
+    assert cli("plan", *gpus, "--nodes", "1").code == 0
+
+
 def test_failure_is_told_with_its_first_error(site, here, run_cli) -> None:
     here('[ "$SLURM_NODEID" = 0 ] && exec sleep 600; echo "ValueError: the cause"; exit 3')
     done = run_cli(*SUBMIT)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.config import Config, Recipe, Reference
-from trnslurm.config.catalog import InstanceType, catalog, find
+from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.tree import flatten
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
@@ -73,7 +73,7 @@ def make_spec(
     device = _device(config, instance)
     workers = cluster.workers_per_node or instance.default_workers(nodes)
     job_name = check_job_name(name or config.recipe_name)
-    _check_nodes(config, instance, nodes)
+    _check_nodes(config, instance, nodes, device)
     instance.check_workers(workers, nodes)
     batch = plan_batch(
         mode=recipe.batch.mode,
@@ -141,13 +141,19 @@ def _usable(recipe: Recipe) -> Sequence[str]:
     return recipe.devices or DEVICES.get(recipe.strategy.name, ())
 
 
-def _check_nodes(config: Config, instance: InstanceType, nodes: int) -> None:
+def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str) -> None:
     limit = config.cluster.slurm.max_nodes
     if nodes > _MOST_NODES:
         raise ConfigError(f"--nodes {nodes}: no cluster has more than {_MOST_NODES:,}")
     if limit is not None and nodes > limit:
         origin = config.origins["slurm.max_nodes"]
         raise ConfigError(f"--nodes {nodes} is more than the {limit} that {origin.source} allows")
+    if nodes > 1 and device in ON_GPUS and config.cluster.scheduler == "local":
+        # Each would begin with the first GPU, and NCCL has no two workers on one.
+        raise ConfigError(
+            f"--nodes {nodes}: the nodes of this machine are emulated, and its GPUs are those of "
+            f"one: use --nodes 1 --workers {nodes}, with a GPU for each worker"
+        )
     if config.cluster.scheduler == "local" and instance.device == "neuron" and nodes > 1:
         raise ConfigError(
             f"--nodes {nodes}: this machine is one {instance.name}, and emulated nodes cannot "
