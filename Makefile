@@ -43,7 +43,7 @@ check: .venv/.train  ## Linters and types
 # Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
 unit: sandbox .venv/.train .venv-pcluster  ## The tests
-	@if grep -qx ID=debian /etc/os-release; then $(MAKE) --no-print-directory $(NEWER_SLURM); fi
+	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # One after the other: what they measure, and their bounds, are of a machine that does nothing else.
