@@ -20,6 +20,7 @@ import pytest
 from trnslurm.node.preflight import checks as preflight_checks
 from trnslurm.node.preflight import devices as preflight_devices
 from trnslurm.node.preflight.needs import Checked, Needs, run_all
+from trnslurm.node.preflight.program import parse
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -177,6 +178,22 @@ def test_gpus(job: Job, monkeypatch) -> None:
     assert preflight_devices.devices(eight).problem.startswith("nvidia-smi shows 1 GPUs")
     tool.write_text("#!/bin/sh\necho 'Unable to determine the device handle' >&2; exit 9\n")
     assert "Unable to determine" in preflight_devices.devices(needs).problem
+
+
+def test_a_driver_that_has_to_start_is_waited_for(job: Job, monkeypatch) -> None:
+    """Eight GPUs take up to 24 s; nothing that waits for the answer may be impatient."""
+    asked: list[float] = []
+
+    def smi(command, *, timeout, **_):
+        asked.append(timeout)
+        return subprocess.CompletedProcess(command, 0, 8 * "GPU 0: NVIDIA A100\n", "")
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", smi)
+    eight = Needs(run=job.run, phase="train", device="cuda", workers=8)
+    assert preflight_devices.devices(eight) == Checked(fact="8")
+    patience = [parse(["--device", device]).wait for device in ("cuda", "neuron", "cpu")]
+    assert 24 < asked[0] < 0.6 * patience[0] and patience[1:] == [20, 20]
 
 
 def test_efa(job: Job) -> None:

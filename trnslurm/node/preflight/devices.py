@@ -14,6 +14,9 @@ from trnslurm.node.preflight.needs import GIB, Checked, Needs
 GPUS = ("cuda", "xla-cuda")
 INFINIBAND = Path("/sys/class/infiniband")
 _TOOL_S = 10
+NVIDIA_SMI_S = 30
+"""Where the driver's state is not kept (nvidia-persistenced), the first to ask after a boot or a
+job waits 1 to 3 s for each GPU: https://docs.nvidia.com/deploy/driver-persistence/overview.html"""
 _BUSY_S = 5.0
 """How long processes that an earlier job left on the devices have to end."""
 
@@ -68,7 +71,7 @@ def _neuron_ls() -> list[dict[str, Any]] | str:
 
 
 def _gpus(needs: Needs) -> Checked:
-    said = _tool("nvidia-smi", "-L")
+    said = _tool("nvidia-smi", "-L", limit_s=NVIDIA_SMI_S)
     if said is None:
         return Checked(problem="nvidia-smi is not on PATH; install the NVIDIA driver on the node")
     number = sum(line.startswith("GPU ") for line in said.splitlines())
@@ -78,17 +81,17 @@ def _gpus(needs: Needs) -> Checked:
     return Checked(fact=str(number))
 
 
-def _tool(*command: str) -> str | None:
+def _tool(*command: str, limit_s: float = _TOOL_S) -> str | None:
     """Return what a tool says, on stderr if it fails; None if there is no such tool."""
     if not shutil.which(command[0]):
         return None
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=_TOOL_S, check=False,
+            errors="replace", timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no answer in {_TOOL_S} s"
+        return f"no answer in {limit_s} s"
     return done.stdout if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.preflight.checks import CHECKS, owns
+from trnslurm.node.preflight.devices import GPUS
 from trnslurm.node.preflight.meeting import Host, MeetingError, report_to
 from trnslurm.node.preflight.needs import MIB, Checked, Needs, run_all
 from trnslurm.node.preflight.verdict import Node, judge
@@ -32,6 +33,8 @@ from trnslurm.rundir import PLAN, STRATEGY, RunFiles, load_json, write_json
 WAIT_S = 20.0
 """How long node 0 waits for the others. They look for it a little less long, and then wait a little
 longer for its answer, so that its word comes before they give up."""
+GPU_WAIT_S = 60.0
+"""The same on GPUs, whose driver may have to start."""
 PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers")
 _MOST_NAMED = 8
 _DEVICES = ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
@@ -104,9 +107,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")
     parser.add_argument("--data", default="", help="dataset, a file or a directory")
     parser.add_argument("--min-free-mib", type=int, default=256, help="on every disk")
-    parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds for a node to report")
+    parser.add_argument("--wait", type=float, help="seconds for a node to report")
     parser.add_argument("--clock-offset", type=float, default=0.0, help="for tests: a wrong clock")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.wait is None:
+        options.wait = GPU_WAIT_S if options.device in GPUS else WAIT_S
+    return options
 
 
 def read_job() -> Job:
