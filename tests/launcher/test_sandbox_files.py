@@ -215,7 +215,7 @@ def test_hosts() -> None:
 
 
 def test_database() -> None:
-    text = slurmdbd_conf(LAYOUT, "me", "secret")
+    text = slurmdbd_conf(LAYOUT, HOST, "secret")
     assert "StoragePass=secret\n" in text
     assert "SlurmUser=me\n" in text
     assert "AuthInfo=socket=/b/sandbox/run/munge.sock\n" in text

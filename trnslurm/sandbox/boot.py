@@ -144,7 +144,7 @@ class Cluster:
         password = secrets.token_hex(16)
         init = self._layout.etc / "init.sql"
         self._write_private(init, configuration.database_init(password))
-        text = configuration.slurmdbd_conf(self._layout, self._host.user, password)
+        text = configuration.slurmdbd_conf(self._layout, self._host, password)
         self._write_private(self._layout.etc / "slurmdbd.conf", text)
         if not data.is_dir():
             install = [self._host.commands["mariadb-install-db"], "--no-defaults"]

@@ -132,14 +132,15 @@ def hosts(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slurmdbd_conf(layout: Layout, user: str, password: str) -> str:
+def slurmdbd_conf(layout: Layout, host: Host, password: str) -> str:
     """Return slurmdbd.conf, which only its user may read."""
+    plugins = f"PluginDir={host.plugins}\n" if host.plugins else ""
     return f"""\
-AuthType=auth/munge
+{plugins}AuthType=auth/munge
 AuthInfo=socket={layout.run}/munge.sock
 DbdHost={HEAD}
 DbdAddr={HEAD_ADDRESS}
-SlurmUser={user}
+SlurmUser={host.user}
 LogFile={layout.log}/slurmdbd.log
 PidFile={layout.run}/slurmdbd.pid
 StorageType=accounting_storage/mysql
