@@ -78,6 +78,7 @@ def test_the_plugins_of_a_prefix_are_found(tmp_path: Path) -> None:
     (plugins / "auth_munge.so").touch()
     host = replace(HOST, commands={"srun": str(tmp_path / "bin/srun")})
     assert f"PluginDir={plugins}\n" in slurm_conf(LAYOUT, Settings(), host, 700)
+    assert f"PluginDir={plugins}\n" in slurmdbd_conf(LAYOUT, host, "secret")
     assert "PluginDir" not in slurm_conf(LAYOUT, Settings(), HOST, 700)
 
 

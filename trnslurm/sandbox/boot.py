@@ -168,6 +168,10 @@ class Cluster:
         # Without -i it does not start again after a KILL, for want of usage files (from 25.05 on).
         command += ["-i"] if self._settings.accounting and self._host.version >= (25, 5) else []
         self._daemons.start("slurmctld", command)
+        self._slurmctld_listens()
+
+    def _slurmctld_listens(self) -> None:
+        """Wait for it; if it has ended, raise its own words."""
         self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
 
     def _power_on(self) -> None:
@@ -180,7 +184,11 @@ class Cluster:
         sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
         deadline = time.monotonic() + _NODES_S
         while True:
-            text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
+            try:
+                text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
+            except BootError:
+                self._slurmctld_listens()  # newer ones listen before they fail to load a plugin
+                raise
             rows = [line.split("|", 2) for line in text.splitlines()]
             unready = [f"{name} is {state} ({why})" for name, state, why in rows if state != "idle"]
             if not unready:
