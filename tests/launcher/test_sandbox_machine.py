@@ -95,9 +95,11 @@ def test_the_daemons_beside_the_srun_on_path_are_taken(
     bin_dir: Path, tmp_path: Path, monkeypatch
 ) -> None:
     for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
-        program(tmp_path / "opt" / name, "echo slurm 24.11.5")
+        program(tmp_path / "opt" / name, "echo slurm 24.05.8")
     monkeypatch.setenv("PATH", f"{tmp_path}/opt/bin:{bin_dir}")
-    assert Host.look(accounting=False).commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+    host = Host.look(accounting=False)
+    assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+    assert host.release == "24.05.8"
 
 
 @pytest.mark.parametrize(

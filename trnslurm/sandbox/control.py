@@ -95,7 +95,7 @@ def look(layout: Layout) -> State:
         name=layout.name,
         cluster=layout.cluster,
         like=settings.like,
-        slurm=".".join(map(str, host.version)),
+        slurm=host.release,
         daemons=held["daemons"],
         nodes=nodes,
         controller=controller,

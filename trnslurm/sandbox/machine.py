@@ -75,6 +75,12 @@ class Host:
         return Path(self.commands["srun"]).parent
 
     @property
+    def release(self) -> str:
+        """Slurm's version as it writes it: 22.05.8."""
+        year, month, *rest = self.version
+        return ".".join([str(year), f"{month:02}", *map(str, rest)])
+
+    @property
     def plugins(self) -> Path | None:
         """Where a Slurm in a prefix of its own has its plugins; None: where it looks for them."""
         prefix = self.client_dir.parent
