@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.sandbox.machine import Host
+
 from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox
 
 UP = ("up", "--nodes", "1", "--python", sys.executable)
@@ -33,11 +35,19 @@ def stuck(tmp_path: Path) -> dict[str, str]:
 
 
 def stand_in(directory: Path, name: str, script: str) -> dict[str, str]:
-    file = directory / "bin" / name
-    file.parent.mkdir()
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
-    return {"PATH": f"{file.parent}:{os.environ['PATH']}"}
+    """An environment in which a daemon is another one; Slurm's are taken from one prefix."""
+    host = Host.look(accounting=False, slurm=os.environ.get("TRNSLURM_SANDBOX_SLURM", ""))
+    bin_dir = directory / "slurm/bin"
+    bin_dir.mkdir(parents=True)
+    clients = [str(host.client_dir / command) for command in host.clients]
+    for file in {*clients, host.commands["slurmctld"], host.commands["slurmd"]}:
+        (bin_dir / Path(file).name).symlink_to(file)
+    (bin_dir / name).unlink(missing_ok=True)
+    version = f'[ "$1" != -V ] || exec {host.commands[name]} -V'
+    (bin_dir / name).write_text(f"#!/bin/sh\n{version}\n{script}\n")
+    (bin_dir / name).chmod(0o755)
+    path = f"{bin_dir}:{os.environ['PATH']}"
+    return {"PATH": path, "TRNSLURM_SANDBOX_SLURM": str(bin_dir.parent)}
 
 
 def listed(cluster: Sandbox) -> list[str]:

@@ -83,7 +83,7 @@ class Host:
     @property
     def plugins(self) -> Path | None:
         """Where a Slurm in a prefix of its own has its plugins; None: where it looks for them."""
-        prefix = self.client_dir.parent
+        prefix = Path(self.commands["srun"]).resolve().parent.parent
         if prefix in (Path("/usr"), Path("/")):
             return None
         return next((file.parent for file in prefix.rglob("auth_munge.so")), None)
