@@ -71,7 +71,7 @@ def wrapper(layout: Layout, host: Host) -> str:
     """Return the script that runs the command of Slurm that has the script's name, inside."""
     outer = " ".join(_outer(host, '"$pid"'))
     user = shlex.join(as_user(host))
-    directory = shlex.quote(str(host.client_dir))
+    directory, wrappers = shlex.quote(str(host.client_dir)), shlex.quote(str(layout.bin))
     settings = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in environment(layout).items())
     return f"""\
 #!/bin/sh
@@ -82,6 +82,11 @@ if ! read -r pid net 2> /dev/null < {shlex.quote(str(layout.entry))} ||
   echo "error: $command: sandbox {layout.name} is not up: {up_command(layout)}" >&2
   exit 1
 fi
+# A job that calls srun must not find another Slurm of this machine.
+case $(command -v srun) in
+  '' | {directory}/srun | {wrappers}/srun) ;;
+  *) export PATH={wrappers}:"$PATH" ;;
+esac
 {settings}exec {outer} {user} /bin/sh -c {shlex.quote(_RUN)} sh \\
   "$PWD" {directory}/"$command" "$@"
 """
