@@ -50,7 +50,14 @@ class Launches:
     job: Path = JOB
     outputs: list[str] = field(default_factory=list)
 
-    def launch(self, workers: int, *scenarios: Scenario, device: str = "xla-cpu", cache=None):
+    def launch(
+        self,
+        workers: int,
+        *scenarios: Scenario,
+        device: str = "xla-cpu",
+        cache=None,
+        **environ: str,
+    ):
         asked = []
         for scenario in scenarios:
             run_dir = self.directory / scenario.name
@@ -71,14 +78,14 @@ class Launches:
         job = str(self.job / "train.py")
         options = {"job": job, "device": device, "cache": cache, "scenarios": asked}
         (self.directory / "options.json").write_text(json.dumps(options))
-        self.outputs.append(self._run(workers, device))
+        self.outputs.append(self._run(workers, device, environ))
 
-    def _run(self, workers: int, device: str) -> str:
+    def _run(self, workers: int, device: str, environ: dict[str, str]) -> str:
         done = torchrun(
             ["--nnodes=1", f"--nproc_per_node={workers}", "--master_addr=127.0.0.1",
              f"--master_port={free_port()}", str(SCENARIOS), "options.json"],
             cwd=self.directory,
-            env=make_environment(device, "train", self.directory) | QUICK_COMPILER,
+            env=make_environment(device, "train", self.directory) | QUICK_COMPILER | environ,
             timeout_s=TIMEOUT_S,
             xla=device.startswith("xla"),
         )  # fmt: skip

@@ -71,6 +71,8 @@ def trainings(tmp_path_factory):
         if workers == 4:  # slow on two cores; Adam trains on them in `elastic`
             whole = [Scenario("sgd-4", SGD | {"train__stop_at": 20})]
         launches.launch(workers, *whole, *again[workers])
+    # As GPUs do it, and not Neuron, whose way is that of all XLA tests.
+    launches.launch(2, Scenario("functional", SGD | FEW), XLA_DISABLE_FUNCTIONALIZATION="0")
     # The other device kinds' way, without ZeRO-1.
     plain = [
         Scenario("plain", NO_DROPOUT | FEW),
@@ -170,6 +172,15 @@ def test_in_bf16_the_worker_count_changes_no_more_than_rounding(trainings):
         for key, tolerance in (("loss", 2e-3), ("grad_norm", 2e-2)):
             assert two.column(key) == pytest.approx(one.column(key), rel=tolerance)
     assert trainings.outcome("mixed-1").column("loss") != one.column("loss")
+
+
+def test_with_functionalization_it_is_the_same(trainings):
+    functional, usual = trainings.outcome("functional"), trainings.outcome("sgd-2")
+
+    for key in ("loss", "grad_norm"):
+        assert functional.column(key) == pytest.approx(usual.column(key)[:4], rel=1e-6)
+    said = [[result["functional"] for result in outcome.results] for outcome in (functional, usual)]
+    assert said == [[True, True], [False, False]]
 
 
 def test_plain_data_parallel_training_is_the_same_as_zero1(trainings):

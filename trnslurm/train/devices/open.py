@@ -22,6 +22,10 @@ def open_device(name: str, environment: Environment) -> Device:
         return TorchDevice(name, environment)
     # torch_xla reads its environment when it starts, so this comes before its first import.
     os.environ["PJRT_DEVICE"] = _PJRT_DEVICES[name]
+    if name == "xla-cpu":
+        # As on Neuron (AWS's torch-neuron-envvars.rst): views and writes in place are traced by
+        # other code then, and aliases may be missed (pytorch/xla#8093).
+        os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if name == "xla-cuda" and (cache := os.environ.get("XLA_PERSISTENT_CACHE_PATH")):
         # Two workers that write to one directory spoil each other's entries.
         os.environ["XLA_PERSISTENT_CACHE_PATH"] = f"{cache}/{environment.rank}"

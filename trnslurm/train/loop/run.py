@@ -109,6 +109,9 @@ class Run:
 
     def begin(self) -> range:
         """Load the newest checkpoint, and begin to watch; return the steps of this start."""
+        # Before the optimizer's state, which a first step makes later and a resumed run here:
+        # torch_xla orders a graph's results by their age.
+        self._sums = self.device.put(torch.zeros(self._parts))
         done = self._checkpoints.resume(self.optimizer)
         settings, environment, device = self.settings, self.environment, self.device
         steps = steps_to_run(environment, done=done, stop_at=settings.stop_at, steps=self.total)
@@ -125,7 +128,6 @@ class Run:
         self._supervision = Supervision(
             self.plan, settings, device, environment, steps, reported=self._progress.due
         )
-        self._sums = device.put(torch.zeros(self._parts))
         return steps
 
     def steps(self) -> Iterator[int]:

@@ -40,7 +40,9 @@ class DataParallel(GlobalOptimizer):
         masters = {
             parameter: parameter
             if precision == "as_model" or parameter.dtype == torch.float32
-            else nn.Parameter(self._copy(parameter))
+            else nn.Parameter(
+                parameter.detach().float() if self._keeps_copies else _nothing(parameter)
+            )
             for parameter in self._parameters
         }
         self._masters = list(masters.values())
@@ -52,10 +54,6 @@ class DataParallel(GlobalOptimizer):
             for group in groups
         ]
         self._base = self._make_base(cls, groups, options)
-
-    def _copy(self, parameter: Tensor) -> Tensor:
-        """Return what a master is between steps; a copy that is not kept takes no memory then."""
-        return parameter.detach().float() if self._keeps_copies else parameter.detach()
 
     def _make_base(
         self,
@@ -116,7 +114,7 @@ class DataParallel(GlobalOptimizer):
                 parameter.copy_(master)
                 master.grad = None
                 if not self._keeps_copies:
-                    master.data = self._copy(parameter)
+                    master.data = _nothing(parameter)
         return norm
 
     def _reduce(self) -> None:
@@ -134,7 +132,7 @@ class DataParallel(GlobalOptimizer):
         return torch.tensor(float(updates), device=parameter.device)
 
     def load(self, read: Read, *, updates: int) -> None:
-        """Fill parameters in place and make the state that the first step would make."""
+        """Fill parameters in place and make the state as the first step would, in its order."""
         for name, parameter, master in self._triples():
             rows = range(num_rows(parameter.shape))
             whole = read(name, "parameter", rows).view(parameter.shape)
@@ -143,12 +141,12 @@ class DataParallel(GlobalOptimizer):
             if master is not parameter and self._keeps_copies:
                 master.data.copy_(whole)
             state = self._base.state[master]
+            if self._kinds:
+                state["step"] = self._count(updates, parameter)
             for kind in self._kinds:
                 saved = read(name, kind, rows).view(parameter.shape)
                 dtype = parameter.dtype if master is parameter else torch.float32
                 state[kind] = saved.to(dtype).to(master.device)
-            if self._kinds:
-                state["step"] = self._count(updates, parameter)
 
     def _holders(self) -> list[Tensor]:
         return list(self._masters)
@@ -159,3 +157,10 @@ class DataParallel(GlobalOptimizer):
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
         # All workers have the whole state; each saves an equal part of it.
         return tensor.reshape(tensor.shape or (1,))[rows.start : rows.stop], 0
+
+
+def _nothing(parameter: Tensor) -> Tensor:
+    """Return what a master is between steps if it is not kept: it takes no memory then."""
+    # Not parameter.detach(): on Neuron, where torch_xla does without functionalization, the next
+    # step's copy in fp32 would be written into the parameter as well, which stayed in fp32.
+    return torch.zeros(1, device=parameter.device)

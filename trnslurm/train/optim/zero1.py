@@ -77,6 +77,7 @@ class Zero1(GlobalOptimizer):
 
         The first step then has the graph of any later one: the state is there already, and what was
         there before stays the same tensor, because torch_xla orders a graph's results by their age.
+        For the same reason the state is made in the order in which a first step makes it.
         """
         for name, parameter, holder in self._triples():
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)
@@ -84,11 +85,11 @@ class Zero1(GlobalOptimizer):
             # From the host, copy_ is a transfer if the types are the same.
             parameter.data.copy_(whole.to(parameter.dtype))
             holder.data.copy_(_padded(whole[rows.start : rows.stop], holder))
+            if self._kinds:
+                self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
             for kind in self._kinds:
                 padded = _padded(read(name, kind, rows), holder)
                 self._base.state[holder][kind] = self._device.put(padded)
-            if self._kinds:
-                self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
 
     def _holders(self) -> list[Tensor]:
         return [shard for group in self._base.param_groups for shard in group["params"]]

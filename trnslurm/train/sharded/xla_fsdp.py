@@ -115,9 +115,11 @@ class XlaFsdp(Sharded):
     def load(self, read: Read, *, updates: int) -> None:
         """Transfer every tensor to the device, so that the state is there before the first step.
 
-        That has the graph of any later one then.
+        That has the graph of any later one then, if the state is made in its order.
         """
         for part in self._parts:
+            if self._kinds:
+                self._base.state[part.holder]["step"] = scalar_tensor(self._device, updates)
             for kind in self.kinds:
                 whole = (
                     read(name, kind, range(num_rows(self._shapes[name]))) for name in part.names
@@ -128,8 +130,6 @@ class XlaFsdp(Sharded):
                     part.holder.data.copy_(own)
                 else:
                     self._base.state[part.holder][kind] = self._device.put(own)
-            if self._kinds:
-                self._base.state[part.holder]["step"] = scalar_tensor(self._device, updates)
         self.shards()  # gathering takes graphs: met here, they surprise no later save
 
     def _rate(self, lr: float) -> Tensor | float:
