@@ -99,7 +99,7 @@ class Host:
     @classmethod
     def from_json(cls, text: str) -> Host:
         data: dict[str, Any] = json.loads(text)
-        lists = {key: tuple(data[key]) for key in ("unshare", "version")}
+        lists = {key: tuple(data.get(key, ())) for key in ("unshare", "version")}
         return cls(**{**data, **lists})
 
 
