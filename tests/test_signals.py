@@ -15,7 +15,7 @@ CONFTEST = Path(__file__).parent / "conftest.py"
 PROGRAM = f"""
 import runpy, subprocess
 runpy.run_path({str(CONFTEST)!r})["pytest_configure"]()
-print(open("/proc/self/status").read())
+print(open("/proc/self/status").read(), flush=True)
 subprocess.run(["cat", "/proc/self/status"])
 """
 

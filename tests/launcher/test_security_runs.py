@@ -120,7 +120,8 @@ def test_record_that_leads_elsewhere(make_run, fake_slurm, cli, field: str, comm
     record = json.loads(run.record_file.read_text())
     run.record_file.write_text(json.dumps(record | {field: HOSTILE_RECORDS[field]}))
     assert "run.json: damaged or unreadable" in cli(command, run.path).error
-    assert fake_slurm.calls() == []
+    # To cancel by hand, one is told the jobs of the directory.
+    assert [c.command for c in fake_slurm.calls()] == ["squeue"] * (command == "cancel")
 
 
 def test_nothing_steers_the_terminal(make_run, fake_slurm, cli) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.rundir import read_file, write_json
-from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.foreign import refuse_foreign, refuse_writable
 from trnslurm.runs.run import RunDir, utc_now
 from trnslurm.runs.status import is_complete
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
@@ -71,8 +71,10 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
 def jobs_to_cancel(run: RunDir) -> str:
     """Return the command that cancels the jobs of a run whose record cannot be read."""
     try:
+        refuse_foreign(run.path, "cancel")
+        refuse_writable(run.path)
         jobs = Slurm(None).jobs_in(str(run.path), getpass.getuser())
-    except SlurmError:
+    except (RunError, SlurmError):
         return ""
     return f": scancel {' '.join(jobs)}" if jobs else ""
 

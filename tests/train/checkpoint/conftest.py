@@ -122,7 +122,8 @@ class Team:
             for name, parameter, holder in optimizer._triples()
             for kind, tensor in [
                 ("parameter", parameter),
-                ("parameter", holder),
+                # Empty between steps where no copy is kept.
+                *([("parameter", holder)] if holder.shape == parameter.shape else []),
                 *optimizer._base.state[holder].items(),
             ]
             if kind != "step"
