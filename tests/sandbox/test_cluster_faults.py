@@ -220,10 +220,11 @@ def test_one_process_stopped_and_continued(four: Sandbox) -> None:
 
 def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:
     assert "signalled" in four.fault("proc", 1, ".", "CONT")
-    four.fault("proc", 1, ".", "KILL")  # slurmd with it
+    four.fault("proc", 1, ".", "KILL")  # slurmd and its munged with it
     eventually(lambda: "no process" in four.trnslurm("fault", "proc", 1, ".", "KILL").err)
     assert four.state()["nodes"][0]["power"] == "on"
     assert four.fault(1, "slurmd-start") == f"{NAME.format(1)}: slurmd started"
+    assert four.slurm("srun", f"--nodelist={NAME.format(1)}", "hostname").code == 0
 
 
 @pytest.mark.parametrize(

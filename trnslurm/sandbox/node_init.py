@@ -32,6 +32,8 @@ class Node:
         self._slurmd = slurmd
         self._log = log
         self._pid = 0
+        self._munged: tuple[list[str], Path, Path] = ([], Path(), Path())
+        self._munged_pid = 0
 
     def obey(self, order: dict[str, Any]) -> str:
         """Carry out one order; return what was done, or raise ValueError with why not."""
@@ -39,8 +41,13 @@ class Node:
             case "network":
                 return self._network(order["address"], order["bits"])
             case "munge":
-                return self._munge(order["command"], *map(Path, order["sockets"]))
+                own, heads = order["sockets"]
+                self._munged = (order["command"], Path(own), Path(heads))
+                return self._munge(*self._munged)
             case "slurmd-start":
+                self.reap()
+                if not self._munged_pid:  # killed with everything else; slurmd needs it
+                    self._munge(*self._munged)
                 return self._start(["-b"] if order.get("rebooted") else [])
             case "slurmd-kill":
                 return self._kill()
@@ -61,6 +68,8 @@ class Node:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 if pid == self._pid:
                     self._pid = 0
+                if pid == self._munged_pid:
+                    self._munged_pid = 0
 
     def _network(self, address: str, bits: int) -> str:
         for words in (
@@ -86,6 +95,7 @@ class Node:
                 raise ValueError(f"munged on {self._name} did not start: {last_words(self._log)}")
             time.sleep(0.02)
         process.returncode = 0  # reap() waits for it, not Popen
+        self._munged_pid = process.pid
         subprocess.run(["mount", "--bind", own, heads], check=True)
         return "munged started"
 
