@@ -47,6 +47,7 @@ class Node:
             case "slurmd-start":
                 self.reap()
                 if not self._munged_pid:  # killed with everything else; slurmd needs it
+                    subprocess.run(["umount", self._munged[2]], check=True)
                     self._munge(*self._munged)
                 return self._start(["-b"] if order.get("rebooted") else [])
             case "slurmd-kill":
@@ -176,7 +177,7 @@ def main() -> None:
                 return
             try:
                 answer = {"ok": node.obey(json.loads(line))}
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, subprocess.SubprocessError) as error:
                 answer = {"error": str(error)}
             print(json.dumps(answer), flush=True)
 
