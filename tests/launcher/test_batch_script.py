@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.node.triage.causes import cause_of
+
 SCONTROL = """\
 #!/bin/bash
 if [ -e "{here}/busy" ]; then rm "{here}/busy"; exit 1; fi
@@ -139,14 +141,20 @@ def test_state_that_cannot_be_written(script: Script) -> None:
 def test_no_python_is_recorded(script: Script) -> None:
     script.change("export TRNSLURM_PYTHON=", "export TRNSLURM_PYTHON=/nowhere")
     assert script.run() == 127
-    assert script.reason() == "exit code 127 while setting up the environment"
+    host = os.uname().nodename
+    python = f"/nowhere{sys.executable}"
+    what = f"starting {python} on {host}: is python: of the profile right?"
+    assert script.reason() == f"exit code 127 while {what}"
+    (line,) = [line for line in script.said.splitlines() if f"{python}: No such file" in line]
+    cause = cause_of([line])
+    assert cause is not None and cause.name == "no-python"
     assert script.state()["job_id"] == "4711"
 
 
 def test_a_python_that_cannot_run_it_is_recorded(script: Script) -> None:
     (script.bundle / "code/trnslurm/node/attempt.py").write_text("raise SystemExit(3)\n")
     assert script.run() == 3
-    assert script.reason() == "exit code 3 while setting up the environment"
+    assert script.reason().startswith(f"exit code 3 while starting {sys.executable} on ")
 
 
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 1), ("exit 7", 7), ("false", 1)])

@@ -301,9 +301,14 @@ def test_variables_of_the_scripts_cannot_be_set(site) -> None:
         # A loop over names ends before the user's `env` begins.
         code = [line.partition("#")[0] for line in template.read_text().splitlines()]
         found |= {name for line in code for name in re.findall(r"^ *([A-Za-z_]+)\+?=", line)}
-    found -= {"LD_LIBRARY_PATH", "NEURON_COMPILE_CACHE_URL"}  # made longer, and known to be set
-    assert {"MASTER_ADDR", "TRNSLURM_HOSTS", "HOME", "TRNSLURM_COMMAND"} <= found
+    templates = Path(__file__).parents[2] / "templates"
+    _, after = (templates / "batch.sbatch.j2").read_text().split("{% for name, value in env %}")
+    for text in (after, (templates / "node.sh.j2").read_text()):
+        exports = re.findall(r"(?m)^ *export (.*?)(?: #.*)?$", text)
+        found |= {name for words in exports for name in re.findall(r"([A-Z][A-Z_]*)=", words)}
+    found -= {"LD_LIBRARY_PATH"}  # made longer, before `env`
+    assert {"MASTER_ADDR", "TRNSLURM_HOSTS", "HOME", "TRNSLURM_COMMAND", "PJRT_DEVICE"} <= found
     for name in found:
-        with pytest.raises(TrnslurmError, match="rely on it"):
+        with pytest.raises(TrnslurmError, match=r"rely on it|set that instead"):
             check_cluster_values({"env": {name: "x"}, "activate": [], "python": "python3",
                                   "slurm": {"bin_dir": None}, "compile_trust": []})  # fmt: skip

@@ -160,7 +160,7 @@ def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
     assert done.returncode == 1
     status = machine.status()
     assert status["state"] == "FAILED"
-    assert "exit code 1" in str(status["reason"])
+    assert str(status["reason"]).startswith("ValueError: rank 1 was told to fail (train.py, line ")
     assert "ValueError: rank 1 was told to fail" in done.stdout
     shown = machine.run(*machine.command("status", str(machine.runs[-1])))
     assert "ValueError: rank 1 was told to fail" in shown.stdout

@@ -162,6 +162,31 @@ def test_triage_that_fails_changes_nothing(script: Script) -> None:
     assert script.ended() == ("FAILED", "exit code 9 while running on node-1,node-2")
 
 
+def raises(error: str, code: int = 1) -> str:
+    """A step that leaves a traceback in the log of its second node."""
+    lines = ["Traceback (most recent call last):", '  File "code/jobs/x/train.py", line 3, in f']
+    said = "".join(f"{line}\n" for line in [*lines, "    g()", error])
+    return f'cat > "logs/train-$TRNSLURM_ATTEMPT-node1.log" <<"EOF"\n{said}EOF\nexit {code}\n'
+
+
+def test_what_would_come_again_is_not_tried_again(script: Script) -> None:
+    """The cause wins, not what srun's TERM left of the other node, of which srun gives the code."""
+    script.bench.script("metrics.jsonl", '{"attempt": 0, "step": 20}\n')  # it tells its steps
+    script.step(raises("KeyError: 'lr'", code=143))
+    assert script.run() == 143
+    assert script.ended() == ("FAILED", "KeyError: 'lr' (train.py, line 3)")
+    assert script.state()["cause"] == "error" and script.asked("requeue") == []
+    assert "cause: an error of the job's own: it would end every attempt in the same" in script.said
+
+
+def test_what_may_be_the_machines_fault_is_requeued(script: Script) -> None:
+    script.step(raises("OSError: [Errno 5] Input/output error"))
+    assert script.run() == 1
+    why = "OSError: [Errno 5] Input/output error (train.py, line 3, node-2)"
+    assert script.ended() == ("REQUEUED", f"crash 1 of 3 without a new checkpoint: {why}")
+    assert script.asked("requeue") == ["requeue 4711"]
+
+
 def test_crashes_are_counted(script: Script) -> None:
     """The job is requeued until it has crashed too often, and is then not even begun."""
     script.step('touch "logs/train-$TRNSLURM_ATTEMPT-node1.log"; echo x >> tries; exit 9\n')

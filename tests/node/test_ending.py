@@ -118,6 +118,20 @@ NO_CRASHES = [
         ),
         ({"requeue": False}, "FAILED|FAILED|crash|exit code 1 while running on a,b"),
         ({"max_crashes": 1}, f"FAILED|FAILED|crash|{GAVE_UP.format('a crash')}"),
+        # The cause is said, and what every attempt would meet is not tried again.
+        (
+            {"why": "OSError: x (train.py, line 3, b)"},
+            "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: "
+            "OSError: x (train.py, line 3, b)",
+        ),
+        (
+            {"why": "KeyError: 'lr' (train.py, line 3)", "again": True},
+            "FAILED|FAILED|error|KeyError: 'lr' (train.py, line 3)",
+        ),
+        (
+            {"why": "KeyError: 'lr' (train.py, line 3)", "again": True, "trouble": "b: stuck"},
+            "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: b: stuck",
+        ),
         # While it was asked to stop, and nobody ended it: it failed to save.
         (
             {"stop": "time limit", "max_crashes": 1},

@@ -46,13 +46,13 @@ def test_crashes_are_counted_since_the_last_checkpoint(user) -> None:
     eventually(lambda: not user.sandbox.queue())
     first, last = ends(passing)
     assert first.startswith(
-        "REQUEUED: crash 1 of 3 without a new checkpoint: exit code 1 while running on "
+        "REQUEUED: crash 1 of 3 without a new checkpoint: attempt 1 was told to fail (rank 0 on "
     )
     assert last == "COMPLETED: "
     saved, given_up = ends(failing)
-    assert saved.startswith("REQUEUED: crash after step 1 was saved: exit code 1")
+    assert saved.startswith("REQUEUED: crash after step 1 was saved: attempt 1 was told")
     assert given_up.startswith(
-        "FAILED: given up after a crash without a new checkpoint: exit code 1"
+        "FAILED: given up after a crash without a new checkpoint: attempt 2 was told"
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ def fail(error):
         records.begin_step(41)
         raise error
 
+    records._first_step = None
     return main
 
 
@@ -50,7 +52,26 @@ def test_any_other_error_is_noted_and_goes_on_its_way(state):
         run_job(fail(ZeroDivisionError("two\nlines")))
     said = json.loads((state / "failed-train-2-rank3.json").read_text())
     assert said["error"] == "ZeroDivisionError: two"
+    assert (said["steps_done"], said["raised"]) == (0, ["ZeroDivisionError"])
     assert "in main" in said["traceback"]
+
+
+def test_steps_and_what_is_behind_an_error_are_noted(state):
+    """Also what `from None` hides: triage must know that a file was at fault."""
+
+    def main():
+        records.begin_step(42)
+        try:
+            Path("nothing").read_text()
+        except OSError:
+            raise TrainError("no data") from None
+
+    records._first_step = 41
+    with pytest.raises(SystemExit):
+        run_job(main)
+    said = json.loads((state / "failed-train-2-rank3.json").read_text())
+    raised = ["trnslurm.train.errors.TrainError", "FileNotFoundError"]
+    assert (said["steps_done"], said["raised"]) == (1, raised)
 
 
 @pytest.mark.parametrize("obstacle", ["no directory", "not writable", "no worker"])

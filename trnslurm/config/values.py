@@ -32,6 +32,11 @@ _RESERVED = re.compile(
     r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
     r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
 )
+# Those that a key decides: beside it such a variable would be lost, or the key.
+_DECIDED = {
+    "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
+    "NEURON_CC_FLAGS": "neuron.cc_flags",
+}  # fmt: skip
 # The URL of a file, without user and password, and with a harmless name.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 LONGEST_MIN = 365 * 24 * 60
@@ -118,6 +123,8 @@ def _check_environment(prefix: str, env: Mapping[str, str]) -> None:
             raise ConfigError(f"{prefix}.{name}: not a valid name of an environment variable")
         if _RESERVED.fullmatch(name):
             raise ConfigError(f"{prefix}.{name}: the scripts set {name} themselves, and rely on it")
+        if key := _DECIDED.get(name):
+            raise ConfigError(f"{prefix}.{name}: {key} decides what {name} is: set that instead")
         if _is_secret(name, value):
             raise ConfigError(_secret(f"{prefix}.{name}"))
 

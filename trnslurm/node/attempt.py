@@ -16,14 +16,19 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from trnslurm.node import left_out, processes
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import how_it_ended, read_facts, reason_to_give_up
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
-from trnslurm.node.state import CRASH, RUN, now, read_state
+from trnslurm.node.state import CRASH, ERROR, RUN, now, read_state
 from trnslurm.rundir import newest_step, write_json
+
+if TYPE_CHECKING:
+    from trnslurm.node.triage.finding import Finding
 
 HEARTBEAT_S = 30.0
 TERMINATED = 128 + signal.SIGTERM
@@ -195,11 +200,12 @@ class Attempt:
         if state.under_way:
             state.state = "COMPLETED" if code == 0 else "FAILED"
             if code:
-                state.reason = f"exit code {code} while {self.doing}"
+                why = self._found.brief if self._launched and self._found else ""
+                state.reason = why or f"exit code {code} while {self.doing}"
         state.exit_code = code
         self._write()
         if self._launched and (state.state == "FAILED" or state.cause == CRASH):
-            _say_why(state.phase, state.attempt)
+            self._say_why()
         reason = f" ({state.reason})" if state.reason else ""
         text = f"{now()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
@@ -294,10 +300,13 @@ class Attempt:
                 self.state.attempt, self.state.hosts.split(","),
                 hours=self._options.exclude_hours, now=time.time(),
             )  # fmt: skip
+            # Not once Slurm is ending the job, which leaves no time to read logs.
+            found = self._found if code and self.state.state == "RUNNING" else None
             ending = how_it_ended(
                 read_facts(
                     self.state, code, trouble,
                     max_crashes=self._options.max_crashes, requeue=self._options.requeue,
+                    why=found.brief if found else "", again=bool(found and found.again),
                 )
             )  # fmt: skip
         except Exception:  # then the exit code, and what Slurm said, must do
@@ -308,7 +317,7 @@ class Attempt:
         self.state.cause = ending.cause
         if ending.state == "REQUEUED":
             self._requeue(ending.refused, bad_nodes)
-        if self.state.state != "COMPLETED" and ending.cause != CRASH:
+        if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
             return TERMINATED  # even if it ended well: what depends on its success must wait
         return code
 
@@ -332,6 +341,24 @@ class Attempt:
         nodes = bad_nodes.applied_to(self.controller.excluded_nodes())
         if nodes is not None and not self.controller.exclude(nodes):
             processes.say(f"warning: {nodes} will not be left out of the next attempt")
+
+    @cached_property
+    def _found(self) -> "Finding | None":
+        """What the logs say of a failure; failures here are ignored."""
+        try:
+            from trnslurm.node.triage.finding import find_cause
+
+            return find_cause(RUN.path, self.state.phase, self.state.attempt)
+        except Exception:
+            processes.say(traceback.format_exc())
+            return None
+
+    def _say_why(self) -> None:
+        """Print what the logs say of a failure."""
+        from trnslurm.node.triage.finding import nothing_found
+
+        nothing = nothing_found(RUN.path, self.state.phase, self.state.attempt)
+        processes.say("\n".join(self._found.report() if self._found else nothing), _STDOUT)
 
     def _note(self, state: str, reason: str) -> None:
         self.state.state, self.state.reason = state, reason
@@ -389,18 +416,6 @@ def _beat() -> None:
         time.sleep(HEARTBEAT_S)
         with suppress(OSError):
             RUN.heartbeat_file.touch()
-
-
-def _say_why(phase: str, attempt: int) -> None:
-    """Print what the logs say of a failure; failures here are ignored."""
-    try:
-        from trnslurm.node.triage.finding import find_cause, nothing_found
-
-        found = find_cause(RUN.path, phase, attempt)
-        lines = found.report() if found else nothing_found(RUN.path, phase, attempt)
-        processes.say("\n".join(lines), _STDOUT)
-    except Exception:
-        processes.say(traceback.format_exc())
 
 
 if __name__ == "__main__":

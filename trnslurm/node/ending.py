@@ -6,7 +6,7 @@ Crashes are counted per job, so whoever submits the run again starts at none.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trnslurm.node.state import CRASH, RUN, State, read_state
+from trnslurm.node.state import CRASH, ERROR, RUN, State, read_state
 from trnslurm.rundir import newest_step, read_json
 
 
@@ -30,6 +30,10 @@ class Facts:
     """Whether a person has cancelled the run."""
     trouble: str = ""
     """What a node's preflight or a watchdog found."""
+    why: str = ""
+    """The cause of the failure in one line, as triage found it."""
+    again: bool = False
+    """Whether that is an error of the job's own, which every further attempt would meet."""
     newer: int = 0
     """The newest attempt of the run, if that is another one: it has taken over."""
 
@@ -90,7 +94,10 @@ def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:
 
 
 def _crash(facts: Facts) -> Ending:
-    what = facts.trouble or f"exit code {facts.exit_code} while running on {facts.last.hosts}"
+    running = f"exit code {facts.exit_code} while running on {facts.last.hosts}"
+    what = facts.trouble or facts.why or running
+    if facts.again and not facts.trouble:
+        return _final("FAILED", what, ERROR)
     if not facts.requeue:
         return _final("FAILED", what, CRASH)
     crashes = crashes_in_a_row(facts.attempts, facts.newest)
@@ -155,8 +162,9 @@ def reason_to_give_up(state: State, max_crashes: int) -> str:
 
 
 def read_facts(
-    state: State, exit_code: int, trouble: str, *, max_crashes: int, requeue: bool
-) -> Facts:
+    state: State, exit_code: int, trouble: str, *, max_crashes: int, requeue: bool,
+    why: str = "", again: bool = False,
+) -> Facts:  # fmt: skip
     """Return what the files say of an attempt that has ended."""
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
@@ -164,7 +172,7 @@ def read_facts(
     return Facts(
         attempts=[*earlier_attempts(state), state], exit_code=exit_code,
         newest=newest_step(RUN.checkpoints),
-        max_crashes=max_crashes, requeue=requeue, trouble=trouble,
+        max_crashes=max_crashes, requeue=requeue, trouble=trouble, why=why, again=again,
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         saved=int(stopped["step"]) if stopped.get("saved") else None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from trnslurm.rundir import RunFiles, read_json, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
-CRASH = "crash"
+CRASH, ERROR = "crash", "error"
 UNDER_WAY = ("STARTING", "RUNNING")
 _MAX_REASON = 300
 
@@ -28,7 +28,8 @@ class State:
     reason: str = ""
     exit_code: int | None = None
     cause: str = ""
-    """What ended a training: crash, time limit, preempted, requeued, or nothing of these."""
+    """What ended a training: crash, error (one that would come again), time limit, preempted,
+    requeued, or nothing of these."""
     checkpoint: int = 0
     """The step of the newest checkpoint when a training began, 0 if there was none."""
     hosts: str = ""

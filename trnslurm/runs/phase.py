@@ -100,8 +100,12 @@ def phase_status(
     else:
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))
     if state == "FAILED" and last:
-        unfit = _unfit_node(run, last) if reason.startswith("exit code") else ""
-        reason = unfit or _compile_problem(run, last) or reason
+        unclear = reason.startswith("exit code")
+        unfit = _unfit_node(run, last) if unclear else ""
+        problem = _compile_problem(run, last)
+        if not unclear:
+            problem = problem.replace("its error is above", reason)
+        reason = unfit or problem or reason
     return PhaseStatus(
         phase=phase,
         state=state,

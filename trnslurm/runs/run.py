@@ -25,6 +25,8 @@ from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, 
 # What a record names ends up in paths and in Slurm's arguments.
 _NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
 _JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
+ERROR = "error"
+"""The cause of an attempt that failed, and would fail in the same way again."""
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
 
@@ -77,6 +79,7 @@ class Attempt:
     restarts: int = 0
     reason: str = ""
     exit_code: int | None = None
+    cause: str = ""
     hosts: str = ""
     host: str = ""
     pid: int = 0

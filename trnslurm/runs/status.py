@@ -17,7 +17,7 @@ from trnslurm.runs.phase import (
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import Attempt, Record, RunDir
+from trnslurm.runs.run import ERROR, Attempt, Record, RunDir
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -245,6 +245,9 @@ def _next_command(
         return f"trnslurm cancel {run.name}" if queued else ""
     if ahead:
         return ahead
+    last = run.attempts_since(record, record.phases[-1])[-1:]
+    if state == "FAILED" and last and last[0].cause == ERROR:
+        return ""  # it would only fail again
     held = state == "HELD" and any(map(held_by_slurm, phases))
     # Nobody asked for the end of what Slurm dropped because of another run's job.
     dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)

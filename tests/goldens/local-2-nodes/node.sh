@@ -17,11 +17,9 @@ if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
   ulimit -n "$(ulimit -Hn)"
 fi
 ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
-export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 export PJRT_DEVICE=CPU
 export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
 export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
-export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
 
 # Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \

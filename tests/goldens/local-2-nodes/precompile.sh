@@ -45,6 +45,8 @@ trap 'exit 143' TERM INT HUP
 trap '' USR1                                # the time limit is near: there is nothing to save yet
 
 # Environment: closed. What the job sees is what stands here.
+export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
+export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 TRNSLURM_DEFAULT_PYTHON=python3
 export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$TRNSLURM_DEFAULT_PYTHON}"
 export PYTHONPATH="$PWD/code"               # the snapshot: later edits of the source change nothing
@@ -53,6 +55,7 @@ export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
 export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a part for each
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
+TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: of the profile right?"
 "$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # it is there, and this Python runs it
 
 # Rendezvous: where the workers meet.

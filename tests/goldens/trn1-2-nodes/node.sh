@@ -17,7 +17,6 @@ if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
   ulimit -n "$(ulimit -Hn)"
 fi
 ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
-export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 # Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
 GLOO_SOCKET_IFNAME=$(ip -o -4 addr show to "$MASTER_ADDR" | awk '{ print $2 }')
 if [ -z "$GLOO_SOCKET_IFNAME" ]; then

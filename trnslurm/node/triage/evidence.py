@@ -29,6 +29,8 @@ class Suspect:
     when: float | None = None
     known: Cause | None = None
     """What its own words mean."""
+    kinds: tuple[str, ...] = ()
+    """Of a record: the types of the exception and of those that it was raised from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,9 @@ class Evidence:
     hits: list[Hit] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     """By node, where the batch script wrote them down."""
-    completed: bool = False
+    tracebacks: list[tuple[str, ...]] = field(default_factory=list)
+    """All of the nodes' logs, whoever's they are."""
+    state: str = ""
 
 
 def gather(run: Path, phase: str, attempt: int) -> Evidence:
@@ -60,7 +64,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     files = RunFiles(run)
     state = read_json(files.state_file(phase, attempt))
     hosts = [host for host in str(state.get("hosts", "")).split(",") if host]
-    found = Evidence(hosts=hosts, completed=state.get("state") == "COMPLETED")
+    found = Evidence(hosts=hosts, state=str(state.get("state", "")))
     found.suspects += _preflight(run, phase, attempt)
     found.suspects += _stuck(run, phase, attempt)
     recorded = list(_records(run, phase, attempt))
@@ -74,6 +78,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         host = hosts[node] if node < len(hosts) else ""
         first_rank = node * per_node if isinstance(per_node, int) else None
         words = read_words(text, first_rank)
+        found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
         for suspect in _workers(words, place, node, host, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
@@ -124,8 +129,10 @@ def _records(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
         record = read_json(file)
         said = clean(str(record.get("traceback") or record.get("error") or ""))
         lines = tuple(line for line in said.split("\n") if line.strip())
+        raised = record.get("raised")
+        kinds = tuple(map(str, raised)) if isinstance(raised, list) else ()
         if lines:
-            yield _suspect(lines, str(file.relative_to(run)), **_who(record))
+            yield _suspect(lines, str(file.relative_to(run)), kinds=kinds, **_who(record))
 
 
 def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
@@ -170,7 +177,7 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
     reported = {e.rank for e in exits}
     for failed in exits:
         lines = words.of_rank(failed.rank) if failed.code > 0 else ()
-        if not lines and failed.code == 1 and unsaid:
+        if not lines and failed.code in (1, 2) and unsaid:
             lines, unsaid = unsaid, ()
         lines = lines or _exit_words(failed.code, failed.said)
         facts = {"rank": failed.rank, "node": node, "host": host or failed.host}

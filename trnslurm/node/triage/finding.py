@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
 from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
 from trnslurm.node.triage.evidence import (
     OWN_WORD,
@@ -14,11 +15,14 @@ from trnslurm.node.triage.evidence import (
     batch_log,
     gather,
 )
+from trnslurm.node.triage.reading import clean
 from trnslurm.node.triage.words import useful_end
-from trnslurm.rundir import RunFiles
+from trnslurm.rundir import RunFiles, read_json
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200
+_TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
+_FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
 _SAME_S = 2.0  # torchrun's times are whole seconds, and it looks a moment after a worker's death
 
 
@@ -42,6 +46,10 @@ class Finding:
     fix: str
     evidence: str
     """The file that tells it, in the run directory."""
+    brief: str
+    """The cause in one line; empty where nothing but consequences was found."""
+    again: bool
+    """Whether every further attempt would end the same way."""
 
     def report(self) -> list[str]:
         """Say it in at most 12 lines."""
@@ -69,26 +77,66 @@ class Finding:
 def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     """Return who failed first in an attempt, and why; None if nothing tells of a failure."""
     evidence = gather(run, phase, attempt)
-    if evidence.completed:
+    if evidence.state == "COMPLETED":
         return None
     suspect, known, beside = _choose(evidence)
     if suspect is None:
         return None
+    vague = known is not None and (known.kind == EFFECT or known.weak)
+    if vague and _ended_from_outside(run, phase, attempt):
+        return None  # that is how workers end which are told to
+
+    def before() -> Raised | None:
+        earlier = _choose(gather(run, phase, attempt - 1))[0]
+        return what_was_raised(earlier) if earlier else None
+
+    again = comes_again(run, phase, attempt, evidence, suspect, before)
     lines = useful_end(suspect.lines, _MAX_LINES - len(beside))
     host = suspect.host
     if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
         host = evidence.hosts[suspect.node]
     cause, fix = (known.cause, known.fix) if known else _unknown(suspect)
+    if again and not known:
+        cause = "an error of the job's own: it would end every attempt in the same way"
+        fix = "correct what it says, and submit it again"
     return Finding(
         phase=phase, attempt=attempt, rank=suspect.rank, node=suspect.node, host=host,
         when=suspect.when, lines=(*lines, *beside),
         name=known.name if known else "", kind=known.kind if known else CAUSE,
         cause=cause, fix=fix, evidence=suspect.place,
+        brief=_brief(suspect, known, "" if again else host), again=again,
     )  # fmt: skip
+
+
+def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
+    """Return the cause in one line: what was raised and where, or else what it means, and who."""
+    if known and known.kind == EFFECT:
+        return ""
+    raised = what_was_raised(suspect)
+    lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]
+    said = [*suspect.lines, *lines][-1].strip()
+    if known and not raised and known.source != "trnslurm" and known.name != "usage":
+        said = known.cause
+    place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
+    who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host
+    inside = ", ".join(filter(None, [place, who]))
+    said = said.removeprefix(_TRAIN_ERROR).removeprefix("error: ")
+    return f"{said} ({inside})" if inside else said
+
+
+def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
+    """Check whether an attempt was told to end: by a person, or by Slurm."""
+    state = read_json(RunFiles(run).state_file(phase, attempt))
+    requeued = state.get("state") == "REQUEUED" and state.get("cause") != "crash"
+    return requeued or state.get("state") in _FROM_OUTSIDE
 
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     """Say that, and where a person may look."""
+    if _ended_from_outside(run, phase, attempt):
+        state = read_json(RunFiles(run).state_file(phase, attempt))
+        ended = clean(f"{state['state']} {state.get('reason', '')}".strip())
+        return [_cut(f"{OWN_WORD}{phase} attempt {attempt}: {ended}: nothing failed")]
     files = [*RunFiles(run).node_logs(phase, attempt).values()]
     batch = batch_log(run, phase, "")
     names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]

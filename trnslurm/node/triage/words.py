@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _BEGINS = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: .*)?$")
+_RAISED = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: .*)?$")
+_FRAME = re.compile(r'  File "(.*)", line (\d+)')
+_USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
 _CARETS = re.compile(r"\s*[\^~]+\s*$")
 _OF_OTHERS = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen |/lib/python3\.\d+/")
@@ -83,6 +85,9 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
     open_by_rank: dict[int | None, Traceback] = {}
     closed: list[Traceback] = []
     errors = []
+    programs: set[str] = set()
+    loose: list[str] = []
+    """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
     for at, whole_line in enumerate(text.split("\n")):
         prefix = _RANK.match(whole_line)
         rank = int(prefix[1]) if prefix else None
@@ -94,10 +99,15 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
                 open_by_rank[rank] = Traceback(rank, at)
         elif line.startswith("error: "):
             errors.append((at, line.strip()))
+        elif usage := _USAGE.match(line):
+            programs.add(usage[1])
+        elif (usage := _USAGE_ERROR.match(line)) and usage[1] in programs:  # argparse's
+            errors.append((at, line.strip()))
         elif rank in open_by_rank:
             _add(open_by_rank[rank], line, closed)
         elif _ERROR.match(line):  # of a traceback whose beginning is lost
-            closed.append(Traceback(rank, at, [line], whole=True))
+            closed.append(Traceback(rank, at, [*loose, line], whole=True))
+        loose = [*loose, line][-4:] if _FRAME.match(line) or (loose and line[:2] == "  ") else []
     mine = [t for t in closed if not any(line.startswith(_OF_TORCHRUN) for line in t.lines)]
     exits = _exits(text) or _deaths(text, first_rank)
     return Words(tuple(exits), tuple(mine), tuple(errors))
@@ -121,6 +131,21 @@ def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     while len(own) > 1 and sum(map(len, own)) + len(raised) > most:
         own = own[1:]
     return tuple([*(line for frame in own for line in frame[:2]), *raised][-most:])
+
+
+def frames_in(lines: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return file and line number of each frame of a traceback; the last has raised it."""
+    return [(frame[1], frame[2]) for line in lines if (frame := _FRAME.match(line))]
+
+
+def kinds_in(lines: tuple[str, ...]) -> list[str]:
+    """Return the types of a traceback's exceptions, chained ones first."""
+    return [raised[1] for line in lines if (raised := _RAISED.match(line))]
+
+
+def of_others(file: str) -> bool:
+    """Check whether a file of a traceback is Python's own, or of an installed package."""
+    return _OF_OTHERS.search(file) is not None
 
 
 def time_in(line: str) -> float | None:

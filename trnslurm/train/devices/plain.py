@@ -10,7 +10,7 @@ import torch.utils.checkpoint
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.timer import Timer
 from trnslurm.train.environment import Environment
-from trnslurm.train.errors import TrainError
+from trnslurm.train.errors import MachineError
 
 
 class TorchDevice(Device):
@@ -79,11 +79,11 @@ class TorchDevice(Device):
 def _take_gpu(environment: Environment) -> int:
     """Make the GPU of this worker's place on its node the current one, before anything uses one."""
     if not torch.cuda.is_available():
-        raise TrainError("plan.json: device cuda, but PyTorch finds no CUDA device here")
+        raise MachineError("plan.json: device cuda, but PyTorch finds no CUDA device here")
     number = torch.cuda.device_count()
     if environment.local_world > number:
         # NCCL has no two workers on one GPU: "Duplicate GPU detected", up to version 2.29.
-        raise TrainError(
+        raise MachineError(
             f"plan.json: {environment.local_world} workers per node, but PyTorch finds {number} "
             "CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one of its own"
         )

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from trnslurm.rundir import RunFiles, write_json
 
+_first_step: int | None = None
 _step_begun: int | None = None
 
 
 def begin_step(step: int) -> None:
     """Note which step this worker begins."""
-    global _step_begun
+    global _first_step, _step_begun
+    _first_step = step if _first_step is None else _first_step
     _step_begun = step
 
 
@@ -38,7 +40,23 @@ def note_failure(error: Exception, line: str) -> None:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "step": _step_begun,
+                "steps_done": (_step_begun or 0) - (_first_step or 0),
+                "raised": _raised(error),
                 "error": line,
                 "traceback": "".join(traceback.format_exception(error)),
             },
         )
+
+
+def _raised(error: BaseException) -> list[str]:
+    """Return the types of an exception and of those behind it, as a traceback names them.
+
+    Behind it are also those that `from None` hides: what was an OSError may pass.
+    """
+    found: list[BaseException] = [error]
+    for each in found:  # grows
+        behind = (each.__cause__, each.__context__)
+        found += [e for e in behind if e is not None and all(e is not known for known in found)]
+    kinds = [(type(each).__module__, type(each).__qualname__) for each in found]
+    plain = ("builtins", "__main__")
+    return [name if module in plain else f"{module}.{name}" for module, name in kinds]

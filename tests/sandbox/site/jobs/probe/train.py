@@ -26,7 +26,7 @@ def main() -> None:
         print(keys["say"], flush=True)
     fails = phase == keys["fail_phase"]
     if fails and rank == keys["fail_rank"]:
-        raise ValueError(f"rank {rank} was told to fail")
+        raise KeyError("told to fail")
     if rank == 0 and attempt in keys["save"]:
         Path(f"checkpoints/step-{attempt:08d}").mkdir(parents=True)
     if rank == 0 and attempt == 1 and keys["bad_node"] >= 0:

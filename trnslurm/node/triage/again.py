@@ -1,0 +1,158 @@
+"""Judges whether an error would come again in every attempt, so that no further one is spent on it.
+
+Errors of the job's own code count, before the first new step. Not all of Python's exceptions are
+such: a KeyError is never the machine's, an OSError nearly always is, and an IndexError may come of
+a directory that a node has not mounted. RuntimeError is what PyTorch, NCCL and Gloo raise whatever
+happened. All: https://docs.python.org/3/library/exceptions.html#exception-hierarchy
+"""
+
+import calendar
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, cause_of
+from trnslurm.node.triage.evidence import Evidence, Suspect
+from trnslurm.node.triage.words import frames_in, kinds_in, of_others
+from trnslurm.rundir import RunFiles, last_line, newest_step, read_json
+
+_TRAIN_ERROR = "trnslurm.train.errors.TrainError"
+_SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
+_IMPORT = {"ImportError", "ModuleNotFoundError"}
+_AT_ONCE = _SYNTAX | {
+    "AssertionError", "AttributeError", "KeyError", "NameError", "NotImplementedError", "TypeError",
+    "UnboundLocalError", "ValueError", _TRAIN_ERROR,
+}  # fmt: skip
+_TWICE = _AT_ONCE | _IMPORT | {
+    "IndexError", "LookupError", "OverflowError", "RecursionError", "ZeroDivisionError",
+}  # fmt: skip
+_OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
+"""What a ValueError says if a file may be missing, or be half written; a TrainError names it."""
+_MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
+_OWN_CAUSES = {"usage", "import-error", "module-missing"}
+# A script that tells no steps is taken to have made some by then.
+_EARLY_S = 600
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a worker died of: the exception's type, and where it was raised."""
+
+    kind: str
+    place: str
+    """The last line of the job's own code in the traceback: "train.py, line 12"."""
+
+
+def what_was_raised(suspect: Suspect) -> Raised | None:
+    """Return the exception that a suspect's last words name."""
+    kind = suspect.kinds[:1] or kinds_in(suspect.lines)[-1:]
+    if not kind:
+        return None
+    frames = frames_in(suspect.lines)
+    own = [frame for frame in frames if not of_others(frame[0])] or frames
+    place = f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else ""
+    return Raised(kind[0], place)
+
+
+def comes_again(
+    run: Path, phase: str, attempt: int, evidence: Evidence, chosen: Suspect,
+    before: Callable[[], Raised | None],
+) -> bool:  # fmt: skip
+    """Check whether what the chosen suspect died of would end every further attempt as well.
+
+    `before` tells what the attempt before this one died of: the same at the same line is a proof
+    where the type of the exception alone is none.
+    """
+    raised = what_was_raised(chosen)
+    usage = chosen.known is not None and chosen.known.name == "usage"
+    if not (raised or usage) or (chosen.known and chosen.known.name not in _OWN_CAUSES):
+        return False
+    if _others_differ(evidence, chosen, raised) or _made_steps(
+        run, phase, attempt, evidence, chosen
+    ):
+        return False
+    if raised is None:
+        return True
+    kinds = set(chosen.kinds or kinds_in(chosen.lines))
+    at_once = _AT_ONCE | (_IMPORT if _imports_own(run, chosen) else set())
+    if kinds <= at_once and _is_own(chosen, raised):
+        return True
+    return kinds <= _TWICE and raised.place != "" and raised == before()
+
+
+def _is_own(chosen: Suspect, raised: Raised) -> bool:
+    """Check whether an exception was raised by the job's own code, of what it was given."""
+    if raised.kind == _TRAIN_ERROR:
+        return "/" not in chosen.lines[-1]
+    frames = frames_in(chosen.lines)
+    if not frames or of_others(frames[-1][0]):
+        return False
+    may_be_a_file = raised.kind in ("AssertionError", "ValueError")
+    return not (may_be_a_file and _OF_FILES.search(chosen.lines[-1]))
+
+
+def _imports_own(run: Path, chosen: Suspect) -> bool:
+    """Check whether the module that cannot be imported is one of the job's own."""
+    named = _MODULE.search(chosen.lines[-1])
+    code = RunFiles(run).code
+    return named is not None and any(
+        (folder / name).exists()
+        for folder in (code, *code.glob("jobs/*"))
+        for name in (named[1], f"{named[1]}.py")
+    )
+
+
+def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -> bool:
+    """Check whether anything else failed than what the chosen suspect tells, and its effects."""
+    for hit in evidence.hits:
+        if hit.cause.strong and hit.cause.kind == CAUSE and hit.cause.name not in _OWN_CAUSES:
+            return True
+    # A worker's words may be torn, among those of others; its exit code is not.
+    silent = f"ended with exit code {1 if raised else 2},"
+    for suspect in evidence.suspects:
+        if suspect.known and suspect.known.kind in (EFFECT, HARMLESS):
+            continue
+        alike = suspect.lines == chosen.lines or silent in suspect.lines[-1]
+        if not alike and (raised is None or what_was_raised(suspect) != raised):
+            return True
+    for lines in evidence.tracebacks:
+        known = cause_of(line for line in reversed(lines) if not line.startswith("  "))
+        if known and known.kind in (EFFECT, HARMLESS):
+            continue
+        if raised is None or kinds_in(lines)[-1:] != [raised.kind]:
+            return True
+    return False
+
+
+def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen: Suspect) -> bool:
+    """Check whether the attempt may have got any further than where it began."""
+    files = RunFiles(run)
+    if any(read_json(file).get("steps_done") for file in files.failed_files(phase, attempt)):
+        return True
+    state = read_json(files.state_file(phase, attempt))
+    newest, began_at = last_line(files.metrics_file), state.get("checkpoint")
+    if newest.get("attempt") == attempt:
+        return True
+    if isinstance(began_at, int) and newest_step(files.checkpoints) > began_at:
+        return True
+    if newest or chosen.kinds:  # the script tells its steps
+        return False
+    # Workers that miss each other were at work together.
+    missed = any(s.known and s.known.kind == EFFECT and s.known.name != "death-signal"
+                 for s in evidence.suspects)  # fmt: skip
+    return missed or _seconds(state) > _EARLY_S
+
+
+def _seconds(state: dict[str, Any]) -> float:
+    """Return how long an attempt has lasted."""
+
+    def seconds(key: str) -> float:
+        try:
+            return calendar.timegm(time.strptime(str(state.get(key)), "%Y-%m-%dT%H:%M:%SZ"))
+        except ValueError:
+            return time.time()
+
+    return seconds("ended") - seconds("started")
