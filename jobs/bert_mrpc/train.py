@@ -22,9 +22,10 @@ from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.predictions import gather_rows, score, sum_losses
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
+from trnslurm.train.models import Bert
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings
+from trnslurm.train.settings import CommonSettings, OptimizerPrecision, Positive
 from trnslurm.train.trainer import UnitTrainer
 
 
@@ -32,13 +33,22 @@ from trnslurm.train.trainer import UnitTrainer
 class Settings(CommonSettings):
     """The recipe's train section."""
 
-    optimizer_precision: str
+    optimizer_precision: OptimizerPrecision
+    """in bf16: the optimizer's parameters and state"""
     eval_in_precompile: bool
+    """false: its graph is compiled in training, as with --do_train alone"""
+
+
+class Model(Bert):
+    """The recipe's model section."""
+
+    num_labels: Positive[int]
+    """outputs of the head; 1: labels are numbers on a scale"""
 
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Fine-tune BERT on labelled sentences.")
+    job = open_job(Settings, "Fine-tune BERT on labelled sentences.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(plan, "train")
     # MNLI has two: the scores of each begin with its name.
@@ -159,8 +169,6 @@ def open_split(plan: Plan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
     if not plan.data:
         raise TrainError("data.path is empty: name a directory of labelled data")
-    if (positions := plan.model["max_position_embeddings"]) < plan.seq_len:
-        raise TrainError(f"seq_len is {plan.seq_len}, model.max_position_embeddings {positions}")
     text = open_labelled(
         Path(plan.data).expanduser(),
         split,

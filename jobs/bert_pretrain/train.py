@@ -22,9 +22,10 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import Job, open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
+from trnslurm.train.models import Bert
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings, Free, Positive
+from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
 """The loss, and what it consists of: masked tokens (MLM) and next sentences (NSP)."""
@@ -38,15 +39,36 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
+    """this many samples of the test shards"""
     max_pred: Positive[int]
+    """masked tokens of a sample at most, as the shards have them"""
     zero1: bool
-    optimizer_precision: str
+    """split the optimizer's state over the workers of XLA devices"""
+    optimizer_precision: OptimizerPrecision
+    """in bf16: the optimizer's parameters and state"""
     expected_samples_per_s: Free[float]
+    """warn at the end if the mean is under 95 % of it; 0: do not look"""
+
+    REFUSED = (
+        (
+            {"optimizer": "lamb", "zero1": True},
+            "lamb needs the norms of whole parameters, but with ZeRO-1 a worker has parts of them: "
+            "set train.zero1=false, or take adamw",
+        ),
+        (
+            {"optimizer_precision": ["fp32_state", "as_model"], "zero1": True},
+            "ZeRO-1 divides fp32 copies over the workers: set train.zero1=false, or take fp32_copy",
+        ),
+    )
+
+
+class Model(Bert):
+    """The recipe's model section."""
 
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Pretrain BERT.")
+    job = open_job(Settings, "Pretrain BERT.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(job, "train")
     held_out = open_split(job, "eval") if settings.eval_every else text
@@ -152,9 +174,6 @@ def open_split(job: Job[Settings], split: str) -> ShardedSamples:
     plan = job.plan
     if not plan.data:
         raise TrainError("data.path is empty: name a directory of HDF5 shards")
-    positions = plan.model["max_position_embeddings"]
-    if positions < plan.seq_len:
-        raise TrainError(f"seq_len is {plan.seq_len}, model.max_position_embeddings {positions}")
     return open_shards(
         Path(plan.data).expanduser(),
         split,

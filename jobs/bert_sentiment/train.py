@@ -7,6 +7,7 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only t
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
 from trnslurm.train.loop.scores import classification_scores, count_pairs
+from trnslurm.train.models import Bert
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings, Free
+from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
 
 PARTS = ("loss", "accuracy")
 """What is reported of a step: the loss, and the share of its samples that was told right."""
@@ -37,13 +39,22 @@ RATES = {"samples/s": "samples_per_s"}
 class Settings(CommonSettings):
     """The recipe's train section."""
 
-    optimizer_precision: str
-    keep_best: Free[str]
+    optimizer_precision: OptimizerPrecision
+    """in bf16: the optimizer's parameters and state"""
+    keep_best: Free[Literal["", "loss", "accuracy", "f1", "macro_f1", "matthews"]]
+    """and the best by this score of the evaluation; empty: none"""
+
+
+class Model(Bert):
+    """The recipe's model section."""
+
+    num_labels: Positive[int]
+    """outputs of the head; 1: labels are numbers on a scale"""
 
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Fine-tune BERT to tell texts apart.")
+    job = open_job(Settings, "Fine-tune BERT to tell texts apart.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(plan, "train")
     held_out = open_split(plan, "eval") if settings.eval_every else text
@@ -146,9 +157,6 @@ def open_split(plan: Plan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
     if not plan.data:
         raise TrainError("data.path is empty: name a directory of labelled data")
-    positions = plan.model["max_position_embeddings"]
-    if positions < plan.seq_len:
-        raise TrainError(f"seq_len is {plan.seq_len}, model.max_position_embeddings {positions}")
     text = open_labelled(
         Path(plan.data).expanduser(),
         split,

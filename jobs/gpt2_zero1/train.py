@@ -8,6 +8,7 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only t
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
+from trnslurm.train.models import Gpt2
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings, Free, Positive
@@ -31,13 +33,21 @@ from trnslurm.train.settings import CommonSettings, Free, Positive
 class Settings(CommonSettings):
     """The recipe's train section."""
 
+    optimizer: Literal["adamw", "sgd"]
+    """AdamW; or plain SGD, for comparing runs exactly: ZeRO-1 has no norms of whole parameters"""
     eval_samples: Free[Positive[int]]
+    """this many held-out samples"""
     gradient_checkpointing: bool
+    """recompute activations in the backward pass: without it XL does not fit"""
+
+
+class Model(Gpt2):
+    """The recipe's model section."""
 
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Train GPT-2 with ZeRO-1.")
+    job = open_job(Settings, "Train GPT-2 with ZeRO-1.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(plan, "train")
     held_out = open_split(plan, "eval") if settings.eval_every else text
@@ -98,11 +108,9 @@ def open_split(plan: Plan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
     path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
-    vocabulary, positions = plan.model["vocab_size"], plan.model["n_positions"]
+    vocabulary = plan.model["vocab_size"]
     if vocabulary < text.vocab_size:
         raise TrainError(f"model.vocab_size is {vocabulary}: {path} needs {text.vocab_size}")
-    if positions < plan.seq_len:
-        raise TrainError(f"seq_len is {plan.seq_len}, but model.n_positions only {positions}")
     return text
 
 

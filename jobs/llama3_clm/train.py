@@ -9,6 +9,7 @@ TRNSLURM_PHASE=precompile runs three steps, only to see every graph.
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +26,11 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import transformer_flops
 from trnslurm.train.loop.run import Run
+from trnslurm.train.models import Llama
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import Free, Positive
 from trnslurm.train.sharded import ShardedSettings, shard_model
 
-ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
 RATES = {"tokens/s": "tokens_per_s", "per device": "tokens_per_s_per_device"}
 
 
@@ -38,17 +39,41 @@ class Settings(ShardedSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
-    attention: str
+    """this many held-out samples"""
+    attention: Literal["auto", "sdpa", "flash_attention_2", "eager"]
+    """auto: sdpa, on XLA devices eager; flash_attention_2 needs the package flash-attn"""
+
+    REFUSED = (
+        (
+            {"attention": "flash_attention_2", "device": ["neuron", "xla-cpu", "cpu"]},
+            "it needs a GPU: set train.attention=auto",
+        ),
+        (
+            {"attention": "flash_attention_2", "precision": ["fp32", "mixed"]},
+            "it computes in bf16: set precision=bf16, or train.attention=auto",
+        ),
+    )
+
+
+class Model(Llama):
+    """The recipe's model section."""
+
+    REFUSED = (
+        (
+            {"tie_word_embeddings": True},
+            "a sharded model cannot share a parameter between two layers: set it to false",
+        ),
+    )
 
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Train Llama 3 on text, sharded over all workers.")
+    job = open_job(Settings, "Train Llama 3 on text, sharded over all workers.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(plan, "train")
     held_out = open_split(plan, "eval") if settings.eval_every else text
     config = LlamaConfig(**plan.model)
-    config._attn_implementation = choose_attention(settings.attention, device, plan.precision)
+    config._attn_implementation = choose_attention(settings.attention, device)
     # The model and its optimizer: of both, every worker has a part.
     sharded = shard_model(
         plan,
@@ -125,13 +150,9 @@ def open_split(plan: Plan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
     path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
-    vocabulary, positions = plan.model["vocab_size"], plan.model["max_position_embeddings"]
+    vocabulary = plan.model["vocab_size"]
     if vocabulary < text.vocab_size:
         raise TrainError(f"model.vocab_size is {vocabulary}: {path} needs {text.vocab_size}")
-    if positions < plan.seq_len:
-        raise TrainError(
-            f"seq_len is {plan.seq_len}, but model.max_position_embeddings only {positions}"
-        )
     return text
 
 
@@ -151,19 +172,12 @@ def make_model(config: LlamaConfig) -> LlamaForCausalLM:
     return model
 
 
-def choose_attention(name: str, device: Device, precision: str) -> str:
+def choose_attention(name: str, device: Device) -> str:
     """Choose what is asked for, or PyTorch's fused attention where there is one."""
-    if name not in ATTENTIONS:
-        raise TrainError(f"train.attention: {name!r} is not one of {', '.join(ATTENTIONS)}")
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise TrainError(
             "train.attention: flash_attention_2 needs a GPU and the package flash-attn in the "
             "nodes' Python: install it, or set train.attention=auto"
-        )
-    if name == "flash_attention_2" and precision != "bf16":
-        raise TrainError(
-            f"train.attention: flash_attention_2 computes in bf16, but precision is {precision}: "
-            "set precision=bf16, or train.attention=auto"
         )
     if name == "auto":
         return "eager" if device.torch_device.type == "xla" else "sdpa"

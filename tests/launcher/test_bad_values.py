@@ -83,14 +83,16 @@ def test_a_recipe_with_half_an_entry(site, cli) -> None:
 
 @pytest.mark.parametrize("setting", ["strategy.name=", "strategy.name=null", "strategy={name: }"])
 def test_nothing_is_empty_where_empty_is_a_choice(site, cli, setting: str) -> None:
-    shown = json.loads(cli("show", "llama3_clm", "--set", setting, "--json").out)
+    shown = json.loads(cli("show", "gpt2_zero1", "--set", setting, "--json").out)
     assert shown["config"]["strategy"]["name"] == ""
 
 
 @pytest.mark.parametrize("key", ["steps", "seq_len", "seed", "model.n_embd"])
 def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
-    done = cli("plan", "gpt2_zero1", "--nodes", "1", "--set", f"{key}={2**63 - 1}")
-    if key == "model.n_embd":  # no device has such a memory
+    others = {"seq_len": f"model.n_positions={2**63 - 1}", "model.n_embd": "model.n_head=7"}
+    more = ("--set", others[key]) if key in others else ()
+    done = cli("plan", "gpt2_zero1", "--nodes", "1", "--set", f"{key}={2**63 - 1}", *more)
+    if key in others:  # no device has such a memory
         assert "parameters, gradients and optimizer of a worker take" in done.error
     else:
         assert (done.code, done.err) == (0, "")

@@ -92,6 +92,7 @@ FLOORS = [
     "__init__",
     "rundir",
     "errors",
+    "declared",
     "config",
     "plan",
     "render",
@@ -105,12 +106,21 @@ FLOORS = [
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
     "node": {"rundir"},  # programs on the nodes
-    "train": {"rundir"},  # the training runtime
+    "train": {"rundir", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"errors", "config", "slurm"},  # a Slurm on this machine
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
-TRAIN_GROUND = {"__init__", "background", "environment", "errors", "plan", "say", "settings"}
+TRAIN_GROUND = {
+    "__init__",
+    "background",
+    "environment",
+    "errors",
+    "models",
+    "plan",
+    "say",
+    "settings",
+}
 TRAIN_FLOORS = [
     "devices",
     "checkup",

@@ -93,7 +93,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
-        (("--set", "precision=mixed"), "set it to bf16"),
+        (("--set", "precision=mixed"), "'mixed': it is for models that are not sharded"),
         (("--set", "strategy.name=zero"), "expected one of"),
         (("--set", "strategy.fsdp.wrap=[]"), "; known: fsdp_transformer_layer_cls_to_wrap"),
         (

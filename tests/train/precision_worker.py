@@ -8,6 +8,7 @@ It prints what test_precision.py looks at as a line of JSON for each case.
 import itertools
 import json
 import sys
+from typing import get_args
 
 import torch
 from torch import nn
@@ -15,9 +16,10 @@ from torch import nn
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
 from trnslurm.train.loop.job import run_job
-from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
-from trnslurm.train.settings import OptimizerSettings
+from trnslurm.train.optim.make import make_optimizer
+from trnslurm.train.settings import OptimizerPrecision, OptimizerSettings
 
+OPTIMIZER_PRECISIONS = get_args(OptimizerPrecision)
 STEPS = 12
 # Half of the least change of 1 that bf16 does not round away.
 LR = 2.0**-10

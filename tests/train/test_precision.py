@@ -12,12 +12,12 @@ import torch
 from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.make import OPTIMIZER_PRECISIONS, make_optimizer
+from trnslurm.train.optim.make import make_optimizer
 
 from ..free_port import free_port
 from .conftest import make_environment
 from .measures import optimizer_settings
-from .precision_worker import LR, STEPS, train
+from .precision_worker import LR, OPTIMIZER_PRECISIONS, STEPS, train
 
 WORKER = Path(__file__).with_name("precision_worker.py")
 BF16, FP32 = "torch.bfloat16", "torch.float32"
@@ -104,13 +104,7 @@ def test_in_fp32_all_are_the_same(cpu, name):
     assert all(case["saved"] == cases[0]["saved"] for case in cases)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"precision": "fp16"}, "'fp16' is not one of fp32_copy, fp32_state, as_model"),
-        ({"precision": "as_model", "zero1": True}, "as_model is not supported with ZeRO-1"),
-    ],
-)
-def test_what_there_is_not_is_refused(changes, words):
-    with pytest.raises(TrainError, match=words):
-        make_optimizer(optimizer_settings("adamw"), None, [], **{"zero1": False} | changes)
+@pytest.mark.parametrize(("name", "precision"), [("adamw", "as_model"), ("lamb", "fp32_copy")])
+def test_what_a_job_did_not_declare_is_refused_all_the_same(name, precision):
+    with pytest.raises(TrainError, match=f"{name} with {precision} does not go with ZeRO-1"):
+        make_optimizer(optimizer_settings(name), None, [], precision=precision)

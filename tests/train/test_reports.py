@@ -84,8 +84,8 @@ def test_a_setting_that_makes_no_sense_is_named(make_plan):
     good = replace(plan, train={"log_every": 1, "lr": 0.0})
     assert read_settings(Settings, good).log_every == 1
     for train, words in (
-        ({"log_every": 0, "lr": 0.0}, "train.log_every is 0: it must be at least 1"),
-        ({"log_every": 1, "lr": -1.0}, "train.lr is -1.0: it must be at least 0"),
+        ({"log_every": 0, "lr": 0.0}, "train.log_every is 0; it must be at least 1"),
+        ({"log_every": 1, "lr": -1.0}, "train.lr is -1.0; it must be at least 0"),
     ):
         with pytest.raises(TrainError, match=words):
             read_settings(Settings, replace(plan, train=train))

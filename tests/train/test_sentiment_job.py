@@ -255,7 +255,6 @@ def test_held_out_samples_count_once_each(job, alone, wanted):
     [
         ({"data": ""}, "data.path is empty"),
         ({"seq_len": 32}, "seq_len is 32, but "),
-        ({"model__max_position_embeddings": 8}, "seq_len is 16, model.max_position_embeddings 8"),
         ({"model__vocab_size": 100}, "model.vocab_size is 100, but "),
         (
             {"model__num_labels": 2},

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from trnslurm.plan.sharding import DEVICES as STRATEGIES
 from trnslurm.train.data.text import open_text
-from trnslurm.train.sharded import STRATEGIES
 from trnslurm.train.sharded.values import new_values
 
 from .conftest import JOBS, tiny_plan

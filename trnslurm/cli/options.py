@@ -16,6 +16,7 @@ from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.plan.values import check_declared
 from trnslurm.runs.find import known_roots, list_runs
 from trnslurm.runs.result import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.sandbox.layout import search_roots
@@ -197,6 +198,7 @@ def config_of(
         workspace, recipe, cluster=cluster, preset=preset,
         settings=options["settings"], options=layers,
     )  # fmt: skip
+    check_declared(config)
     if checkpoint:
         refuse_other_model(config, checkpoint)
         _say_from(checkpoint)

@@ -19,7 +19,7 @@ the plan or another key of the recipe decides is added here, and may not be repe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trnslurm.config import Recipe, Strategy
@@ -53,6 +53,11 @@ _DECIDED = {
         "xla_fsdp_settings.buffer_dtype": "precision",
     },
 }  # fmt: skip
+
+
+def usable_devices(recipe: Recipe) -> Sequence[str]:
+    """Return the devices that a job supports; empty: all."""
+    return recipe.devices or DEVICES.get(recipe.strategy.name, ())
 
 
 def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:

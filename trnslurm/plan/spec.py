@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trnslurm.config import Config, Recipe, Reference
+from trnslurm.config import Config, Reference
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.tree import flatten
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
-from trnslurm.plan.sharding import DEVICES, strategy_file
+from trnslurm.plan.sharding import strategy_file, usable_devices
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
@@ -118,7 +118,7 @@ def check_job_name(name: str) -> str:
 def _device(config: Config, instance: InstanceType) -> str:
     """Return the device that the job runs on, or raise an error that says what it supports."""
     recipe, asked = config.recipe, config.cluster.device
-    usable = _usable(recipe)
+    usable = usable_devices(recipe)
     device = instance.choose_device(asked, usable)
     if device is None:
         able = f"{config.title} runs on {', '.join(usable)}"
@@ -135,10 +135,6 @@ def _device(config: Config, instance: InstanceType) -> str:
             reasons = (able if usable and asked not in usable else has, asks)
         raise ConfigError(f"{', and '.join(reasons)}: choose another cluster, preset or device")
     return device
-
-
-def _usable(recipe: Recipe) -> Sequence[str]:
-    return recipe.devices or DEVICES.get(recipe.strategy.name, ())
 
 
 def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str) -> None:
@@ -192,7 +188,7 @@ def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
     asked = _asked(config)
     if "reference" in asked:
         return []
-    if config.cluster.device in instance.own_devices(_usable(config.recipe))[:1]:
+    if config.cluster.device in instance.own_devices(usable_devices(config.recipe))[:1]:
         asked.discard("device")
     prefixes = tuple(f"{key}." for key in _DECIDE_SPEED)
     return sorted(key for key in asked if f"{key}.".startswith(prefixes))

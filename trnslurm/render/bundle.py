@@ -21,7 +21,7 @@ from trnslurm.rundir import (
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _ON_NODES = ("node", "train")  # the parts of this package that training needs on nodes
-_SHARED = ("__init__.py", "rundir.py")  # and every job
+_SHARED = ("__init__.py", "declared.py", "errors.py", "rundir.py")  # and every job
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (

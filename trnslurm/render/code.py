@@ -10,8 +10,11 @@ import tokenize
 from collections.abc import Iterator, Mapping
 
 _ROOT = "code/"
-# Our version, and names of files: nothing that shapes a graph.
-_OURS = {f"{_ROOT}trnslurm/__init__.py", f"{_ROOT}trnslurm/rundir.py"}
+# Our version, names of files, checks of values: nothing that shapes a graph.
+_OURS = {
+    f"{_ROOT}trnslurm/{name}.py"
+    for name in ("__init__", "declared", "errors", "rundir", "train/models")
+}
 
 
 def checksums(files: Mapping[str, bytes], entry: str) -> dict[str, str]:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trnslurm.config import Recipe
+from trnslurm.declared import FREE, ON_OFF, read_declaration
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
-from trnslurm.render.marks import marked
 
 # Variables that tracing and the compiler read. Those of the runtime (NEURON_RT_), cache paths and
 # rendezvous shape nothing.
@@ -47,7 +47,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         "seq_len": recipe.seq_len,
         "precision": recipe.precision,
         "model": dict(recipe.model),
-        "train": _shaping_settings(recipe, files, f"code/{entry}"),
+        "train": _shaping_settings(recipe, files, entry),
         **sharding,
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
@@ -57,8 +57,11 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
 
 def _shaping_settings(recipe: Recipe, files: Mapping[str, bytes], entry: str) -> dict[str, Any]:
     """Return the settings that shape graphs: no free ones, and on_off ones as true or false."""
-    free = {*recipe.graphs.free, *marked(files, entry, "Free")}
-    on_off = {*recipe.graphs.on_off, *marked(files, entry, "OnOff")}
+    declared = read_declaration(lambda path: files.get(f"code/{path}"), entry, "Settings")
+    free, on_off = {*recipe.graphs.free}, {*recipe.graphs.on_off}
+    if declared:
+        free |= declared.marked(FREE)
+        on_off |= declared.marked(ON_OFF)
     return {k: bool(v) if k in on_off else v for k, v in recipe.train.items() if k not in free}
 
 

@@ -4,8 +4,9 @@ import argparse
 import json
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from trnslurm.declared import declared_by, find_problem
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
@@ -79,14 +80,20 @@ def load_plan(path: Path) -> Plan:
 
 
 def read_settings(cls: type[Section], plan: Plan) -> Section:
-    """Make a job's own dataclass from the plan's section train, in which nothing is negative."""
+    """Make a job's own dataclass from the plan's section train, as it declares it."""
     settings = read_section(cls, plan.train, where="plan.json: train")
-    kinds = get_type_hints(cls, include_extras=True)
-    for key, value in plan.train.items():
-        least = 1 if "positive" in getattr(kinds[key], "__metadata__", ()) else 0
-        if isinstance(value, int | float) and value < least:
-            raise TrainError(f"train.{key} is {value}: it must be at least {least}")
+    _check(cls, "train", plan.train, plan)
     return settings
+
+
+def check_model(cls: type, plan: Plan) -> None:
+    """Refuse a plan whose section model has what the class does not accept."""
+    _check(cls, "model", plan.model, plan)
+
+
+def _check(cls: type, section: str, values: dict[str, Any], plan: Plan) -> None:
+    if problem := find_problem(declared_by(cls), section, values, vars(plan)):
+        raise TrainError(problem.text)
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
@@ -105,7 +112,8 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     value = values[key]
     if is_dataclass(kind) and isinstance(kind, type):
         return read_section(kind, value, where=f"{where}: {key}")
-    kind = get_origin(kind) or kind
+    # What a Literal may be is checked with everything else that is declared.
+    kind = type(get_args(kind)[0]) if get_origin(kind) is Literal else get_origin(kind) or kind
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

@@ -1,11 +1,16 @@
-"""What every job's train section has; docs/recipes.md says what each key means.
+"""What every job's train section has.
 
-The annotations say more than the type. The launcher reads Free and OnOff from the source when it
-works out which graphs a run needs, without importing it.
+An annotation says what a key accepts: its type; with Literal, its choices; with the marks below,
+more. The text below a field is its line in `trnslurm recipes NAME`. REFUSED lists values that do
+not go together, and why. The launcher reads all this from the source, without importing it, and
+refuses what is wrong before anything is queued; the job refuses the same: trnslurm/declared.py.
+
+Marks are texts. "at least X", "less than X" and "divides X" take a number or another key, which may
+be seq_len; a number is at least 0 unless a mark says otherwise.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 Value = TypeVar("Value")
 
@@ -13,20 +18,32 @@ Free = Annotated[Value, "free"]
 """Does not shape the compiled graphs: a run with another value needs no precompile."""
 OnOff = Annotated[Value, "on or off"]
 """Shapes the compiled graphs only by being 0 or not."""
-Positive = Annotated[Value, "positive"]
+Positive = Annotated[Value, "at least 1"]
 """At least 1, where other numbers may be 0."""
+Share = Annotated[Value, "at least 0", "less than 1"]
+"""A probability, or what decays by it."""
+
+OptimizerPrecision = Literal["fp32_copy", "fp32_state", "as_model"]
+"""Where parameters have fewer bits than fp32: the optimizer updates fp32 copies of them; or has
+copies for a step only and keeps its state in fp32; or does all in the parameters' own type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
     """What the optimizer is made from."""
 
-    optimizer: str
+    optimizer: Literal["adamw", "lamb", "sgd"]
+    """AdamW; LAMB (needs timm); or plain SGD, for comparing runs exactly"""
     weight_decay: float
-    beta1: float
-    beta2: float
+    """of matrices; none on biases and norms"""
+    beta1: Share[float]
+    """decay of the first moment"""
+    beta2: Share[float]
+    """decay of the second moment"""
     eps: float
+    """added to the root of the second moment"""
     max_norm: float
+    """gradients are clipped to this global norm"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +51,34 @@ class CommonSettings(OptimizerSettings):
     """The base of a job's own Settings."""
 
     init_from: Free[str]
+    """first parameters: a folder of Hugging Face, a checkpoint or a model; empty: data.model"""
     epochs: Free[int]
+    """end after this many passes over the data, if sooner; 0: no"""
     stop_at: Free[int]
+    """end this run after that step; the schedule stays that of all steps; 0: no"""
     lr: Free[float]
-    schedule: Free[str]
+    """the learning rate after the warm-up"""
+    schedule: Free[Literal["cosine", "linear", "constant"]]
+    """how the rate goes down to 0 at the last step, or stays"""
     warmup_steps: Free[int]
+    """steps in which the rate goes up linearly"""
     log_every: Positive[int]
+    """report every this many steps; reading a loss makes the host wait for the device"""
     eval_every: OnOff[int]
+    """evaluate on held-out data every this many steps, and at the end; 0: never"""
     eval_samples: Free[int]
+    """this many held-out samples; 0: all"""
     save_every: OnOff[int]
+    """a checkpoint every this many steps, and at the end; 0: none"""
     save_minutes: Free[float]
+    """and this many minutes after the last one; 0: no"""
     save_optimizer: Free[bool]
-    keep_last: Free[int]
+    """false: parameters only; a resumed run starts its moments at zero"""
+    keep_last: Free[Positive[int]]
+    """the newest so many checkpoints are kept"""
     keep_every: Free[int]
+    """and one every this many steps for good; 0: no others"""
     watchdog: Free[float]
+    """end an attempt without progress for this many steps' time; 0: never"""
     watchdog_min_s: Free[float]
+    """and for at least this many seconds"""

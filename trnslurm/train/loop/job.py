@@ -12,7 +12,7 @@ from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.records import note_failure
-from trnslurm.train.plan import Plan, parse_plan, read_settings
+from trnslurm.train.plan import Plan, check_model, parse_plan, read_settings
 from trnslurm.train.settings import CommonSettings
 
 # Workers of a node may meet the same error this much later than the first of them.
@@ -32,10 +32,17 @@ class Job(Generic[Settings]):
     device: Device
 
 
-def open_job(settings: type[Settings], description: str) -> Job[Settings]:
-    """Read the plan that the only argument names, and join the other workers on its device."""
+def open_job(
+    settings: type[Settings], description: str, *, model: type | None = None
+) -> Job[Settings]:
+    """Read the plan that the only argument names, and join the other workers on its device.
+
+    `model` is the class that declares its section model.
+    """
     plan = parse_plan(description)
     section = read_settings(settings, plan)
+    if model is not None:
+        check_model(model, plan)
     environment = read_environment()
     device = open_device(plan.device, environment)
     check_world(plan, device)

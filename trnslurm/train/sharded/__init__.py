@@ -7,7 +7,7 @@ the global batch stays exact at any number of workers. All write and read the sa
 """
 
 from trnslurm.train.sharded.make import shard_model
-from trnslurm.train.sharded.settings import STRATEGIES, ShardedSettings
+from trnslurm.train.sharded.settings import ShardedSettings
 from trnslurm.train.sharded.strategy import Sharded
 
-__all__ = ["STRATEGIES", "Sharded", "ShardedSettings", "shard_model"]
+__all__ = ["Sharded", "ShardedSettings", "shard_model"]

@@ -9,11 +9,7 @@ from torch import nn
 from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.plan import Plan
-from trnslurm.train.sharded.settings import (
-    ShardedSettings,
-    check_settings,
-    read_strategy,
-)
+from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
 from trnslurm.train.sharded.strategy import Request, Sharded, shapes_of
 from trnslurm.train.sharded.values import new_values, saved_values
 
@@ -32,7 +28,6 @@ def shard_model(
     make_model makes the model wherever PyTorch is told to make tensors; its parameters' values do
     not matter: new ones are made for each tensor, with this deviation, or read from init_from.
     """
-    check_settings(plan, settings, device)
     with torch.device("meta"):
         blueprint = make_model()
     request = Request(

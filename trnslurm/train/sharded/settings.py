@@ -4,21 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings
 
-STRATEGIES = {
-    "fsdp": ("cpu", "cuda"),
-    "deepspeed": ("cpu", "cuda"),
-    "xla_fsdp": ("xla-cpu", "xla-cuda", "neuron"),
-}
-"""The devices that each strategy can work with."""
-
-OPTIMIZERS = ("adamw", "sgd")
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """The types that are computed in; parameters are kept and updated in fp32."""
 
@@ -38,35 +29,28 @@ OFFLOADS = {"offload_optimizer", "offload_param"}
 class ShardedSettings(CommonSettings):
     """The base of the Settings of a job with a sharded model."""
 
-    strategy: str
+    optimizer: Literal["adamw", "sgd"]
+    """AdamW; or plain SGD, for comparing runs exactly: they need no norms of whole parameters"""
+    strategy: Literal["fsdp", "deepspeed", "xla_fsdp"]
+    """how the model is sharded: strategy.name of the recipe"""
     gradient_checkpointing: bool
+    """recompute activations in the backward pass"""
 
-
-def check_settings(plan: Plan, settings: ShardedSettings, device: Device) -> None:
-    """Refuse what no strategy can do, or this one not on this device."""
-    name = settings.strategy
-    if name not in STRATEGIES:
-        raise TrainError(f"train.strategy: {name!r} is not one of {', '.join(STRATEGIES)}")
-    if device.name not in STRATEGIES[name]:
-        raise TrainError(
-            f"strategy {name} works on {', '.join(STRATEGIES[name])}, not on {device.name}: "
-            "choose another preset, or another device"
-        )
-    if plan.precision not in COMPUTE_TYPES:
-        raise TrainError(
-            f"precision {plan.precision} is not supported with a sharded model: take fp32, "
-            "or bf16, which computes in bf16 and keeps parameters in fp32"
-        )
-    if settings.optimizer not in OPTIMIZERS:
-        raise TrainError(
-            f"train.optimizer: {settings.optimizer!r} is not one of {', '.join(OPTIMIZERS)}, "
-            "which need no norms of whole parameters"
-        )
-    if plan.model.get("tie_word_embeddings"):
-        raise TrainError(
-            "model.tie_word_embeddings is true, but a sharded model cannot share a parameter "
-            "between two layers: set it to false"
-        )
+    REFUSED = (
+        (
+            {"strategy": ["fsdp", "deepspeed"], "device": ["neuron", "xla-cpu", "xla-cuda"]},
+            "it works on cpu and cuda: choose another preset, or another device",
+        ),
+        (
+            {"strategy": "xla_fsdp", "device": ["cpu", "cuda"]},
+            "it works on neuron, xla-cpu and xla-cuda: choose another preset, or another device",
+        ),
+        (
+            {"precision": "mixed"},
+            "it is for models that are not sharded: take fp32, or bf16, which computes in bf16 and "
+            "keeps parameters in fp32",
+        ),
+    )
 
 
 def read_strategy(path: Path, plan: Plan, settings: ShardedSettings) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Values that no job can use, and what is said of them: by the launcher and by the job."""
+
+from __future__ import annotations
+
+GPT2, LLAMA = "gpt2_zero1", "llama3_clm"
+BERT, MRPC, TWEETS = "bert_pretrain", "bert_mrpc", "bert_sentiment"
+
+# Recipe, settings (section.key: value), and the refusal.
+BAD = [
+    (GPT2, {"train.optimizer": "adam"},
+     "train.optimizer is 'adam' (did you mean \"adamw\"?); expected one of adamw, sgd"),
+    (GPT2, {"train.optimizer": "lamb"},
+     "train.optimizer is 'lamb'; expected one of adamw, sgd"),
+    (GPT2, {"train.schedule": "cosin"},
+     "train.schedule is 'cosin' (did you mean \"cosine\"?); expected one of cosine, linear, "
+     "constant"),
+    (GPT2, {"train.lr": -1.0}, "train.lr is -1.0; it must be at least 0"),
+    (GPT2, {"train.keep_last": 0}, "train.keep_last is 0; it must be at least 1"),
+    (GPT2, {"train.beta2": 1.0}, "train.beta2 is 1.0; it must be less than 1"),
+    (GPT2, {"train.eval_samples": 0}, "train.eval_samples is 0; it must be at least 1"),
+    (GPT2, {"model.n_head": 3},
+     "model.n_head is 3; it must divide model.n_embd, 64; nearest: 2 or 4"),
+    (GPT2, {"model.n_layer": 0}, "model.n_layer is 0; it must be at least 1"),
+    (GPT2, {"model.attn_pdrop": 1.0}, "model.attn_pdrop is 1.0; it must be less than 1"),
+    (GPT2, {"model.activation_function": "gelu_neu"},
+     "model.activation_function is 'gelu_neu' (did you mean \"gelu_new\"?); expected one of"),
+    (GPT2, {"seq_len": 65}, "model.n_positions is 64; it must be at least seq_len, 65"),
+    (BERT, {"train.optimizer": "lamb", "train.zero1": True},
+     "train.optimizer is 'lamb' and train.zero1 is true: lamb needs the norms of whole parameters"),
+    (BERT, {"train.optimizer_precision": "as_model", "train.zero1": True},
+     "train.optimizer_precision is 'as_model' and train.zero1 is true: ZeRO-1 divides fp32 copies"),
+    (BERT, {"train.optimizer_precision": "fp16"},
+     "train.optimizer_precision is 'fp16'; expected one of fp32_copy, fp32_state, as_model"),
+    (BERT, {"train.max_pred": 0}, "train.max_pred is 0; it must be at least 1"),
+    (BERT, {"seq_len": 65},
+     "model.max_position_embeddings is 64; it must be at least seq_len, 65"),
+    (MRPC, {"model.num_attention_heads": 7},
+     "model.num_attention_heads is 7; it must divide model.hidden_size, 64; nearest: 4 or 8"),
+    (MRPC, {"model.num_labels": 0}, "model.num_labels is 0; it must be at least 1"),
+    (TWEETS, {"train.keep_best": "macrof1"},
+     "train.keep_best is 'macrof1' (did you mean \"macro_f1\"?); expected one of empty, loss, "),
+    (LLAMA, {"model.num_key_value_heads": 3},
+     "model.num_key_value_heads is 3; it must divide model.num_attention_heads, 4; "
+     "nearest: 2 or 4"),
+    (LLAMA, {"model.tie_word_embeddings": True},
+     "model.tie_word_embeddings is true: a sharded model cannot share a parameter"),
+    (LLAMA, {"train.optimizer": "lamb"}, "train.optimizer is 'lamb'; expected one of adamw, sgd"),
+    (LLAMA, {"train.attention": "flash_attention_2"},
+     "train.attention is 'flash_attention_2' and device is 'cpu': it needs a GPU"),
+    (LLAMA, {"train.attention": "flash"},
+     "train.attention is 'flash'; expected one of auto, sdpa, flash_attention_2, eager"),
+    (LLAMA, {"precision": "mixed"}, "precision is 'mixed': it is for models that are not sharded"),
+]  # fmt: skip

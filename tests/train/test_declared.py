@@ -1,0 +1,44 @@
+"""What jobs declare of their keys: the job refuses what the launcher refuses, in the same words."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trnslurm.declared import declared_by, read_declaration
+from trnslurm.train.errors import TrainError
+from trnslurm.train.plan import check_model, read_settings
+
+from ..bad_values import BAD, LLAMA
+from .conftest import JOBS, REPO, tiny_plan
+from .measures import import_job
+
+
+@pytest.mark.parametrize("recipe", sorted({recipe for recipe, _, _ in BAD}))
+def test_a_job_accepts_what_its_recipe_says_and_refuses_what_the_launcher_does(recipe):
+    path = JOBS / recipe / "train.py"
+    job = import_job(path)
+
+    def read(name):
+        file = REPO / name
+        return file.read_bytes() if file.is_file() else None
+
+    for section in (job.Settings, job.Model):
+        source = read_declaration(read, f"jobs/{recipe}/train.py", section.__name__)
+        assert declared_by(section).refused == source.refused
+        fields = declared_by(section).fields
+        assert {key: (f.kind, f.choices, {*f.marks}) for key, f in fields.items()} == {
+            key: (f.kind, f.choices, {*f.marks}) for key, f in source.fields.items()
+        }
+
+    def check(changes):
+        changes = {key.replace(".", "__"): value for key, value in changes.items()}
+        changes |= {"train__strategy": "fsdp"} if recipe == LLAMA else {}
+        plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=path.parent, **changes))
+        read_settings(job.Settings, plan)
+        check_model(job.Model, plan)
+
+    check({})
+    for _, values, words in (bad for bad in BAD if bad[0] == recipe):
+        with pytest.raises(TrainError) as error:
+            check(values)
+        assert str(error.value).startswith(words)

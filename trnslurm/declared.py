@@ -1,0 +1,289 @@
+"""What a job accepts in its sections `train` and `model`, checked by launcher and job alike.
+
+A job on trnslurm.train declares its keys as annotated fields of its classes Settings and Model;
+trnslurm/train/settings.py explains the marks. The job reads its classes, the launcher their source:
+it imports no torch, and runs no code of a recipe.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from trnslurm.errors import did_you_mean
+
+FREE, ON_OFF = "free", "on or off"
+REFUSED = "REFUSED"
+"""The class attribute that lists which values do not go together, and why."""
+WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+_RULE = re.compile(r"(at least|less than|divides) ([\w.]+)")
+_NEAREST = 10_000  # so far away a number that divides is looked for
+
+Read = Callable[[str], bytes | None]
+"""Return a file's content by its path, as jobs/NAME/train.py; None: there is no such file."""
+Refused = tuple[Mapping[str, Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """What one key accepts."""
+
+    kind: str = ""
+    """int, float, bool or str; empty: unknown, and so not checked."""
+    choices: tuple[Any, ...] = ()
+    marks: tuple[str, ...] = ()
+    help: str = ""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return what holds for a number: it is at least 0, if no mark says otherwise."""
+        rules = tuple(mark for mark in self.marks if mark not in (FREE, ON_OFF))
+        signed = self.kind in ("int", "float") and not any(r.startswith("at least") for r in rules)
+        return ("at least 0", *rules) if signed else rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """The keys of a section."""
+
+    fields: Mapping[str, Field]
+    refused: tuple[Refused, ...] = ()
+    """Values by key (a list: any of them) that are refused together, and why."""
+    whole: bool = True
+    """All base classes were found."""
+
+    def marked(self, mark: str) -> set[str]:
+        """Return the keys that have a mark."""
+        return {key for key, field in self.fields.items() if mark in field.marks}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why values are refused."""
+
+    text: str
+    keys: tuple[str, ...]
+    """Dotted keys of all values that have a part in it."""
+
+
+def find_problem(
+    declared: Declaration, section: str, values: Mapping[str, Any], around: Mapping[str, Any]
+) -> Problem | None:
+    """Return the first thing that is wrong with a section's values, or None.
+
+    Rules may also name keys `around` the section: seq_len, precision, device.
+    """
+    for key in values:
+        if field := declared.fields.get(key):
+            for problem in _wrong(field, key, section, values, around):
+                return problem
+    for together, why in declared.refused:
+        found = {key: _value(key, values, around) for key in together}
+        if all(_meets(found[key], wanted) for key, wanted in together.items()):
+            names = [_name(key, section, values) for key in together]
+            said = (f"{name} is {_shown(found[k])}" for name, k in zip(names, found, strict=True))
+            return Problem(f"{' and '.join(said)}: {why}", tuple(names))
+    return None
+
+
+def _wrong(
+    field: Field, key: str, section: str, values: Mapping[str, Any], around: Mapping[str, Any]
+) -> Iterator[Problem]:
+    value, name = values[key], f"{section}.{key}"
+    is_it = f"{name} is {_shown(value)}"
+    types = _TYPES.get(field.kind)
+    if types and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+        yield Problem(f"{is_it}; it must be {WORDS[field.kind]}", (name,))
+    elif field.choices and value not in field.choices:
+        hint = did_you_mean(str(value), map(str, field.choices))
+        known = ", ".join(str(c) or "empty" for c in field.choices)
+        yield Problem(f"{is_it}{hint}; expected one of {known}", (name,))
+    for rule in field.rules if types else ():
+        match = _RULE.fullmatch(rule)
+        if match is None:
+            yield Problem(f"{name}: its mark {rule!r} is unknown", (name,))
+            continue
+        verb, other = match.groups()
+        limit = _number(other)
+        said = other
+        if limit is None:
+            limit = _value(other, values, around)
+            said = f"{_name(other, section, values)}, {limit}"
+        if isinstance(limit, int | float) and not _KEEPS[verb](value, limit):
+            names = (name,) if said == other else (name, _name(other, section, values))
+            must = f"it must {'divide' if verb == 'divides' else f'be {verb}'} {said}"
+            near = _nearest(value, int(limit)) if verb == "divides" else ""
+            yield Problem(f"{is_it}; {must}{near}", names)
+
+
+_KEEPS: dict[str, Callable[[Any, Any], bool]] = {
+    "at least": lambda value, limit: bool(value >= limit),
+    "less than": lambda value, limit: bool(value < limit),
+    "divides": lambda value, limit: bool(value > 0 and limit % value == 0),
+}
+
+
+def _nearest(value: int, multiple: int) -> str:
+    down = range(value - 1, max(0, value - _NEAREST), -1)
+    up = range(value + 1, min(multiple, value + _NEAREST) + 1)
+    near = [next((n for n in there if multiple % n == 0), None) for there in (down, up)]
+    words = " or ".join(str(n) for n in near if n)
+    return f"; nearest: {words}" if words else ""
+
+
+def _number(text: str) -> float | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _value(key: str, values: Mapping[str, Any], around: Mapping[str, Any]) -> Any:
+    return values[key] if key in values else around.get(key)
+
+
+def _name(key: str, section: str, values: Mapping[str, Any]) -> str:
+    return f"{section}.{key}" if key in values else key
+
+
+def _meets(value: Any, wanted: Any) -> bool:
+    """Check for equality, in which true is not 1."""
+    any_of = wanted if isinstance(wanted, list | tuple) else [wanted]
+    return any(type(value) is type(one) and value == one for one in any_of)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def declared_by(cls: type) -> Declaration:
+    """Return what a class declares."""
+    hints = get_type_hints(cls, include_extras=True)
+    refused = [one for base in reversed(cls.__mro__) for one in vars(base).get(REFUSED, ())]
+    fields = {key: _field_of(hint) for key, hint in hints.items()}
+    return Declaration(fields=fields, refused=tuple(refused))
+
+
+def _field_of(hint: Any) -> Field:
+    marks = getattr(hint, "__metadata__", ())
+    bare = get_args(hint)[0] if marks else hint
+    choices = get_args(bare) if get_origin(bare) is Literal else ()
+    return _field(choices, getattr(bare, "__name__", ""), marks)
+
+
+def _field(choices: tuple[Any, ...], name: str, marks: tuple[Any, ...] = ()) -> Field:
+    kind = type(choices[0]).__name__ if choices else name
+    known = kind if kind in WORDS else ""
+    return Field(kind=known, choices=choices, marks=tuple(m for m in marks if isinstance(m, str)))
+
+
+def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
+    """Return what a class declares, from the source of the file `path`; None: it has no such class.
+
+    Its base classes and marks are looked up in the files from which they are imported.
+    """
+    try:
+        found = _Module(read, path, _parse(read(path) or b"")).find(name)
+        return _of_class(*found) if found and isinstance(found[1], ast.ClassDef) else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None  # it will not run either
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A source file in which names are looked up."""
+
+    read: Read
+    path: str
+    tree: ast.Module
+
+    def find(self, name: str) -> tuple[_Module, ast.stmt] | None:
+        """Return what defines a name, and the file in which that stands."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return self, node
+            if isinstance(node, ast.Assign) and _targets(node) == [name]:
+                return self, node
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    if name == (alias.asname or alias.name):
+                        return self._imported(node.module.replace(".", "/"), alias.name)
+        return None
+
+    def _imported(self, module: str, name: str) -> tuple[_Module, ast.stmt] | None:
+        beside = self.path.rpartition("/")[0]
+        for path in (module, f"{beside}/{module}"):
+            for file in (f"{path}.py", f"{path}/__init__.py"):
+                if (data := self.read(file)) is not None:
+                    return _Module(self.read, file, _parse(data)).find(name)
+        return None
+
+    def field(self, node: ast.expr, argument: Field | None = None) -> Field:
+        """Return what an annotation says; `argument` takes the place of a TypeVar."""
+        if isinstance(node, ast.Name) and node.id in WORDS:
+            return Field(kind=node.id)
+        if isinstance(node, ast.Call):
+            return argument or Field()
+        if isinstance(node, ast.Name):
+            return self._alias(node.id, argument)
+        if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
+            return Field()
+        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if node.value.id == "Literal":
+            return _field(tuple(ast.literal_eval(one) for one in inner), "")
+        first = self.field(inner[0], argument)
+        if node.value.id == "Annotated":
+            marks = [one.value for one in inner[1:] if isinstance(one, ast.Constant)]
+            return replace(first, marks=(*first.marks, *(m for m in marks if isinstance(m, str))))
+        return self._alias(node.value.id, first)
+
+    def _alias(self, name: str, argument: Field | None) -> Field:
+        found = self.find(name)
+        if found is None or not isinstance(found[1], ast.Assign):
+            return Field()
+        return found[0].field(found[1].value, argument)
+
+
+def _of_class(module: _Module, node: ast.stmt) -> Declaration:
+    assert isinstance(node, ast.ClassDef)
+    fields: dict[str, Field] = {}
+    refused: list[Refused] = []
+    whole = True
+    for base in node.bases:
+        found = module.find(base.id) if isinstance(base, ast.Name) else None
+        if found is None or not isinstance(found[1], ast.ClassDef):
+            whole = False
+            continue
+        above = _of_class(*found)
+        fields |= above.fields
+        refused += above.refused
+        whole = whole and above.whole
+    for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            key = statement.target.id
+            text = _docstring(after) or fields.get(key, Field()).help
+            fields[key] = replace(module.field(statement.annotation), help=text)
+        elif isinstance(statement, ast.Assign) and _targets(statement) == [REFUSED]:
+            refused += ast.literal_eval(statement.value)
+    return Declaration(fields=fields, refused=tuple(refused), whole=whole)
+
+
+def _targets(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+
+
+def _docstring(node: ast.stmt | None) -> str:
+    """Return the text below a field, on one line."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else None
+    return " ".join(text.split()) if isinstance(text, str) else ""
+
+
+@functools.cache
+def _parse(data: bytes) -> ast.Module:
+    return ast.parse(data)

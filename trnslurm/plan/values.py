@@ -1,0 +1,104 @@
+"""The values of a recipe's sections train and model, held against what its job declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trnslurm.config import Config, Strategy
+from trnslurm.config.catalog import catalog
+from trnslurm.declared import Declaration, Problem, Read, find_problem, read_declaration
+from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.plan.sharding import usable_devices
+from trnslurm.rundir import read_file
+
+SECTIONS = {"model": "Model", "train": "Settings"}
+"""The sections that are a job's own, and the classes that declare them."""
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# The strongest last: of several values that do not go together, the last one set is at fault.
+_LAYERS = ("default", "cluster profile", "recipe", "preset", "this machine", "command line")
+
+
+def check_declared(config: Config) -> None:
+    """Refuse values that the job would refuse, and a script that is no Python.
+
+    A job without these classes declares nothing, and is not checked.
+    """
+    entry = Path(config.recipe_dir) / config.recipe.entry
+    if not entry.is_file():  # what is rendered says so
+        return
+    try:
+        compile(read_file(entry), entry, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise ConfigError(f"{entry}:{error.lineno}: {error.msg}: it must be Python") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{entry}: cannot be read ({error})") from None
+    recipe = config.recipe
+    around: dict[str, Any] = {"seq_len": recipe.seq_len, "precision": recipe.precision}
+    if device := _device(config):
+        around["device"] = device
+    for section, declared in declarations(config).items():
+        values = dict(config.tree[section])
+        if "strategy" in declared.fields and recipe.strategy != Strategy():
+            values["strategy"] = recipe.strategy.name
+        if section == "train":
+            _check_keys(config, declared, values)
+        if problem := find_problem(declared, section, values, around):
+            raise ConfigError(_located(config, problem))
+
+
+def declarations(config: Config) -> dict[str, Declaration]:
+    """Return what the job declares of each section."""
+    read = reader(config.recipe_name, Path(config.recipe_dir))
+    path = f"jobs/{config.recipe_name}/{config.recipe.entry}"
+    found = {section: read_declaration(read, path, name) for section, name in SECTIONS.items()}
+    return {section: declared for section, declared in found.items() if declared}
+
+
+def reader(recipe: str, recipe_dir: Path) -> Read:
+    """Return what reads the job's files, and trnslurm's own, by their paths in a snapshot."""
+    job = f"jobs/{recipe}/"
+
+    def read(path: str) -> bytes | None:
+        inside = path.removeprefix(job)
+        file = recipe_dir / inside if inside != path else _PACKAGE.parent / path
+        if inside == path and not path.startswith(f"{_PACKAGE.name}/"):
+            return None
+        try:
+            return read_file(file)
+        except OSError:
+            return None
+
+    return read
+
+
+def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -> None:
+    """Refuse keys that are missing, or that the job does not know, as it would."""
+    where = f"{config.recipe_dir}/recipe.yaml"
+    for key in declared.fields.keys() - values.keys():
+        raise ConfigError(f"{where}: train lacks {key}, which {config.recipe.entry} needs")
+    for key in values.keys() - declared.fields.keys() if declared.whole else ():
+        hint = did_you_mean(key, declared.fields)
+        raise ConfigError(
+            f"{where}: train.{key} is no setting that {config.recipe.entry} knows{hint}"
+        )
+
+
+def _device(config: Config) -> str | None:
+    instance = catalog(config.cluster.instance_types).get(config.cluster.instance_type)
+    usable = usable_devices(config.recipe)
+    return instance.choose_device(config.cluster.device, usable) if instance else None
+
+
+def _located(config: Config, problem: Problem) -> str:
+    """Return what is wrong, after the file or option that said it last."""
+    keys = [key.replace("train.strategy", "strategy.name") for key in problem.keys]
+    origins = [config.origins[key] for key in keys if key in config.origins]
+    origin = max(
+        origins,
+        key=lambda o: _LAYERS.index(o.layer) if o.layer in _LAYERS else len(_LAYERS),
+        default=None,
+    )
+    text = problem.text.replace("train.strategy", "strategy.name")
+    return f"{origin.source}: {text}" if origin and origin.source else text
