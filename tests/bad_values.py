@@ -32,6 +32,8 @@ BAD = [
     (BERT, {"train.optimizer_precision": "fp16"},
      "train.optimizer_precision is 'fp16'; expected one of fp32_copy, fp32_state, as_model"),
     (BERT, {"train.max_pred": 0}, "train.max_pred is 0; it must be at least 1"),
+    (BERT, {"data.path": ""}, "data.path is '': name a directory of HDF5 shards"),
+    (TWEETS, {"data.path": ""}, "data.path is '': name a directory of labelled data"),
     (BERT, {"seq_len": 65},
      "model.max_position_embeddings is 64; it must be at least seq_len, 65"),
     (MRPC, {"model.num_attention_heads": 7},

@@ -76,7 +76,7 @@ def find_problem(
 ) -> Problem | None:
     """Return the first thing that is wrong with a section's values, or None.
 
-    Rules may also name keys `around` the section: seq_len, precision, device.
+    Rules may also name keys `around` the section: seq_len, precision, device, data.path.
     """
     for key in values:
         if field := declared.fields.get(key):

@@ -38,6 +38,8 @@ class Settings(CommonSettings):
     eval_in_precompile: bool
     """false: its graph is compiled in training, as with --do_train alone"""
 
+    REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
+
 
 class Model(Bert):
     """The recipe's model section."""
@@ -167,8 +169,6 @@ def predict_all(
 
 def open_split(plan: Plan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
-    if not plan.data:
-        raise TrainError("data.path is empty: name a directory of labelled data")
     text = open_labelled(
         Path(plan.data).expanduser(),
         split,

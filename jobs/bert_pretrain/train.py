@@ -18,7 +18,6 @@ from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.shards import Samples, ShardedSamples, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
-from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import Job, open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
@@ -50,6 +49,7 @@ class Settings(CommonSettings):
     """warn at the end if the mean is under 95 % of it; 0: do not look"""
 
     REFUSED = (
+        ({"data.path": ""}, "name a directory of HDF5 shards"),
         (
             {"optimizer": "lamb", "zero1": True},
             "lamb needs the norms of whole parameters, but with ZeRO-1 a worker has parts of them: "
@@ -172,8 +172,6 @@ def predict(model: BertForPreTraining, samples: Samples) -> tuple[Tensor, Tensor
 def open_split(job: Job[Settings], split: str) -> ShardedSamples:
     """Open a split of the shards to train on."""
     plan = job.plan
-    if not plan.data:
-        raise TrainError("data.path is empty: name a directory of HDF5 shards")
     return open_shards(
         Path(plan.data).expanduser(),
         split,

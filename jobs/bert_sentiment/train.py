@@ -44,6 +44,8 @@ class Settings(CommonSettings):
     keep_best: Free[Literal["", "loss", "accuracy", "f1", "macro_f1", "matthews"]]
     """and the best by this score of the evaluation; empty: none"""
 
+    REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
+
 
 class Model(Bert):
     """The recipe's model section."""
@@ -155,8 +157,6 @@ def predict(
 
 def open_split(plan: Plan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
-    if not plan.data:
-        raise TrainError("data.path is empty: name a directory of labelled data")
     text = open_labelled(
         Path(plan.data).expanduser(),
         split,

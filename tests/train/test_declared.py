@@ -30,8 +30,9 @@ def test_a_job_accepts_what_its_recipe_says_and_refuses_what_the_launcher_does(r
             key: (f.kind, f.choices, {*f.marks}) for key, f in source.fields.items()
         }
 
-    def check(changes):
-        changes = {key.replace(".", "__"): value for key, value in changes.items()}
+    def check(values):
+        changes = {key.replace(".", "__"): value for key, value in values.items()}
+        changes["data"] = changes.pop("data__path", "prepared")
         changes |= {"train__strategy": "fsdp"} if recipe == LLAMA else {}
         plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=path.parent, **changes))
         read_settings(job.Settings, plan)

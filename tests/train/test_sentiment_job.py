@@ -253,7 +253,6 @@ def test_held_out_samples_count_once_each(job, alone, wanted):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": ""}, "data.path is empty"),
         ({"seq_len": 32}, "seq_len is 32, but "),
         ({"model__vocab_size": 100}, "model.vocab_size is 100, but "),
         (

@@ -27,7 +27,8 @@ from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result
-from trnslurm.submit.job import Job, Link, alone, make_job, read_job, refuse_unprepared
+from trnslurm.submit.here import check_here
+from trnslurm.submit.job import Job, Link, alone, make_job, read_job
 from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
 from trnslurm.submit.submit import submit_ahead, submit_chain
 
@@ -101,7 +102,8 @@ def submit_command(
             raise click.UsageError("--elastic does not work with --chain: leave out one of them")
         links, others = _links(recipe, options, nodes, chain=chain, elastic=elastic)
     for link in links:
-        refuse_unprepared(link.job)
+        for warning in check_here(link.job):
+            click.echo(f"warning: {warning}", err=True)
     cache = CompileCache(links[0].job.profile)
     needs = needs_of(links, cache)
     for need in needs:

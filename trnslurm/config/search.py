@@ -54,7 +54,10 @@ class Workspace:
         cluster, source = os.environ.get("TRNSLURM_CLUSTER") or None, "TRNSLURM_CLUSTER"
         for settings_file in (Path(SETTINGS_FILE), user_root() / SETTINGS_FILE):
             settings = _read_settings(settings_file)
-            roots += [settings_file.parent / p for p in settings["path"]]
+            for root in (settings_file.parent / Path(p).expanduser() for p in settings["path"]):
+                if not root.is_dir():
+                    raise ConfigError(f"{settings_file}: path names {root}, which is no directory")
+                roots.append(root)
             if cluster is None and settings["cluster"]:
                 cluster, source = settings["cluster"], str(settings_file)
         roots += [user_root(), *more, packaged_root()]

@@ -35,7 +35,11 @@ def check_declared(config: Config) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{entry}: cannot be read ({error})") from None
     recipe = config.recipe
-    around: dict[str, Any] = {"seq_len": recipe.seq_len, "precision": recipe.precision}
+    around: dict[str, Any] = {
+        "seq_len": recipe.seq_len,
+        "precision": recipe.precision,
+        "data.path": recipe.data.path,
+    }
     if device := _device(config):
         around["device"] = device
     for section, declared in declarations(config).items():

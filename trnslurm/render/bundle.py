@@ -20,8 +20,9 @@ from trnslurm.rundir import (
 )
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_ON_NODES = ("node", "train")  # the parts of this package that training needs on nodes
-_SHARED = ("__init__.py", "declared.py", "errors.py", "rundir.py")  # and every job
+# The parts of this package that training needs on nodes, and every job.
+ON_NODES = ("node", "train", "declared.py", "errors.py")
+_SHARED = ("__init__.py", "rundir.py")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
@@ -86,14 +87,17 @@ def _lines(data: bytes | None) -> list[str]:
 
 def package_files(parts: Sequence[str]) -> dict[str, bytes]:
     """Return parts of this package as files of a bundle, with what all of them share."""
-    files = {f"code/trnslurm/{name}": (_PACKAGE / name).read_bytes() for name in _SHARED}
-    for part in parts:
-        files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
+    files: dict[str, bytes] = {}
+    for part in (*_SHARED, *parts):
+        if part.endswith(".py"):
+            files[f"code/trnslurm/{part}"] = (_PACKAGE / part).read_bytes()
+        else:
+            files |= dict(_tree(_PACKAGE / part, f"code/trnslurm/{part}"))
     return files
 
 
 def snapshot(
-    recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = _ON_NODES
+    recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = ON_NODES
 ) -> dict[str, bytes]:
     """Return the code that the nodes run: the job's directory, and the parts of this package."""
     files = package_files(parts)

@@ -9,6 +9,8 @@ import io
 import tokenize
 from collections.abc import Iterator, Mapping
 
+from trnslurm.errors import RenderError
+
 _ROOT = "code/"
 # Our version, names of files, checks of values: nothing that shapes a graph.
 _OURS = {
@@ -41,7 +43,13 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
     # A script also imports files next to it by their bare names.
     bases = [_ROOT, name.rpartition("/")[0] + "/"]
     package = name.removeprefix(_ROOT).split("/")[:-1]
-    for words in _all_modules(files[name], tuple(package)):
+    try:
+        modules = _all_modules(files[name], tuple(package))
+    except SyntaxError as error:
+        raise RenderError(f"{name}:{error.lineno}: {error.msg}: it must be Python") from None
+    except ValueError as error:
+        raise RenderError(f"{name}: {error}: it must be Python") from None
+    for words in modules:
         for base in bases:
             # Importing a module runs the __init__.py of every package above it.
             for count in range(1, len(words) + 1):
@@ -51,11 +59,7 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
 
 @functools.cache  # a plan reads the same files for every node count
 def _all_modules(data: bytes, package: tuple[str, ...]) -> list[list[str]]:
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError):
-        return []  # it will not run either
-    return [words for node in ast.walk(tree) for words in _modules(node, [*package])]
+    return [words for node in ast.walk(ast.parse(data)) for words in _modules(node, [*package])]
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:

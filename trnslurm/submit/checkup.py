@@ -16,7 +16,7 @@ from pathlib import Path
 from trnslurm.config import Cluster, Config, Recipe
 from trnslurm.config.schema import Batch, Origin
 from trnslurm.plan.spec import JobSpec, make_spec
-from trnslurm.render.bundle import Bundle, package_files
+from trnslurm.render.bundle import ON_NODES, Bundle, package_files
 from trnslurm.rundir import NODE_SCRIPT
 from trnslurm.submit.job import Job, make_job
 
@@ -54,7 +54,7 @@ def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -
 
 def make_checkup(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
     """Render it: a training's files, and the program around its node script."""
-    code = package_files(("node", "train")) | {f"code/jobs/{NAME}/train.py": _ENTRY}
+    code = package_files(ON_NODES) | {f"code/jobs/{NAME}/train.py": _ENTRY}
     job = make_job(spec, template_dirs, code=code)
     files = dict(job.bundle.files)
     files[RANKS_SCRIPT] = files[NODE_SCRIPT]

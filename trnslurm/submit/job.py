@@ -13,12 +13,11 @@ import yaml
 from trnslurm.config import Cluster, Config, flatten, parse_yaml, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
 from trnslurm.plan.batch import Estimate
-from trnslurm.plan.data import CONFIG as MODEL_CONFIG
-from trnslurm.plan.data import INDEX, PREPARE, DataJob, command, data_path, none_there
+from trnslurm.plan.data import PREPARE, DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, load_json
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
@@ -160,55 +159,3 @@ def read_job(directory: Path) -> Job:
             f"{directory}: {PLAN} is for {planned} nodes, {CONFIG} for {job.nodes}; render it again"
         )
     return job
-
-
-def refuse_unprepared(job: Job) -> None:
-    """Refuse to train on data that is not there, as far as this host can tell."""
-    root = job.profile.data_root
-    # Prepared data, shards as they are published, or a plain text.
-    files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
-    if job.data and none_there(root, files, local=job.local):
-        prepare = command("prepare", job.recipe, job.preset, job.cluster)
-        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
-    if job.data:
-        _refuse_unfit(job)
-    try:
-        model = json.loads(job.bundle.files[PLAN])["train"].get("init_from", "")
-    except (KeyError, ValueError, AttributeError):  # of a job that trains nothing
-        return
-    fetched = str(model).startswith(f"{root.rstrip('/')}/hub/")
-    if fetched and none_there(root, [f"{model}/{MODEL_CONFIG}"], local=job.local):
-        fetch = command("fetch", job.recipe, job.preset, job.cluster)
-        raise SubmitError(f"no model at {model}: {fetch}")
-
-
-def _refuse_unfit(job: Job) -> None:
-    """Refuse data that was prepared for another model or other samples, if its index is here."""
-    try:
-        index = load_json(Path(job.data).expanduser() / INDEX)
-        plan = json.loads(job.bundle.files[PLAN])
-        numbers = {key: value for key, value in index.items() if isinstance(value, int)}
-        has = [numbers.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
-    except (OSError, RuntimeError, ValueError, AttributeError):
-        return  # not for this host to look at; the job says what is wrong
-    wanted = [plan["seq_len"], plan["train"].get("max_pred"), plan["model"].get("vocab_size")]
-    for name, there, asked in zip(("seq_len", "train.max_pred"), has, wanted, strict=False):
-        if None not in (there, asked) and there != asked:
-            raise SubmitError(
-                f"{name} is {asked}, but the data at {job.data} was prepared with {there}: prepare "
-                f"other data (--set data.path=NAME), or --set {name}={there}"
-            )
-    if has[2] is not None and wanted[2] is not None and has[2] > wanted[2]:
-        raise SubmitError(
-            f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
-            f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
-        )
-    outputs, labels = plan["model"].get("num_labels"), index.get("labels")
-    if outputs is None or not isinstance(labels, list):
-        return
-    if outputs != (count := len(labels) or 1):
-        has_what = f"the labels {', '.join(map(str, labels))}" if labels else "numbers on a scale"
-        raise SubmitError(
-            f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: "
-            f"--set model.num_labels={count}"
-        )

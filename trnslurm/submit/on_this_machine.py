@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shlex
 import signal
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from submitit.local.local import LocalExecutor
 
-from trnslurm.errors import SubmitError
 from trnslurm.rundir import RunFiles
 from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
@@ -36,19 +34,6 @@ class GuardedLocal(LocalExecutor):
         self.update_parameters(timeout_min=_NO_LIMIT_MIN)
         job_id: str = self._submit_command(shlex.join(argv)).job_id
         return int(job_id)
-
-
-def find_python(configured: str) -> str:
-    """Return the interpreter that runs the job: the profile's, or this one if it has torch."""
-    if configured != "python3":
-        return configured
-    for module in ("torch", "transformers"):
-        if importlib.util.find_spec(module) is None:
-            raise SubmitError(
-                f"{sys.executable} has no {module}, which the job needs: "
-                "install trnslurm there with its [train] extra, or set python: in a cluster profile"
-            )
-    return sys.executable
 
 
 def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:

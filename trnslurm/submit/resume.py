@@ -23,7 +23,8 @@ from trnslurm.runs.run import Record, RunDir, utc_now
 from trnslurm.runs.status import RunStatus, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.claims import Claims
-from trnslurm.submit.job import Job, read_job, refuse_unprepared
+from trnslurm.submit.here import check_here
+from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.resize import adopt_files, lay_aside, resize
@@ -140,7 +141,7 @@ def _job_again(run: RunDir, nodes: int | None, template_dirs: Sequence[Path]) ->
         raise RunError(
             f"{run.path / changed[0]} is not as it was submitted: submit it as a new run"
         )
-    refuse_unprepared(job)
+    check_here(job)
     return job if nodes in (None, job.nodes) else resize(run, job, nodes, template_dirs)
 
 

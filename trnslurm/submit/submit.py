@@ -21,6 +21,7 @@ from trnslurm.runs.root import check_run_root, create_run
 from trnslurm.runs.run import Record, RunDir, utc_now
 from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.claims import Claims
+from trnslurm.submit.here import find_python
 from trnslurm.submit.job import Job, Link, alone
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
@@ -36,7 +37,7 @@ def submit_chain(
 ) -> list[RunDir]:
     """Make a run of each link, and start all or none; each run waits for the one before it.
 
-    The caller has checked that their data are there: refuse_unprepared.
+    The caller has checked what this host can see: check_here.
     """
     job = links[0].job  # all are for one cluster
     root = check_run_root(Path(job.profile.run_root))
@@ -68,7 +69,7 @@ def starter(job: Job, *, detach: bool, after: str = "") -> Callable[[Sequence[Ru
     if job.local:
         from trnslurm.submit import on_this_machine
 
-        python = on_this_machine.find_python(job.profile.python)
+        python = find_python(job.profile.python)
         return lambda runs: on_this_machine.start(runs, python, detach=detach)
     from trnslurm.submit import on_slurm
 

@@ -92,7 +92,8 @@ def check_model(cls: type, plan: Plan) -> None:
 
 
 def _check(cls: type, section: str, values: dict[str, Any], plan: Plan) -> None:
-    if problem := find_problem(declared_by(cls), section, values, vars(plan)):
+    around = vars(plan) | {"data.path": plan.data}
+    if problem := find_problem(declared_by(cls), section, values, around):
         raise TrainError(problem.text)
 
 

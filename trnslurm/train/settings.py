@@ -6,7 +6,8 @@ not go together, and why. The launcher reads all this from the source, without i
 refuses what is wrong before anything is queued; the job refuses the same: trnslurm/declared.py.
 
 Marks are texts. "at least X", "less than X" and "divides X" take a number or another key, which may
-be seq_len; a number is at least 0 unless a mark says otherwise.
+be seq_len; a number is at least 0 unless a mark says otherwise. REFUSED may also name precision,
+device and data.path.
 """
 
 from dataclasses import dataclass

@@ -119,7 +119,8 @@ def open_labelled(path: Path, split: str, *, seq_len: int, vocab_size: int, seed
     """Open a split of labelled data and check that it fits the model: milliseconds at any size."""
     index = read_labelled_index(path)
     if split not in index.splits:
-        more = ": give rows to evaluate on, or --holdout" if split == "eval" else ""
+        more = ": give rows to evaluate on, --holdout, or train.eval_every=0"
+        more = more if split == "eval" else ""
         raise TrainError(f"{path}: no split {split}, but {', '.join(index.splits)}{more}")
     if index.seq_len != seq_len:
         raise TrainError(

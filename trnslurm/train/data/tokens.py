@@ -83,7 +83,8 @@ class TokenText:
         index = read_token_index(directory)
         found = index.split(split)
         if found is None:
-            raise TrainError(f"{directory}: no split {split}: {_PREPARE} and --holdout")
+            more = ", or set train.eval_every=0" if split == "eval" else ""
+            raise TrainError(f"{directory}: no split {split}: {_PREPARE} and --holdout{more}")
         if found.tokens < seq_len:
             holdout = " or with a larger --holdout" if split == "eval" else ""
             raise TrainError(

@@ -29,9 +29,7 @@ def make_optimizer(
     """
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision != "fp32_copy"):  # a job declares it: REFUSED
-        raise TrainError(
-            f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy"
-        )
+        raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
     matrices: dict[str, nn.Parameter] = {}
     vectors: dict[str, nn.Parameter] = {}
     for key, parameter in named_parameters:

@@ -43,7 +43,10 @@ def find_shards(directory: Path, split: str) -> list[Path]:
         raise TrainError(f"data: {directory} is not a directory")
     found = sorted(directory.glob(PATTERNS[split]))
     if not found:
-        raise TrainError(f"data: {directory} has no shards of split {split} ({PATTERNS[split]})")
+        more = ": make some, or set train.eval_every=0" if split == "eval" else ""
+        raise TrainError(
+            f"data: {directory} has no shards of split {split} ({PATTERNS[split]}){more}"
+        )
     return found
 
 

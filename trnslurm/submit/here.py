@@ -1,0 +1,212 @@
+"""What this host can see of what a job needs: data, first parameters, Python and its packages.
+
+On a login node much is unknown: what the nodes may have all the same is a warning.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import SubmitError
+from trnslurm.plan.data import CONFIG as MODEL_CONFIG
+from trnslurm.plan.data import INDEX, command, none_there
+from trnslurm.rundir import CHECKPOINTS, PLAN, load_json
+from trnslurm.submit.job import Job
+
+# Values of train that need a package, and how it is installed.
+_PACKAGES = {
+    ("optimizer", "lamb"): ("timm", "pip install 'trnslurm[lamb]'"),
+    ("attention", "flash_attention_2"): ("flash_attn", "pip install flash-attn"),
+    ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
+}
+# What NVIDIA's preparation calls the shards of each split.
+_TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
+
+
+def check_here(job: Job) -> list[str]:
+    """Refuse a job for what this host sees that it lacks; return warnings of what it may lack."""
+    plan = _plan_of(job)
+    _check_data(job, plan)
+    return [*_python(job), *_first_parameters(job, plan), *_packages(job, plan)]
+
+
+def find_python(configured: str) -> str:
+    """Return the interpreter of a local job: the profile's, or this one if it has torch."""
+    if configured != "python3":
+        return configured
+    for module in ("torch", "transformers"):
+        if importlib.util.find_spec(module) is None:
+            raise SubmitError(
+                f"{sys.executable} has no {module}, which the job needs: "
+                "install trnslurm there with its [train] extra, or set python: in a cluster profile"
+            )
+    return sys.executable
+
+
+def _plan_of(job: Job) -> Mapping[str, Any]:
+    """Return plan.json; empty of a job that trains nothing."""
+    try:
+        plan = json.loads(job.bundle.files[PLAN])
+    except (KeyError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) and isinstance(plan.get("train"), dict) else {}
+
+
+def _python(job: Job) -> Iterator[str]:
+    """Refuse a Python that this machine lacks, or that cannot be run; warn of one elsewhere."""
+    python = find_python(job.profile.python) if job.local else job.profile.python
+    path = Path(python)
+    if not path.is_absolute():
+        if job.local and not job.profile.activate and not shutil.which(python):
+            raise SubmitError(f"there is no {python}: set python: in the profile {job.cluster}")
+        return
+    try:
+        if os.access(path, os.X_OK) and path.is_file():
+            return
+        there, near = path.exists(), path.parent.is_dir()
+    except (OSError, ValueError):  # a name that this shell's locale does not have
+        return
+    problem = "cannot be run" if there else "does not exist"
+    if job.local:
+        raise SubmitError(f"{python} {problem}: set python: in the profile {job.cluster}")
+    if there or near:
+        yield f"python: {python} {problem} on this host; the nodes need it"
+
+
+def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
+    # Prepared data, shards as they are published, or a plain text.
+    files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
+    if job.data and none_there(job.profile.data_root, files, local=job.local):
+        prepare = command("prepare", job.recipe, job.preset, job.cluster)
+        raise SubmitError(f"no prepared data at {job.data}: {prepare}")
+    if job.data and plan:
+        index = _index(job)
+        _refuse_unfit(job, plan, index)
+        _refuse_unevaluated(job, plan, index)
+
+
+def _index(job: Job) -> Mapping[str, Any]:
+    """Return the index of prepared data; empty where this host sees none."""
+    try:
+        index = load_json(Path(job.data).expanduser() / INDEX)
+    except (OSError, RuntimeError, ValueError):
+        return {}  # not for this host to look at; the job says what is wrong
+    return index if isinstance(index, dict) else {}
+
+
+def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -> None:
+    """Refuse data that was prepared for another model or other samples."""
+    numbers = {key: value for key, value in index.items() if isinstance(value, int)}
+    has = [numbers.get(key) for key in ("seq_len", "max_pred", "vocab_size")]
+    wanted = [plan["seq_len"], plan["train"].get("max_pred"), plan["model"].get("vocab_size")]
+    for name, there, asked in zip(("seq_len", "train.max_pred"), has, wanted, strict=False):
+        if None not in (there, asked) and there != asked:
+            raise SubmitError(
+                f"{name} is {asked}, but the data at {job.data} was prepared with {there}: prepare "
+                f"other data (--set data.path=NAME), or --set {name}={there}"
+            )
+    if has[2] is not None and wanted[2] is not None and has[2] > wanted[2]:
+        raise SubmitError(
+            f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
+            f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
+        )
+    outputs, labels = plan["model"].get("num_labels"), index.get("labels")
+    if outputs is None or not isinstance(labels, list):
+        return
+    if outputs != (count := len(labels) or 1):
+        has_what = f"the labels {', '.join(map(str, labels))}" if labels else "numbers on a scale"
+        raise SubmitError(
+            f"model.num_labels is {outputs}, but the data at {job.data} has {has_what}: "
+            f"--set model.num_labels={count}"
+        )
+
+
+def _refuse_unevaluated(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -> None:
+    """Refuse to evaluate where nothing was held out."""
+    every, splits = plan["train"].get("eval_every"), index.get("splits")
+    if not every:
+        return
+    wrong = ""
+    if isinstance(splits, dict):
+        if {*splits} <= {"train"}:
+            wrong = "nothing held out: --set train.eval_every=0, or prepare it with --holdout"
+    elif _some(job, _TRAINING) and not _some(job, _TEST):
+        wrong = (
+            f"no test shards ({_TEST}): --set train.eval_every=0, or make some of held-out "
+            "documents with trnslurm data prepare"
+        )
+    if wrong:
+        raise SubmitError(f"train.eval_every is {every}, but the data at {job.data} has {wrong}")
+
+
+def _some(job: Job, pattern: str) -> bool:
+    try:
+        return any(Path(job.data).expanduser().glob(pattern))
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
+    model = plan["train"].get("init_from") if plan else ""
+    if not isinstance(model, str) or not model:
+        return
+    root = job.profile.data_root
+    if model.startswith(f"{root.rstrip('/')}/hub/"):
+        if none_there(root, [f"{model}/{MODEL_CONFIG}"], local=job.local):
+            fetch = command("fetch", job.recipe, job.preset, job.cluster)
+            raise SubmitError(f"no model at {model}: {fetch}")
+        return
+    is_path = model.startswith(("/", "~", ".")) or model.endswith(".pt") or model.count("/") > 1
+    try:
+        path = Path(model).expanduser()
+        there = (path if is_path else _cached(job, model)).exists()
+    except (OSError, RuntimeError, ValueError):  # a ~user unknown on this host
+        return
+    # A run ahead in a chain has yet to make its checkpoints.
+    if there or path.name == CHECKPOINTS:
+        return
+    if is_path and not path.is_absolute():
+        raise SubmitError(
+            f"train.init_from is {model!r}: it is looked up in the run directory; name an absolute "
+            "path"
+        )
+    missing = f"train.init_from is {model!r}: there is no such " + (
+        "file or directory" if is_path else "model in the cache of Hugging Face on this host"
+    )
+    if job.local or (is_path and path.parent.is_dir()):
+        raise SubmitError(missing)
+    yield missing + (" on this host" if is_path else "")
+
+
+def _cached(job: Job, model: str) -> Path:
+    """Return where a model of the Hub would lie in the cache of Hugging Face."""
+    home = Path(job.profile.env.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return home / "hub" / f"models--{model.replace('/', '--')}"
+
+
+def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse values that need a package which this Python lacks; warn of another one's."""
+    train = plan["train"] if plan else {}
+    python = find_python(job.profile.python) if job.local else job.profile.python
+    for (key, value), (module, install) in _PACKAGES.items():
+        if train.get(key) != value or _has(python, module):
+            continue
+        problem = f"train.{key} is {value!r}, but {python} has no {module}: {install}"
+        if python == sys.executable:
+            raise SubmitError(problem)
+        yield problem
+
+
+def _has(python: str, module: str) -> bool:
+    """Check whether a Python has a module, without starting it; of one elsewhere: yes."""
+    if python == sys.executable:
+        return importlib.util.find_spec(module) is not None
+    sites = [*Path(python).parent.parent.glob("lib/python3*/site-packages")]
+    return not Path(python).is_absolute() or not sites or any((s / module).is_dir() for s in sites)
