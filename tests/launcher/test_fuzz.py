@@ -31,7 +31,7 @@ from trnslurm.cli import main
 from trnslurm.rundir import checkpoint_name, write_json
 from trnslurm.runs.run import RunDir
 
-ROUND = 25
+ROUND = 12
 """Cases of the short round."""
 PATIENCE_S = 60
 MEMORY_BYTES = 500 << 20

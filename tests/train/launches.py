@@ -11,8 +11,6 @@ from .conftest import JOB, make_environment, strategy_of, tiny_plan
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 TIMEOUT_S = 900
-# Compiling is most of the work here, and what is compiled runs for seconds.
-QUICK_COMPILER = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Launches:
             ["--nnodes=1", f"--nproc_per_node={workers}", "--master_addr=127.0.0.1",
              f"--master_port={free_port()}", str(SCENARIOS), "options.json"],
             cwd=self.directory,
-            env=make_environment(device, "train", self.directory) | QUICK_COMPILER | environ,
+            env=make_environment(device, "train", self.directory) | environ,
             timeout_s=TIMEOUT_S,
             xla=device.startswith("xla"),
         )  # fmt: skip

@@ -9,12 +9,12 @@ from trnslurm.train.checkpoint.manifest import verify
 from .conftest import JOB
 from .launches import Launches, Scenario
 
-STEPS = 40
+STEPS = 20
 
 # Four units of two samples: three workers have two of padding. Dropout is on. Compiling takes
 # longest, so the model has one layer.
 SHAPE = {
-    "batch__micro_batch": 2, "steps": STEPS, "train__eval_every": 20, "train__save_every": 0,
+    "batch__micro_batch": 2, "steps": STEPS, "train__eval_every": 10, "train__save_every": 0,
     "model__n_layer": 1,
 }  # fmt: skip
 # Clipping is active in every step; and unlike Adam, SGD sees a wrong scale of the gradients.
@@ -25,7 +25,7 @@ SGD = SHAPE | {
     "train__max_norm": 0.5,
 }
 ADAMW = SHAPE
-SAVED = ADAMW | {"train__save_every": 10}
+SAVED = ADAMW | {"train__save_every": 5}
 
 TOLERANCE = {"sgd": 1e-5, "adamw": 1e-4}
 FEW = {"train__stop_at": 4}
@@ -42,14 +42,14 @@ def trainings(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trainings")
     text = directory / "text.txt"
     # Little enough that the training goes into its fourth epoch.
-    text.write_bytes((JOB / "text.txt").read_bytes()[:6500])
+    text.write_bytes((JOB / "text.txt").read_bytes()[:3250])
     launches = Launches(directory, text)
     for workers in (4, 2, 3, 1):
         again = {
-            4: [Scenario("elastic", SAVED | {"train__stop_at": 17})],
+            4: [Scenario("elastic", SAVED | {"train__stop_at": 9})],
             2: [
-                Scenario("elastic", SAVED | {"train__stop_at": 28}),
-                Scenario("same-2", SAVED | {"train__stop_at": 17}),
+                Scenario("elastic", SAVED | {"train__stop_at": 14}),
+                Scenario("same-2", SAVED | {"train__stop_at": 9}),
                 Scenario("same-2", SAVED),
                 Scenario("scale_left_in", SGD | FEW, change="scale_left_in"),
                 Scenario("norm_groups_set", SGD | FEW, change="norm_groups_set"),
@@ -69,7 +69,7 @@ def trainings(tmp_path_factory):
         }
         whole = [Scenario(f"sgd-{workers}", SGD), Scenario(f"adamw-{workers}", ADAMW)]
         if workers == 4:  # slow on two cores; Adam trains on them in `elastic`
-            whole = [Scenario("sgd-4", SGD | {"train__stop_at": 20})]
+            whole = [Scenario("sgd-4", SGD | {"train__stop_at": 10})]
         launches.launch(workers, *whole, *again[workers])
     # As GPUs do it, and not Neuron, whose way is that of all XLA tests.
     launches.launch(2, Scenario("functional", SGD | FEW), XLA_DISABLE_FUNCTIONALIZATION="0")
@@ -98,7 +98,7 @@ def assert_same(outcome, other, optimizer, steps=STEPS):
         ("adamw", 2, STEPS),
         ("sgd", 3, STEPS),
         ("adamw", 3, STEPS),
-        ("sgd", 4, 20),
+        ("sgd", 4, 10),
     ],
 )
 def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(
@@ -112,7 +112,7 @@ def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(
     assert [place for place, _ in outcome.ledger] == list(range(steps * 8))
     evaluated = [line["eval_loss"] for line in outcome.metrics if "eval_loss" in line]
     expected = [line["eval_loss"] for line in one.metrics if "eval_loss" in line]
-    assert len(evaluated) == 1 + steps // 20
+    assert len(evaluated) == 1 + steps // 10
     assert evaluated == pytest.approx(expected[: len(evaluated)], rel=TOLERANCE[optimizer])
     if optimizer == "sgd":
         assert min(one.column("grad_norm")) > 0.5, "clipping is not always active"
@@ -197,7 +197,7 @@ def test_plain_data_parallel_training_is_the_same_as_zero1(trainings):
 
 def test_a_training_of_some_epochs_ends_with_them(trainings):
     outcome = trainings.outcome("epochs")
-    blocks = -(-(6500 - 6500 // 20 + 1) // 64)
+    blocks = -(-(3250 - 3250 // 20 + 1) // 64)
 
     last = -(-2 * blocks // 8)
     assert outcome.column("step") == list(range(1, last + 1))

@@ -109,7 +109,7 @@ def test_who_never_answers_is_asked_once():
     assert ask(lambda: 1 // 0, patience_s=1) is None
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_frozen_worker_is_named_by_another(tmp_path, rank):
     run = Run(tmp_path / "run", **CHANGES)
     with run.attempt(1) as attempt:

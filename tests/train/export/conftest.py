@@ -24,7 +24,8 @@ def data(tmp_path_factory):
     command += ["--tokenizer", f"train:{VOCAB_SIZE}", "--holdout", "0.05"]
     subprocess.run(
         [*command, "--output", str(directory)],
-        env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, timeout=120, check=True,
+        env=os.environ | {"PYTHONPATH": str(REPO), "USE_TORCH_XLA": "0"},
+        capture_output=True, timeout=120, check=True,
     )  # fmt: skip
     return directory
 
