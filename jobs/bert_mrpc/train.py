@@ -34,9 +34,9 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """in bf16: the optimizer's parameters and state"""
+    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
     eval_in_precompile: bool
-    """false: its graph is compiled in training, as with --do_train alone"""
+    """With false its graph is compiled in training, as with --do_train alone."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
@@ -45,7 +45,7 @@ class Model(Bert):
     """The recipe's model section."""
 
     num_labels: Positive[int]
-    """outputs of the head; 1: labels are numbers on a scale"""
+    """Outputs of the head; 1: labels are numbers on a scale."""
 
 
 def main() -> None:

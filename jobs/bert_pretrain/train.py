@@ -38,15 +38,15 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
-    """this many samples of the test shards"""
+    """This many samples of the test shards."""
     max_pred: Positive[int]
-    """masked tokens of a sample at most, as the shards have them"""
+    """Masked tokens of a sample at most, as the shards have them."""
     zero1: bool
-    """split the optimizer's state over the workers of XLA devices"""
+    """Split the optimizer's state over the workers of XLA devices."""
     optimizer_precision: OptimizerPrecision
-    """in bf16: the optimizer's parameters and state"""
+    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
     expected_samples_per_s: Free[float]
-    """warn at the end if the mean is under 95 % of it; 0: do not look"""
+    """A warning at the end if the mean is under 95 % of it; 0: none."""
 
     REFUSED = (
         ({"data.path": ""}, "name a directory of HDF5 shards"),

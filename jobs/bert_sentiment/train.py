@@ -40,9 +40,9 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """in bf16: the optimizer's parameters and state"""
+    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
     keep_best: Free[Literal["", "loss", "accuracy", "f1", "macro_f1", "matthews"]]
-    """and the best by this score of the evaluation; empty: none"""
+    """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
@@ -51,7 +51,7 @@ class Model(Bert):
     """The recipe's model section."""
 
     num_labels: Positive[int]
-    """outputs of the head; 1: labels are numbers on a scale"""
+    """Outputs of the head; 1: labels are numbers on a scale."""
 
 
 def main() -> None:

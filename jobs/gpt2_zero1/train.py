@@ -34,11 +34,11 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer: Literal["adamw", "sgd"]
-    """AdamW; or plain SGD, for comparing runs exactly: ZeRO-1 has no norms of whole parameters"""
+    """AdamW; or plain SGD, for comparing runs exactly: ZeRO-1 has no norms of whole parameters."""
     eval_samples: Free[Positive[int]]
-    """this many held-out samples"""
+    """This many held-out samples."""
     gradient_checkpointing: bool
-    """recompute activations in the backward pass: without it XL does not fit"""
+    """Recompute activations in the backward pass: without it XL does not fit."""
 
 
 class Model(Gpt2):

@@ -39,9 +39,9 @@ class Settings(ShardedSettings):
     """The recipe's train section."""
 
     eval_samples: Free[Positive[int]]
-    """this many held-out samples"""
+    """This many held-out samples."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "eager"]
-    """auto: sdpa, on XLA devices eager; flash_attention_2 needs the package flash-attn"""
+    """With auto sdpa, on XLA devices eager; flash_attention_2 needs the package flash-attn."""
 
     REFUSED = (
         (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config import Recipe, Workspace, flatten, packaged_root, resolve
+from trnslurm.config.tree import fields_of
 from trnslurm.declared import Field, find_problem, read_declaration
 from trnslurm.plan.values import SECTIONS, declarations
 
@@ -142,3 +143,27 @@ def _copy(site) -> Path:
         text = (packaged_root() / "jobs/gpt2_zero1" / name).read_text()
         file = site.write(f"jobs/mine/{name}", text)
     return file
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_lists_every_key_with_what_it_accepts(site, cli, recipe: str) -> None:
+    done = cli("recipes", recipe, "--preset", "tiny", "--json")
+    keys = {entry["key"]: entry for entry in json.loads(done.out)}
+    shown = json.loads(cli("show", recipe, "--preset", "tiny", "--json").out)["config"]
+    ours = {key for key, _ in flatten({k: shown[k] for k in fields_of(Recipe)})}
+    assert {key for key in keys if not key.startswith(("neuron.env", "strategy."))} == {
+        key for key in ours if not key.startswith(("neuron.env", "strategy."))
+    }
+    assert keys["train.lr"]["default"] == shown["train"]["lr"]
+    assert keys["train.schedule"]["choices"] == ["cosine", "linear", "constant"]
+    assert all(entry["help"] and entry["type"] for entry in keys.values())
+    assert "\nsteps  " in (table := cli("recipes", recipe).out)
+    assert "whole number, at least 1" in table
+
+
+def test_recipes_says_of_a_script_of_ones_own_what_it_knows(site, cli) -> None:
+    site.recipe("train: {greeting: hello}\n")
+    [entry] = [e for e in json.loads(cli("recipes", "toy", "--json").out) if "greet" in e["key"]]
+    assert entry == {"key": "train.greeting", "type": "text", "choices": [], "rules": [],
+                     "default": "hello", "help": ""}  # fmt: skip
+    assert cli("recipes", "--preset", "tiny").code == 2

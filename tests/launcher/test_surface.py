@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "--path -c/--cluster -p/--preset --set"
 SPEC = f"{CONFIG} --workers --from --time --name --sbatch --allow-idle"
 SURFACE = {
-    "recipes": "--path --json",
+    "recipes": "RECIPE -p/--preset --path --json",
     "show": f"RECIPE {SPEC} --json",
     "plan": f"RECIPE -n/--nodes {SPEC} --json",
     "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
@@ -195,6 +195,15 @@ def test_completion_script(cli, shell: str) -> None:
         ("trnslurm status la", {"last"}),
         ("trnslurm submit bert_pretrain --from 2026", {"20260101-000000-gpt"}),
         ("trnslurm submit no_such_recipe --preset ", set()),
+        ("trnslurm submit gpt2_zero1 --set train.sch", {"train.schedule="}),
+        ("trnslurm show bert_pretrain --set train.max_", {"train.max_pred=", "train.max_norm="}),
+        ("trnslurm plan gpt2_zero1 --set slurm.time", {"slurm.time_min="}),
+        ("trnslurm plan gpt2_zero1 --set precision=b", {"precision=bf16"}),
+        (
+            "trnslurm plan llama3_clm --set train.optimizer=",
+            {"train.optimizer=adamw", "train.optimizer=sgd"},
+        ),
+        ("trnslurm plan no_such_recipe --set train.", set()),
     ],
 )
 def test_completion_knows_our_names(

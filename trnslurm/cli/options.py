@@ -12,11 +12,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
+from trnslurm.config import Cluster, Config, Workspace, flatten, presets_of, resolve
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.plan.values import check_declared
 from trnslurm.runs.find import known_roots, list_runs
 from trnslurm.runs.result import INIT_FROM, Checkpoint, find_checkpoint, refuse_other_model
 from trnslurm.sandbox.layout import search_roots
@@ -36,11 +35,36 @@ def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any
     return complete
 
 
-def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
+def _recipe_of(workspace: Workspace, ctx: click.Context) -> str | None:
     # While an option has no value yet, click leaves the recipe among the unparsed words.
     words = [ctx.params.get("recipe"), *ctx.args]
-    recipe = next((w for w in words if w in workspace.recipes()), None)
+    return next((w for w in words if w in workspace.recipes()), None)
+
+
+def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
+    recipe = _recipe_of(workspace, ctx)
     return presets_of(workspace.recipe_dir(recipe)) if recipe else []
+
+
+def _complete_setting(
+    ctx: click.Context, param: click.Parameter, word: str
+) -> list[CompletionItem]:
+    """Complete a key of the recipe, and after it a value where there are choices."""
+    from trnslurm.plan.keys import keys_of
+
+    try:
+        workspace = workspace_of(ctx.params)
+        if (recipe := _recipe_of(workspace, ctx)) is None:
+            return []
+        options = {key: ctx.params.get(key) for key in ("cluster", "preset")}
+        cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+        config = resolve(workspace, recipe, cluster=cluster, preset=preset)
+    except TrnslurmError:
+        return []
+    found = [f"{key}=" for key, _ in flatten(config.tree)]
+    if "=" in word:
+        found = [f"{key.key}={choice}" for key in keys_of(config) for choice in key.choices]
+    return [CompletionItem(name) for name in found if name.startswith(word)]
 
 
 def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
@@ -82,19 +106,25 @@ def cluster_option(command: Command) -> Command:
     )(command)
 
 
-_CONFIG_OPTIONS = [
-    path_option,
-    cluster_option,
-    click.option(
+def preset_option(command: Command) -> Command:
+    """Add --preset."""
+    return click.option(
         "-p", "--preset", metavar="NAME", shell_complete=_complete(_preset_names),
         help="Preset of the recipe.",
-    ),
+    )(command)  # fmt: skip
+
+
+_CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
+    path_option,
+    cluster_option,
+    preset_option,
     click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        shell_complete=_complete_setting,
         help="Set any key of `trnslurm show`, e.g. batch.micro_batch=2.",
     ),
 ]  # fmt: skip
-_SPEC_OPTIONS = [
+_SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     *_CONFIG_OPTIONS,
     click.option(
         "--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."
@@ -187,6 +217,8 @@ def config_of(
 
     A run of a chain starts from the `checkpoints` of the previous one.
     """
+    from trnslurm.plan.values import check_declared  # many commands need no configuration
+
     layers, checkpoint = _option_layers(options), None
     if word := options["from_run"]:
         checkpoint = find_checkpoint(word, run_roots(workspace))

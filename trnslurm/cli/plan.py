@@ -17,32 +17,47 @@ from trnslurm.cli.options import (
     json_option,
     parse_nodes,
     path_option,
+    preset_option,
     recipe_argument,
     spec_options,
     workspace_of,
 )
 from trnslurm.cli.output import count, dollars, echo_json, echo_table, hours
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.config import describe, presets_of
+from trnslurm.config import Workspace, describe, presets_of, resolve
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.plan.batch import even_nodes, without_padding
+from trnslurm.plan.keys import keys_of
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
 from trnslurm.plan.spec import JobSpec, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
+_NARROW = 20  # where much stands beside it
 
 
 @click.command("recipes")
+@recipe_argument(required=False)
+@preset_option
 @path_option
 @json_option
-def recipes_command(path: tuple[str, ...], as_json: bool) -> None:
+def recipes_command(
+    recipe: str | None, preset: str | None, path: tuple[str, ...], as_json: bool
+) -> None:
     """List the recipes: the training jobs that can be submitted.
+
+    With RECIPE list its keys: what each accepts, its value in the preset, and what it means.
 
     \b
     Example:
       trnslurm recipes
+      trnslurm recipes gpt2_zero1
     """
+    if recipe is not None:
+        _print_keys(workspace_of({"path": path}), recipe, preset, as_json=as_json)
+        return
+    if preset is not None:
+        raise click.UsageError("--preset goes with a RECIPE")
     rows, broken = _listed(workspace_of({"path": path}).recipes(), _recipe_facts)
     if as_json:
         keys = ("recipe", "presets", "description", "directory")
@@ -52,6 +67,22 @@ def recipes_command(path: tuple[str, ...], as_json: bool) -> None:
         echo_table(("recipe", "presets", "description"), table)
     if broken:
         raise ConfigError("; ".join(broken))
+
+
+def _print_keys(workspace: Workspace, recipe: str, preset: str | None, *, as_json: bool) -> None:
+    options = {"cluster": None, "preset": preset}
+    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
+    config = resolve(workspace, recipe, cluster=cluster, preset=preset)
+    keys = keys_of(config)
+    if as_json:
+        echo_json([asdict(key) | {"default": plain(key.default)} for key in keys])
+        return
+    click.echo(f"{recipe}, preset {config.preset or '-'}\n")
+    rows = [
+        (key.key, _short(_value(key.default), _NARROW), _short(key.accepts, 2 * _NARROW), key.help)
+        for key in keys
+    ]
+    echo_table(("key", "value", "accepts", "meaning"), rows)
 
 
 @click.command("clusters")
@@ -293,5 +324,8 @@ def _value(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    text = str(plain(value))
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    return _short(str(plain(value)), _SHOWN_CHARS)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

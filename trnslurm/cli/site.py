@@ -186,4 +186,8 @@ def completion_command(shell: str) -> None:
     made = get_completion_class(shell)
     if made is None:
         sys.exit(1)
-    click.echo(made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source())
+    source = made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source()
+    if shell == "bash":  # a value follows KEY= without a space
+        ends = "    return 0\n"
+        source = source.replace(ends, f"    [[ $COMPREPLY == *= ]] && compopt -o nospace\n{ends}")
+    click.echo(source)

@@ -99,6 +99,7 @@ class Batch:
     """`fixed`: the same `global_batch` on any node count; `per_worker`: it grows with workers."""
 
     mode: Literal["fixed", "per_worker"] = "fixed"
+    """The same global batch on any number of nodes, or so many samples for each worker."""
     global_batch: int | None = None
     """Samples per optimizer step (mode fixed)."""
     per_worker: int | None = None
@@ -122,6 +123,7 @@ class BertShards:
     dupe_factor: int = 5
     """Passes over the text, each with different pairs and masks."""
     seed: int = 12345
+    """Of pairs and masks."""
     shards: int | None = None
     """Number of training shards; None: by the size of the text."""
     test_shards: int = 1
@@ -158,6 +160,7 @@ class Data:
     dataset: str | None = None
     """A dataset on the Hugging Face Hub, for `data fetch`."""
     dataset_config: str | None = None
+    """Its configuration there."""
     text: str | None = None
     """A text file in the recipe's directory, prepared if there is no dataset."""
     tokenizer: str | None = None
@@ -183,11 +186,13 @@ class Strategy:
     """How a job shards its model over its workers; see trnslurm.plan.sharding."""
 
     name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
-    """Empty: no sharding."""
+    """How the model is sharded; empty: it is not."""
     fsdp: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of PyTorch's FSDP2 that the plan does not decide; the others likewise."""
+    """Settings of PyTorch's FSDP2 that the plan does not decide."""
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of DeepSpeed."""
     xla_fsdp: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of torch_xla's FSDP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +214,7 @@ class Neuron:
     cc_flags: str = ""
     """NEURON_CC_FLAGS: the compiler's options."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables on Neuron devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,12 +236,15 @@ class Recipe:
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None
+    """The preset when none is chosen."""
     seq_len: int = 0
     """Tokens per sample; 0: unknown."""
     steps: int = 1
     """Optimizer steps in the whole run."""
     seed: int = 1234
+    """Of everything random."""
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
+    """mixed: autocast to bf16; bf16: parameters and gradients, too."""
     batch: Batch = field(default_factory=Batch)
     devices: tuple[Device, ...] = ()
     """Devices that the job supports; empty: all."""
@@ -254,6 +263,7 @@ class Recipe:
     """auto: on devices that compile graphs (neuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)
     reference: tuple[Reference, ...] = ()
+    """Published or measured speeds, by which hours are estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,14 +41,16 @@ _DECIDED = {
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 LONGEST_MIN = 365 * 24 * 60
 """A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
-_LEAST = {
+LEAST = {
     "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
     "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
     "slurm.stop_before_s": 0, "slurm.max_crashes": 1, "slurm.exclude_hours": 0,
     "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1, "slurm.data_cpus": 1,
     "slurm.data_time_min": 1, "data.bert.dupe_factor": 1, "data.bert.seed": 0,
-    "data.bert.shards": 1, "data.bert.test_shards": 0,
+    "data.bert.shards": 1, "data.bert.test_shards": 0, "batch.micro_batch": 1,
+    "batch.global_batch": 1, "batch.per_worker": 1, "data.samples": 1,
 }  # fmt: skip
+"""The least value of keys that are numbers."""
 _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
     "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
@@ -61,7 +63,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
     _check_environment("neuron.env", tree["neuron"]["env"])
-    for dotted, least in _LEAST.items():
+    for dotted, least in LEAST.items():
         value = lookup(tree, dotted)
         if value is not None and not value >= least:  # also true of nan
             raise ConfigError(f"{dotted} is {value}; it must be at least {least}")

@@ -34,17 +34,17 @@ class OptimizerSettings:
     """What the optimizer is made from."""
 
     optimizer: Literal["adamw", "lamb", "sgd"]
-    """AdamW; LAMB (needs timm); or plain SGD, for comparing runs exactly"""
+    """AdamW; LAMB (needs timm); or plain SGD, for comparing runs exactly."""
     weight_decay: float
-    """of matrices; none on biases and norms"""
+    """Decay of matrices; biases and norms have none."""
     beta1: Share[float]
-    """decay of the first moment"""
+    """Decay of the first moment."""
     beta2: Share[float]
-    """decay of the second moment"""
+    """Decay of the second moment."""
     eps: float
-    """added to the root of the second moment"""
+    """Added to the root of the second moment."""
     max_norm: float
-    """gradients are clipped to this global norm"""
+    """Gradients are clipped to this global norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,34 +52,34 @@ class CommonSettings(OptimizerSettings):
     """The base of a job's own Settings."""
 
     init_from: Free[str]
-    """first parameters: a folder of Hugging Face, a checkpoint or a model; empty: data.model"""
+    """First parameters: a folder of Hugging Face, a checkpoint or a model; empty: data.model."""
     epochs: Free[int]
-    """end after this many passes over the data, if sooner; 0: no"""
+    """End after this many passes over the data, if sooner; 0: no."""
     stop_at: Free[int]
-    """end this run after that step; the schedule stays that of all steps; 0: no"""
+    """End this run after that step; the schedule stays that of all steps; 0: no."""
     lr: Free[float]
-    """the learning rate after the warm-up"""
+    """The learning rate after the warm-up."""
     schedule: Free[Literal["cosine", "linear", "constant"]]
-    """how the rate goes down to 0 at the last step, or stays"""
+    """How the rate goes down to 0 at the last step, or stays."""
     warmup_steps: Free[int]
-    """steps in which the rate goes up linearly"""
+    """Steps in which the rate goes up linearly."""
     log_every: Positive[int]
-    """report every this many steps; reading a loss makes the host wait for the device"""
+    """Report every this many steps; reading a loss makes the host wait for the device."""
     eval_every: OnOff[int]
-    """evaluate on held-out data every this many steps, and at the end; 0: never"""
+    """Evaluate on held-out data every this many steps, and at the end; 0: never."""
     eval_samples: Free[int]
-    """this many held-out samples; 0: all"""
+    """This many held-out samples; 0: all."""
     save_every: OnOff[int]
-    """a checkpoint every this many steps, and at the end; 0: none"""
+    """A checkpoint every this many steps, and at the end; 0: none."""
     save_minutes: Free[float]
-    """and this many minutes after the last one; 0: no"""
+    """A checkpoint this many minutes after the last one; 0: no."""
     save_optimizer: Free[bool]
-    """false: parameters only; a resumed run starts its moments at zero"""
+    """With false parameters only: a resumed run starts its moments at zero."""
     keep_last: Free[Positive[int]]
-    """the newest so many checkpoints are kept"""
+    """The newest so many checkpoints are kept."""
     keep_every: Free[int]
-    """and one every this many steps for good; 0: no others"""
+    """One checkpoint every this many steps is kept for good; 0: no others."""
     watchdog: Free[float]
-    """end an attempt without progress for this many steps' time; 0: never"""
+    """End an attempt without progress for this many steps' time; 0: never."""
     watchdog_min_s: Free[float]
-    """and for at least this many seconds"""
+    """The watchdog waits for at least this many seconds."""

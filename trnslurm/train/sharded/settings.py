@@ -30,11 +30,11 @@ class ShardedSettings(CommonSettings):
     """The base of the Settings of a job with a sharded model."""
 
     optimizer: Literal["adamw", "sgd"]
-    """AdamW; or plain SGD, for comparing runs exactly: they need no norms of whole parameters"""
+    """AdamW; or plain SGD, for comparing runs exactly: they need no norms of whole parameters."""
     strategy: Literal["fsdp", "deepspeed", "xla_fsdp"]
-    """how the model is sharded: strategy.name of the recipe"""
+    """How the model is sharded: strategy.name of the recipe."""
     gradient_checkpointing: bool
-    """recompute activations in the backward pass"""
+    """Recompute activations in the backward pass."""
 
     REFUSED = (
         (

@@ -1,0 +1,96 @@
+"""Every key of a recipe: what it accepts, its value, and its line of help."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from trnslurm.config import Config, Recipe
+from trnslurm.config.tree import fields_of, lookup
+from trnslurm.config.values import LEAST
+from trnslurm.declared import WORDS, Field, read_declaration
+from trnslurm.plan.values import SECTIONS, declarations, reader
+
+_SCHEMA = "trnslurm/config/schema.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key of a recipe."""
+
+    key: str
+    type: str
+    choices: tuple[Any, ...]
+    rules: tuple[str, ...]
+    """As "at least 1", "less than 1", "divides n_embd"."""
+    default: Any
+    help: str
+
+    @property
+    def accepts(self) -> str:
+        """Return type, choices and range in words."""
+        if self.choices:
+            return ", ".join(str(choice) or "empty" for choice in self.choices)
+        return ", ".join([self.type, *self.rules])
+
+
+def keys_of(config: Config) -> list[Key]:
+    """Return the keys of a recipe in the order of its schema; `model` and `train` are its job's."""
+    return [*_of_class(Recipe, "", config), *_of_job(config)]
+
+
+def _of_class(cls: Any, prefix: str, config: Config) -> Iterator[Key]:
+    read = reader(config.recipe_name, Path(config.recipe_dir))
+    declared = read_declaration(read, _SCHEMA, cls.__name__)
+    assert declared is not None
+    for name, hint in fields_of(cls).items():
+        dotted = f"{prefix}{name}"
+        if dotted in SECTIONS:
+            continue
+        if is_dataclass(hint):
+            yield from _of_class(hint, f"{dotted}.", config)
+            continue
+        words, choices = _accepted(hint)
+        least = LEAST.get(dotted)
+        yield Key(
+            key=dotted,
+            type=words,
+            choices=choices,
+            rules=() if least is None else (f"at least {least}",),
+            default=lookup(config.tree, dotted),
+            help=declared.fields[name].help,
+        )
+
+
+def _accepted(hint: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the words for a type, and the choices that it leaves."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        words, choices = _accepted(args[0])
+        return f"{words} or null", choices
+    if origin is Literal:
+        return "text", args
+    if origin is tuple:
+        return "list", ()
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "mapping", ()
+    return WORDS[hint.__name__].removeprefix("a "), ()
+
+
+def _of_job(config: Config) -> Iterator[Key]:
+    declared = declarations(config)
+    for section in SECTIONS:
+        fields = declared[section].fields if section in declared else {}
+        for name, value in config.tree[section].items():
+            field = fields.get(name, Field(kind=type(value).__name__))
+            yield Key(
+                key=f"{section}.{name}",
+                type=WORDS.get(field.kind, field.kind).removeprefix("a "),
+                choices=field.choices,
+                rules=field.rules if name in fields else (),
+                default=value,
+                help=field.help,
+            )
