@@ -4,6 +4,7 @@ from __future__ import annotations
 
 GPT2, LLAMA = "gpt2_zero1", "llama3_clm"
 BERT, MRPC, TWEETS = "bert_pretrain", "bert_mrpc", "bert_sentiment"
+NER = "bert_ner"
 
 # Recipe, settings (section.key: value), and the refusal.
 BAD = [
@@ -39,6 +40,14 @@ BAD = [
     (MRPC, {"model.num_attention_heads": 7},
      "model.num_attention_heads is 7; it must divide model.hidden_size, 64; nearest: 4 or 8"),
     (MRPC, {"model.num_labels": 0}, "model.num_labels is 0; it must be at least 1"),
+    (MRPC, {"model.model_type": "robreta"},
+     "model.model_type is 'robreta' (did you mean \"roberta\"?); expected one of bert, roberta, "),
+    (MRPC, {"model.model_type": "distilbert"},
+     "model.model_type is 'distilbert' and model.type_vocab_size is 2: a distilbert has no segm"),
+    (NER, {"model.type_vocab_size": 0},
+     "model.model_type is 'bert' and model.type_vocab_size is 0: only a distilbert has no segmen"),
+    (NER, {"train.keep_best": "f1"},
+     "train.keep_best is 'f1'; expected one of empty, loss, accuracy, entity_f1, entity_precision"),
     (TWEETS, {"train.keep_best": "macrof1"},
      "train.keep_best is 'macrof1' (did you mean \"macro_f1\"?); expected one of empty, loss, "),
     (LLAMA, {"model.num_key_value_heads": 3},

@@ -107,6 +107,11 @@ MRPC_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     "mrpc-tiny-local-2-nodes": (2, "local", "tiny", []),
 }
 
+# The same of bert_ner, with a published model by its name.
+NER_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    "ner-roberta-2-nodes": (2, "trn1", "conll2003_fixed", ["model.name=roberta-base"]),
+}
+
 JOB_CASES = {
     name: (recipe, *case)
     for recipe, cases in (
@@ -115,6 +120,7 @@ JOB_CASES = {
         ("bert_pretrain", BERT_CASES),
         ("llama3_clm", LLAMA_CASES),
         ("bert_mrpc", MRPC_CASES),
+        ("bert_ner", NER_CASES),
     )
     for name, case in cases.items()
 }
@@ -138,6 +144,7 @@ NEAREST = {
     "sentiment-1-worker-trn1": "bert-phase1-2-nodes",
     "sentiment-fixed-2-nodes": "bert-phase1-2-nodes",
     "mrpc-rte-2-nodes": "bert-phase1-2-nodes",
+    "ner-roberta-2-nodes": "bert-phase1-2-nodes",
     "mrpc-2-workers-trn1.2xlarge": "bert-phase1-2-nodes",
     "llama-deepspeed-p5-2-nodes": "llama-fsdp-p4de-2-nodes",
     "llama-xla-fsdp-p4de-2-nodes": "llama-fsdp-p4de-2-nodes",

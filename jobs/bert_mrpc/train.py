@@ -7,22 +7,26 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only t
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification
 
-from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.data.labelled import Labelled, LabelledSamples, open_labelled
+from trnslurm.train.classifier import (
+    classifier_flops,
+    make_classifier,
+    on_device,
+    open_split,
+    predict,
+)
+from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit, eval_units
 from trnslurm.train.devices.device import Device
-from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.predictions import gather_rows, score, sum_losses
-from trnslurm.train.loop.progress import count_parameters, flops_per_sample
+from trnslurm.train.loop.progress import count_parameters
 from trnslurm.train.loop.run import Run
-from trnslurm.train.models import Bert
+from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings, OptimizerPrecision, Positive
@@ -41,7 +45,7 @@ class Settings(CommonSettings):
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
 
-class Model(Bert):
+class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Positive[int]
@@ -56,7 +60,7 @@ def main() -> None:
     # MNLI has two: the scores of each begin with its name.
     names = [name for name in text.index.splits if name != "train"] or ["eval"]
     held_out = {name: open_split(plan, name) for name in names if settings.eval_every}
-    model = make_model(plan, settings, device)
+    model = make_classifier(plan, settings.init_from, device)
     optimizer = make_optimizer(
         settings,
         device,
@@ -69,7 +73,7 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_samples,
-        flops_per_sample=flops_per_sample(model.bert.encoder, model.config, plan.seq_len),
+        flops_per_sample=classifier_flops(model, plan.seq_len),
     )
     labels = ", ".join(text.labels) or "numbers on a scale"
     tokens = f"{text.index.vocab_size:,} of {text.index.tokenizer.name}"
@@ -100,41 +104,20 @@ def main() -> None:
     run.close(model.parameters)
 
 
-def unit_loss(
-    model: BertForSequenceClassification, device: Device, plan: Plan, text: Labelled, unit: Unit
-) -> Tensor:
+def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of the mean loss over the global batch."""
-    with device.timer("data"):
-        samples = text.samples(unit.first, unit.size)
-        labels = device.put(samples.labels)
+    samples = on_device(device, text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weight = device.put(torch.tensor([unit.weight / plan.batch.global_batch]))
     device.seed(unit.seed)
-    return sum_losses(predict(model, device, plan, samples), labels) * weight
-
-
-def predict(
-    model: BertForSequenceClassification, device: Device, plan: Plan, samples: LabelledSamples
-) -> Tensor:
-    """Return the logits.
-
-    All samples are padded to seq_len: lengths that vary would compile again and again, and workers
-    with different graphs hang on Trainium (token classification in AWS's tutorial: "Timeout waiting
-    for RX", answered there by --pad_to_max_length).
-    """
-    with device.autocast(plan.precision):
-        output = model(
-            input_ids=device.put(samples.input_ids),
-            attention_mask=device.put(samples.attention_mask),
-            token_type_ids=device.put(samples.token_type_ids),
-        )
-    return output.logits.float()
+    # All samples are padded to seq_len: lengths that vary would compile again and again, and
+    # workers with different graphs hang on Trainium (token classification in AWS's tutorial:
+    # "Timeout waiting for RX", answered there by --pad_to_max_length).
+    return sum_losses(predict(model, device, plan.precision, samples), samples.labels) * weight
 
 
 @torch.no_grad()
-def predict_all(
-    run: Run, model: BertForSequenceClassification, text: Labelled, samples: int
-) -> Tensor:
+def predict_all(run: Run, model: Any, text: Labelled, samples: int) -> Tensor:
     """Return the logits of held-out samples in their order, whatever the worker count.
 
     Not by Trainer.evaluate, and so without what AWS's tutorial has to work around there:
@@ -156,48 +139,16 @@ def predict_all(
     with device.timer("eval"):
         logits = []
         for unit in units:
-            logits.append(predict(model, device, plan, text.fixed(unit.first, unit.size)))
+            part = on_device(device, text.fixed(unit.first, unit.size))
+            logits.append(predict(model, device, plan.precision, part))
             device.sync()
         for unit, found in zip(units, logits, strict=True):
             if unit.weight:
-                part = rows[unit.first : unit.first + unit.size]
-                part.copy_(found.cpu()[: len(part)])
+                own = rows[unit.first : unit.first + unit.size]
+                own.copy_(found.cpu()[: len(own)])
         whole = gather_rows(device, rows)
     model.train()
     return whole
-
-
-def open_split(plan: Plan, split: str) -> Labelled:
-    """Open a split of the labelled data to train on."""
-    text = open_labelled(
-        Path(plan.data).expanduser(),
-        split,
-        seq_len=plan.seq_len,
-        vocab_size=plan.model["vocab_size"],
-        seed=plan.seed,
-    )
-    if text.num_outputs != plan.model["num_labels"]:
-        raise TrainError(
-            f"model.num_labels is {plan.model['num_labels']}, but {plan.data} has "
-            f"{', '.join(text.labels) or 'numbers on a scale'}: "
-            f"set model.num_labels={text.num_outputs}"
-        )
-    return text
-
-
-def make_model(plan: Plan, settings: Settings, device: Device) -> BertForSequenceClassification:
-    """Make a BERT with a new head, which the seed makes the same on every worker."""
-    # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
-    attention = "eager" if device.torch_device.type == "xla" else "sdpa"
-    config = BertConfig(**plan.model, attn_implementation=attention)
-    torch.manual_seed(plan.seed)
-    model = BertForSequenceClassification(config)
-    if settings.init_from:
-        load_parameters(model, settings.init_from, own=("classifier.",))
-    return model.to(
-        device=device.torch_device,
-        dtype=torch.bfloat16 if plan.precision == "bf16" else torch.float32,
-    )
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ AWS's sample (ckpt_28125.pt) takes the place of the run's own.
 
 from pathlib import Path
 
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertForPreTraining
 
 from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.data.shards.index import read_shard_index
+from trnslurm.train.encoders import make_config
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.bert import make_tokenizer
 from trnslurm.train.export.folder import Tokens, export_job, warn
@@ -21,7 +22,7 @@ from trnslurm.train.plan import Plan
 
 def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
     """Make the model of a plan, whose parameters are yet to come; its samples need no token's."""
-    return BertForPreTraining(BertConfig(**plan.model))
+    return BertForPreTraining(make_config(plan.model))
 
 
 def find_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:

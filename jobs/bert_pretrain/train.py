@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertForPreTraining
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.shards import Samples, ShardedSamples, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
+from trnslurm.train.encoders import make_config
 from trnslurm.train.loop.job import Job, open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
@@ -188,7 +189,7 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> BertForPreTrai
     """Make a BERT: a new one, which the seed makes the same on every worker, or a saved one."""
     # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
     attention = "eager" if device.torch_device.type == "xla" else "sdpa"
-    config = BertConfig(**plan.model, attn_implementation=attention)
+    config = make_config(plan.model, attn_implementation=attention)
     torch.manual_seed(plan.seed)
     model = BertForPreTraining(config)
     if settings.init_from:

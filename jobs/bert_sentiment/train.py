@@ -6,24 +6,28 @@ plan.json holds every number. TRNSLURM_PHASE=precompile runs three steps, only t
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import BertConfig, BertForSequenceClassification
 
-from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.data.labelled import Labelled, LabelledSamples, open_labelled
+from trnslurm.train.classifier import (
+    classifier_flops,
+    make_classifier,
+    on_device,
+    open_split,
+    predict,
+)
+from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import count_parameters, flops_per_sample
+from trnslurm.train.loop.progress import count_parameters
 from trnslurm.train.loop.run import Run
 from trnslurm.train.loop.scores import classification_scores, count_pairs
-from trnslurm.train.models import Bert
+from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
@@ -47,7 +51,7 @@ class Settings(CommonSettings):
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
 
-class Model(Bert):
+class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Positive[int]
@@ -58,9 +62,9 @@ def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
     job = open_job(Settings, "Fine-tune BERT to tell texts apart.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
-    text = open_split(plan, "train")
-    held_out = open_split(plan, "eval") if settings.eval_every else text
-    model = make_model(plan, settings, device)
+    text = open_texts(plan, "train")
+    held_out = open_texts(plan, "eval") if settings.eval_every else text
+    model = make_classifier(plan, settings.init_from, device)
     optimizer = make_optimizer(
         settings,
         device,
@@ -73,7 +77,7 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_samples,
-        flops_per_sample=flops_per_sample(model.bert.encoder, model.config, plan.seq_len),
+        flops_per_sample=classifier_flops(model, plan.seq_len),
         parts=PARTS,
         rates=RATES,
         keep_best=settings.keep_best,
@@ -97,23 +101,19 @@ def main() -> None:
     run.close(model.parameters)
 
 
-def unit_loss(
-    model: BertForSequenceClassification, device: Device, plan: Plan, text: Labelled, unit: Unit
-) -> Tensor:
+def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over the global batch."""
     samples = on_device(device, text.samples(unit.first, unit.size))
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weights = device.put(torch.full((unit.size,), unit.weight / plan.batch.global_batch))
     device.seed(unit.seed)
-    logits = predict(model, device, plan, samples)
+    logits = predict(model, device, plan.precision, samples)
     loss = (cross_entropy(logits, samples.labels, reduction="none") * weights).sum()
     right = (logits.detach().argmax(-1) == samples.labels) * weights
     return torch.stack([loss, right.sum()])
 
 
-def evaluate(
-    run: Run, model: BertForSequenceClassification, settings: Settings, held_out: Labelled
-) -> dict[str, float]:
+def evaluate(run: Run, model: Any, settings: Settings, held_out: Labelled) -> dict[str, float]:
     """Return the loss and the scores on held-out samples."""
     plan, device = run.plan, run.device
     wanted = min(settings.eval_samples or held_out.num_samples, held_out.num_samples)
@@ -123,7 +123,7 @@ def evaluate(
         # The last unit may reach beyond the last sample: what lies there does not count.
         inside = torch.arange(unit.first, unit.first + unit.size) < wanted
         weights = device.put(inside * unit.weight)
-        logits = predict(model, device, plan, samples)
+        logits = predict(model, device, plan.precision, samples)
         loss = (cross_entropy(logits, samples.labels, reduction="none") * weights).sum()
         pairs = count_pairs(
             logits.argmax(-1), samples.labels, weights, num_labels=held_out.num_outputs
@@ -136,57 +136,12 @@ def evaluate(
     return {f"eval_{name}": score for name, score in scores.items()}
 
 
-def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
-    """Copy samples to the device."""
-    with device.timer("data"):
-        return LabelledSamples(**{name: device.put(part) for name, part in vars(samples).items()})
-
-
-def predict(
-    model: BertForSequenceClassification, device: Device, plan: Plan, samples: LabelledSamples
-) -> Tensor:
-    """Return the logits."""
-    with device.autocast(plan.precision):
-        output = model(
-            input_ids=samples.input_ids,
-            attention_mask=samples.attention_mask,
-            token_type_ids=samples.token_type_ids,
-        )
-    return output.logits.float()
-
-
-def open_split(plan: Plan, split: str) -> Labelled:
+def open_texts(plan: Plan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
-    text = open_labelled(
-        Path(plan.data).expanduser(),
-        split,
-        seq_len=plan.seq_len,
-        vocab_size=plan.model["vocab_size"],
-        seed=plan.seed,
-    )
+    text = open_split(plan, split)
     if not text.labels:
         raise TrainError(f"{plan.data}: its labels are numbers on a scale: train bert_mrpc on them")
-    if text.num_outputs != plan.model["num_labels"]:
-        raise TrainError(
-            f"model.num_labels is {plan.model['num_labels']}, but {plan.data} has the labels "
-            f"{', '.join(text.labels)}: set model.num_labels={text.num_outputs}"
-        )
     return text
-
-
-def make_model(plan: Plan, settings: Settings, device: Device) -> BertForSequenceClassification:
-    """Make a BERT with a new head, which the seed makes the same on every worker."""
-    # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
-    attention = "eager" if device.torch_device.type == "xla" else "sdpa"
-    config = BertConfig(**plan.model, attn_implementation=attention)
-    torch.manual_seed(plan.seed)
-    model = BertForSequenceClassification(config)
-    if settings.init_from:
-        load_parameters(model, settings.init_from, own=("classifier.",))
-    return model.to(
-        device=device.torch_device,
-        dtype=torch.bfloat16 if plan.precision == "bf16" else torch.float32,
-    )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ RECIPES = {
     "bert_pretrain": ("bert_pretrain", "tiny"),
     "bert_mrpc": ("bert_mrpc", "tiny"),
     "bert_sentiment": ("bert_sentiment", "tiny"),
+    "bert_ner": ("bert_ner", "tiny"),
     "fsdp": ("llama3_clm", "tiny"),
     "deepspeed": ("llama3_clm", "tiny_deepspeed"),
 }
@@ -33,6 +34,7 @@ NO_DROPOUT = {
     "bert_pretrain": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "bert_mrpc": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "bert_sentiment": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "bert_ner": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }
 
 

@@ -128,7 +128,9 @@ TRAIN_FLOORS = [
     "data",
     "optim",
     "sharded",
+    "encoders",
     "loop",
+    "classifier",
     "trainer",
     "export",
 ]

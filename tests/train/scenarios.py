@@ -94,8 +94,8 @@ def ledger_of(job):
                 ledger.extend([place, ""] for place in range(unit.first, unit.first + unit.size))
         return units
 
-    def watched_split(first, split):
-        text = open_split(first, split)
+    def watched_split(first, split, **options):
+        text = open_split(first, split, **options)
         if split == "train":
             text.samples = watched_samples(text.samples)
         return text

@@ -257,7 +257,7 @@ def test_the_loss_is_that_of_transformers(job, labels):
         torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
         autocast=lambda precision: nullcontext(), seed=lambda seed: None,
     )  # fmt: skip
-    model = job.make_model(plan, SimpleNamespace(init_from=""), device).eval()
+    model = job.make_classifier(plan, "", device).eval()
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 512, (6, 32), generator=generator)
     samples = {

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.scores import classification_scores, correlation_scores, count_pairs
+from trnslurm.train.loop.scores import (
+    classification_scores,
+    correlation_scores,
+    count_pairs,
+    count_words,
+    entities,
+    entity_scores,
+)
 
 
 def test_counts_have_labels_in_rows_and_leave_padding_out():
@@ -74,3 +81,37 @@ def test_scores_that_do_not_fit_are_refused():
         classification_scores(["f1"], [1] * 9)
     with pytest.raises(TrainError, match="the score f1: known are pearson, spearman"):
         correlation_scores(["f1"], [1], [1])
+
+
+def test_entities_are_those_of_seqeval():
+    """Its own examples (the README and the docstrings of metrics/sequence_labeling.py)."""
+    assert entities(["B-PER", "I-PER", "O", "B-LOC"]) == {("PER", 0, 1), ("LOC", 3, 3)}
+    wanted = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    taken = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    counts = [count_words(a, b) for a, b in zip(taken, wanted, strict=True)]
+    sums = [sum(column) for column in zip(*counts, strict=True)]
+    assert sums == [1, 2, 2, 8, 10]
+    names = ["entity_f1", "entity_precision", "entity_recall", "accuracy"]
+    found = entity_scores(names, sums)
+    assert found == {
+        "entity_f1": 0.5,
+        "entity_precision": 0.5,
+        "entity_recall": 0.5,
+        "accuracy": 0.8,
+    }
+    assert entity_scores(["entity_f1"], [0, 0, 0, 0, 0]) == {"entity_f1": 0.0}
+    with pytest.raises(TrainError, match="the score f1: known are entity_f1, "):
+        entity_scores(["f1"], sums)
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("I-A I-A", {("A", 0, 1)}), ("B-A B-A", {("A", 0, 0), ("A", 1, 1)}),
+        ("B-A I-B", {("A", 0, 0), ("B", 1, 1)}), ("B-A E-A I-A", {("A", 0, 1), ("A", 2, 2)}),
+        ("S-A I-A O", {("A", 0, 0), ("A", 1, 1)}), ("O E-A E-A", {("A", 1, 1), ("A", 2, 2)}),
+        ("B-A-B I-A-B", {("A-B", 0, 1)}), ("O O", set()), ("", set()),
+    ],
+)  # fmt: skip
+def test_tags_out_of_order_are_entities_as_for_conlls_script(tags, expected):
+    assert entities(tags.split()) == expected

@@ -211,14 +211,14 @@ def alone(job, data, tmp_path, monkeypatch):
 
         def noted(*args):
             result = real(*args)
-            setattr(made, args[-1] if name == "open_split" else "model", result)
+            setattr(made, args[-1] if name == "open_texts" else "model", result)
             return result
 
         monkeypatch.setattr(job, name, noted)
 
     monkeypatch.setattr(Run, "begin", begin)
-    note("open_split")
-    note("make_model")
+    note("open_texts")
+    note("make_classifier")
 
     def make(**changes):
         shape = SHAPE | {"data": str(data)} | changes
@@ -257,7 +257,7 @@ def test_held_out_samples_count_once_each(job, alone, wanted):
         ({"model__vocab_size": 100}, "model.vocab_size is 100, but "),
         (
             {"model__num_labels": 2},
-            "model.num_labels is 2, but .* has the labels negative, neutral, positive: set",
+            "model.num_labels is 2, but .* has negative, neutral, positive: set",
         ),
         ({"train__keep_best": "f1"}, "train.keep_best is 'f1', but it can be loss, accuracy, mac"),
         ({"train__save_every": 7}, r"make train.save_every \(7\) a multiple of train.eval_every"),
@@ -277,4 +277,4 @@ def test_labels_on_a_scale_are_of_another_job(alone, data, tmp_path):
     (tmp_path / "index.json").unlink()
     (tmp_path / "index.json").write_text(json.dumps(index | {"labels": []}))
     with pytest.raises(TrainError, match="its labels are numbers on a scale: train bert_mrpc on"):
-        alone(data=str(tmp_path))
+        alone(data=str(tmp_path), model__num_labels=1)

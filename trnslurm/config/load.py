@@ -1,4 +1,4 @@
-"""Layers of configuration: command line > preset > recipe > cluster profile > default.
+"""Layers of configuration: command line > published model > preset > recipe > profile > default.
 
 The keys that the admin's site file locks override them all.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from trnslurm.config.models import published_layer
 from trnslurm.config.recipes import JOB_SECTIONS, as_declared, preset_layer, recipe_layers
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.search import Workspace, parse_yaml, read_yaml
@@ -61,9 +62,13 @@ def resolve(
     if chosen is not None:
         layers.append(preset_layer(presets, str(chosen), recipe, base))
     layers += _machine_layer(_merged(layers))
-    layers += [_set_layer(word, _merged(layers)) for word in settings]
+    asked: list[Layer] = []
+    for word in settings:
+        asked.append(_set_layer(word, _merged([*layers, *asked])))
     for dotted, (option, value) in (options or {}).items():
-        layers.append(_option_layer(dotted, option, value, _merged(layers)))
+        asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
+    # The command line may name the model, and change single values of it.
+    layers += [*published_layer(_merged([*layers, *asked])), *asked]
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)

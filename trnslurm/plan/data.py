@@ -5,12 +5,13 @@ That program may run on another host, so a leading ~ in a path is left for it to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.config import Config
+from trnslurm.config.models import is_on_hub
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
@@ -149,8 +150,7 @@ def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
     for what, (directory, file) in fetched.items():
         needed = any(word.endswith(f"={directory}") for word in arguments)
         if needed and none_there(cluster.data_root, [f"{directory}/{file}"], local=local):
-            fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
-            raise ConfigError(f"no {what} at {directory}: {fetch}")
+            raise ConfigError(f"no {what} at {directory}: {_fetch(config)}")
 
 
 def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
@@ -172,10 +172,18 @@ def _is_there(file: Path) -> bool:
     return file.is_file()
 
 
-def command(verb: str, recipe: str, preset: str | None, cluster: str) -> str:
-    """Return the `trnslurm data` command that makes missing data."""
+def command(
+    verb: str, recipe: str, preset: str | None, cluster: str, model: Mapping[str, Any]
+) -> str:
+    """Return the `trnslurm data` command that makes missing data for a recipe's model."""
     chosen = f" --preset {preset}" if preset else ""
-    return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}"
+    named = f" --set model.name={model['name']}" if model.get("name") else ""
+    return f"trnslurm data {verb} {recipe}{chosen} --cluster {cluster}{named}"
+
+
+def _fetch(config: Config) -> str:
+    names = (config.recipe_name, config.preset, config.cluster_name)
+    return command("fetch", *names, config.recipe.model)
 
 
 def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
@@ -192,10 +200,9 @@ def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
         text = ["--text", str(PurePosixPath(recipe_dir) / data.text)]
         return [*text, "--wrapped"] if wrapped else text
     if data.published:
-        fetch = command("fetch", config.recipe_name, config.preset, config.cluster_name)
         raise ConfigError(
             f"{config.title} has no data.text: pass --input TEXT, or fetch what is published: "
-            f"{fetch}"
+            f"{_fetch(config)}"
         )
     raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
 
@@ -273,6 +280,5 @@ def _tokenizer(config: Config, recipe_dir: str) -> str | None:
 
 
 def _tokenizer_of_hub(config: Config) -> str | None:
-    name = config.recipe.data.tokenizer or ""
-    here = name.startswith(("train:", ".", "/", "~")) or name.endswith(".json")
-    return None if here else name or None
+    name = config.recipe.data.tokenizer
+    return name if is_on_hub(name) else None

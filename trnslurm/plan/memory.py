@@ -13,7 +13,7 @@ NeuronCore of 16 GB, where one sample fits with recomputation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -80,18 +80,28 @@ class Shape:
     layer_parameters: int
     other_parameters: int
     """Parameters outside the layers: embeddings and head."""
+    share: bool = False
+    """All layers have the same parameters."""
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.other_parameters
+        return (1 if self.share else self.layers) * self.layer_parameters + self.other_parameters
 
 
-def shape_of(model: Mapping[str, Any]) -> Shape | None:
-    """Return the sizes of a model from the keys of its Hugging Face config, or None."""
-    for key, make in (("num_key_value_heads", _llama), ("n_embd", _gpt2), ("hidden_size", _bert)):
+def shape_of(model: Mapping[str, Any], *, of_words: bool = False) -> Shape | None:
+    """Return the sizes of a model from the keys of its Hugging Face config, or None.
+
+    A classifier of words has less of a head than one of texts.
+    """
+    kinds: tuple[tuple[str, Callable[[], Shape]], ...] = (
+        ("num_key_value_heads", lambda: _llama(model)),
+        ("n_embd", lambda: _gpt2(model)),
+        ("hidden_size", lambda: _bert(model, of_words=of_words)),
+    )
+    for key, make in kinds:
         if key in model:
             try:
-                return make(model)
+                return make()
             except (KeyError, TypeError, ZeroDivisionError):  # the job says what is wrong with it
                 return None
     return None
@@ -124,7 +134,8 @@ def check_memory(spec: JobSpec) -> str:
 
 
 def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
-    shape, instance = shape_of(recipe.model), spec.instance
+    of_words = recipe.data.labelled.task == "ner"
+    shape, instance = shape_of(recipe.model, of_words=of_words), spec.instance
     divided = _divided(recipe, spec.device)
     if shape is None or not instance.device_gib or divided is None:
         return None
@@ -244,16 +255,25 @@ def _gpt2(model: Mapping[str, Any]) -> Shape:
     )
 
 
-def _bert(model: Mapping[str, Any]) -> Shape:
-    """Return the sizes of BERT with its pretraining heads, or with one that classifies."""
+def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
+    """Return the sizes of BERT with its pretraining heads, or with one that classifies.
+
+    RoBERTa and DistilBERT have BERT's pooler as a part of their classifier. ALBERT's embeddings are
+    narrower, with a matrix after them, and its layers share their parameters.
+    """
     hidden, wide, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
-    embeddings = (vocab + model["max_position_embeddings"] + 2) * hidden + 2 * hidden
+    albert = model.get("model_type") == "albert"
+    width = model["embedding_size"] or hidden if albert else hidden
+    rows = vocab + model["max_position_embeddings"] + model.get("type_vocab_size", 2)
+    embeddings = rows * width + 2 * width + (albert and width * hidden + hidden)
+    pooler = 0 if of_words else hidden**2 + hidden
     heads = (hidden**2 + 3 * hidden + vocab) + 2 * (hidden + 1)
     if "num_labels" in model:
         heads = model["num_labels"] * (hidden + 1)
     attention = 4 * (hidden**2 + hidden)
     return Shape(
-        family="bert",
+        family="albert" if albert else "bert",
+        share=albert,
         layers=model["num_hidden_layers"],
         hidden=hidden,
         keys_and_values=hidden,
@@ -261,7 +281,7 @@ def _bert(model: Mapping[str, Any]) -> Shape:
         heads=model["num_attention_heads"],
         vocab=vocab,
         layer_parameters=attention + 2 * hidden * wide + wide + hidden + 4 * hidden,
-        other_parameters=embeddings + (hidden**2 + hidden) + heads,
+        other_parameters=embeddings + pooler + heads,
     )
 
 
@@ -329,7 +349,7 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> floa
         return matrices
     # Autocast keeps inputs of norms in fp32, too; gelu_new is five operations, and not one.
     norms = 2 * 4 * hidden if precision == "mixed" else 0
-    return matrices + norms + (item * 3 * wide if shape.family == "gpt2" else 0)
+    return matrices + norms + (item * 3 * wide if shape.family in ("gpt2", "albert") else 0)
 
 
 def _loss_bytes(recipe: Recipe, shape: Shape, device: str) -> float:

@@ -17,7 +17,15 @@ SECTIONS = {"model": "Model", "train": "Settings"}
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The strongest last: of several values that do not go together, the last one set is at fault.
-_LAYERS = ("default", "cluster profile", "recipe", "preset", "this machine", "command line")
+_LAYERS = (
+    "default",
+    "cluster profile",
+    "recipe",
+    "preset",
+    "this machine",
+    "published model",
+    "command line",
+)
 
 
 def check_declared(config: Config) -> None:

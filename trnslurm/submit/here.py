@@ -84,12 +84,17 @@ def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
     # Prepared data, shards as they are published, or a plain text.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
     if job.data and none_there(job.profile.data_root, files, local=job.local):
-        prepare = command("prepare", job.recipe, job.preset, job.cluster)
+        prepare = _command(job, plan, "prepare")
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
     if job.data and plan:
         index = _index(job)
         _refuse_unfit(job, plan, index)
         _refuse_unevaluated(job, plan, index)
+
+
+def _command(job: Job, plan: Mapping[str, Any], verb: str) -> str:
+    """Return the command that makes missing data."""
+    return command(verb, job.recipe, job.preset, job.cluster, plan.get("model", {}))
 
 
 def _index(job: Job) -> Mapping[str, Any]:
@@ -116,6 +121,12 @@ def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -
         raise SubmitError(
             f"model.vocab_size is {wanted[2]}, but the data at {job.data} has {has[2]} tokens: "
             f"--set model.vocab_size={has[2]}, or prepare it with another tokenizer"
+        )
+    pads, pad_id = plan["model"].get("pad_token_id"), numbers.get("pad_id")
+    if None not in (pads, pad_id) and pads != pad_id:
+        raise SubmitError(
+            f"model.pad_token_id is {pads}, but the data at {job.data} is padded with {pad_id}: "
+            "prepare it with the model's own tokenizer"
         )
     outputs, labels = plan["model"].get("num_labels"), index.get("labels")
     if outputs is None or not isinstance(labels, list):
@@ -160,8 +171,7 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     root = job.profile.data_root
     if model.startswith(f"{root.rstrip('/')}/hub/"):
         if none_there(root, [f"{model}/{MODEL_CONFIG}"], local=job.local):
-            fetch = command("fetch", job.recipe, job.preset, job.cluster)
-            raise SubmitError(f"no model at {model}: {fetch}")
+            raise SubmitError(f"no model at {model}: {_command(job, plan, 'fetch')}")
         return
     is_path = model.startswith(("/", "~", ".")) or model.endswith(".pt") or model.count("/") > 1
     try:

@@ -59,6 +59,8 @@ class Gpt2:
 class Bert:
     """Keys of BertConfig."""
 
+    name: str
+    """a published model, whose sizes stand for those here; empty: none"""
     vocab_size: Positive[int]
     """Token ids that the model knows; the data may have fewer."""
     hidden_size: Positive[int]
@@ -83,6 +85,30 @@ class Bert:
     """Standard deviation of new parameters."""
     layer_norm_eps: float
     """Added to the variance in layer norms."""
+
+
+class Encoder(Bert):
+    """The same for BERT's relatives, in BERT's words."""
+
+    model_type: Literal["bert", "roberta", "distilbert", "albert"]
+    """the architecture"""
+    embedding_size: int
+    """width of ALBERT's embeddings; 0: hidden_size"""
+    type_vocab_size: int
+    """kinds of segments; 0: the model knows none"""
+    pad_token_id: int
+    """the token that fills samples up, as the data has it"""
+
+    REFUSED = (
+        (
+            {"model_type": ["bert", "roberta", "albert"], "type_vocab_size": 0},
+            "only a distilbert has no segments: take 2, or 1 for a roberta",
+        ),
+        (
+            {"model_type": "distilbert", "type_vocab_size": [1, 2]},
+            "a distilbert has no segments: set model.type_vocab_size=0",
+        ),
+    )
 
 
 class Llama:

@@ -10,7 +10,7 @@ from typing import Any
 from trnslurm.prepare import options
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.labelled.formats import FORMATS, FOUND
-from trnslurm.prepare.labelled.tasks import TASKS
+from trnslurm.prepare.labelled.tasks import NER, TASKS
 from trnslurm.prepare.options import as_output, as_path
 from trnslurm.prepare.prepared import Result, report
 from trnslurm.prepare.text.sources import TEXT_OPTION, Found, dataset_files, split_of, text_files
@@ -46,9 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--dataset", type=as_path, metavar="DIR", help="by split, as from fetch")
     evaluation = "rows to evaluate on; default: the dataset's, else the holdout"
     add("--eval", type=as_path, nargs="+", metavar="FILE|DIR", help=evaluation)
-    tokenizer = "one of BERT's, or trained on the text; default: the dataset's own"
+    tokenizer = "one of BERT's or a relative's, or trained on the text; default: the dataset's own"
     add("--tokenizer", metavar="FILE|DIR|train:V", help=tokenizer)
-    task = f"its columns, labels and metrics: {', '.join(TASKS)}"
+    task = f"its columns, labels and metrics: {', '.join([*TASKS, NER])}"
     add("--task", default="", metavar="NAME", help=task)
     column = "twice for a pair; default: the task's, else text"
     add("--text-column", action="append", default=[], metavar="NAME", help=column)

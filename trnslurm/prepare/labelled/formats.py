@@ -1,6 +1,7 @@
 """Formats of rows: the values of some columns, and which rows are unreadable."""
 
 import csv
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from trnslurm.prepare.text import tables
 from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import TABLES
 
-FOUND = (".csv", ".tsv", JSON_LINES, *TABLES)
+CONLL = ".conll"
+FOUND = (".csv", ".tsv", JSON_LINES, CONLL, *TABLES)
 """What is read from a directory, by suffix."""
 FORMATS = (*FOUND, ".json")
 FIELDS = "another number of fields than the first line"
 QUOTE = "a quote within a quoted field"
+UNTAGGED = "a word without a tag"
 JOINED = "a backslash at the end of the line, outside of quotes"
 # The reader's default, 128 KiB, is too small for some texts.
 _MOST_OF_A_FIELD = 1 << 24
@@ -38,6 +41,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Values]
         return _read_fields(path, columns, escapechar="\\", strict=True)
     if path.suffix == ".json":
         return _read_objects(path, columns, _objects_of_list(path))
+    if path.suffix == CONLL:
+        return _read_sentences(path)
     if path.suffix == JSON_LINES:
         return _read_objects(path, columns, _objects_of_lines(path))
     return enumerate((list(row) for row in tables.read_rows(path, columns)), start=1)
@@ -62,6 +67,26 @@ def _read_fields(
                 # Each line that a stray quote or backslash has joined may have been a row.
                 why = fields if isinstance(fields, str) else FIELDS
                 yield from ((line + place, why) for place in range(len(lines)))
+
+
+def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
+    """Return the words and tags of each sentence: first and last field of its lines."""
+    first, fields = 0, list[list[str]]()
+    with path.open(encoding="utf-8-sig") as stream:
+        for number, line in enumerate(itertools.chain(stream, [""]), start=1):
+            words = line.split("\t") if "\t" in line else line.split()
+            if words := [word.strip() for word in words if word.strip()]:
+                first = first if fields else number
+                fields.append(words)
+                continue
+            # A line that begins a document is none of its sentences.
+            if fields and fields[0][0] != "-DOCSTART-":
+                whole = min(map(len, fields)) > 1
+                yield (
+                    first,
+                    list(zip(*((f[0], f[-1]) for f in fields), strict=True)) if whole else UNTAGGED,
+                )
+            fields = []
 
 
 def _remember(stream: Iterable[str], lines: list[str]) -> Iterator[str]:

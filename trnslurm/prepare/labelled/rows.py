@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trnslurm.prepare.text.sources import Found
 NO_TEXT = "no text"
 NOT_TEXT = "a value that is no text"
 NO_LABEL = "no label"
+UNEQUAL = "more words than labels, or fewer"
 NAMED = 5
 """How many of the rows left out for a reason are named."""
 
@@ -37,8 +38,8 @@ class Piece:
         """Its bytes."""
         return self.end - self.first
 
-    def rows(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the label and the texts of every row."""
+    def rows(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield the label and the texts of every row; of words, a list each."""
         with self.path.open("rb") as stream:
             stream.seek(self.first)
             for line in stream.read(self.size).splitlines():
@@ -56,7 +57,13 @@ class Gathered:
 
 
 def gather(
-    files: list[Found], columns: list[str], labels: Labels, chunk_bytes: int, directory: Path
+    files: list[Found],
+    columns: list[str],
+    labels: Labels,
+    chunk_bytes: int,
+    directory: Path,
+    *,
+    of_words: bool,
 ) -> Gathered:
     """Read all rows, by split, into the directory; the last column is the label."""
     gathered = Gathered()
@@ -69,7 +76,8 @@ def gather(
             for number, file in enumerate(files):
                 if file.split != split:
                     continue
-                for line in _checked(file, columns, labels, gathered.left_out):
+                take = _take_words if of_words else _take
+                for line in _checked(file, columns, labels, gathered.left_out, take):
                     stream.write(line)
                     if stream.tell() - cuts[-1] >= chunk_bytes:
                         cuts.append(stream.tell())
@@ -88,13 +96,17 @@ def gather(
 
 
 def _checked(
-    file: Found, columns: list[str], labels: Labels, left_out: list[dict[str, Any]]
+    file: Found,
+    columns: list[str],
+    labels: Labels,
+    left_out: list[dict[str, Any]],
+    take: Callable[[Values, Labels, str], list[Any] | str],
 ) -> Iterator[bytes]:
     """Yield the rows that are whole; record those that are not."""
     bad: dict[str, list[int]] = {}
     for number, values in read_rows(file.path, columns):
         where = f"{file.path}: {unit(file.path)} {number}"
-        row = _take(values, labels, where)
+        row = take(values, labels, where)
         if isinstance(row, list):
             yield f"{json.dumps(row)}\n".encode()
         else:
@@ -121,6 +133,26 @@ def _take(values: Values, labels: Labels, where: str) -> list[str] | str:
         return NOT_TEXT
     taken = labels.take(label, where)
     return NO_LABEL if taken is None else [taken, *texts]
+
+
+def _take_words(values: Values, labels: Labels, where: str) -> list[Any] | str:
+    """Return the labels of a row's words and the words, or why it is left out."""
+    if isinstance(values, str):
+        return values
+    words, tags = values
+    if not all(isinstance(part, list | tuple) for part in values):
+        raise PrepareError(
+            f"{where}: a list of words and one of their labels are expected: choose the columns "
+            "with --text-column and --label-column"
+        )
+    if not words:
+        return NO_TEXT
+    if len(words) != len(tags):
+        return UNEQUAL
+    if not all(_is_text(word) and word.strip() for word in words):
+        return NOT_TEXT
+    taken = [labels.take(tag, where) for tag in tags]
+    return NO_LABEL if None in taken else [taken, words]
 
 
 def _is_text(value: Any) -> bool:

@@ -11,11 +11,12 @@ import numpy as np
 from trnslurm.prepare import tokenizer, wordpiece, workers
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.labelled import framing
 from trnslurm.prepare.labelled.labels import Labels
 from trnslurm.prepare.labelled.rows import Piece, gather
 from trnslurm.prepare.labelled.samples import Tokenizing
 from trnslurm.prepare.labelled.splits import write_splits
-from trnslurm.prepare.labelled.tasks import DEFAULT_METRICS, find_task
+from trnslurm.prepare.labelled.tasks import NER, find_metrics, find_task
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
 from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.text.cutting import choose_chunk_bytes
@@ -38,7 +39,7 @@ class Request:
     labels: list[str]
     """In the order of their numbers; empty: the task's, else those in the rows."""
     task: str
-    """A task of GLUE, or empty."""
+    """A task of GLUE, ner, or empty."""
     tokenizer: str
     seq_len: int
     holdout: float
@@ -55,7 +56,7 @@ def prepare(request: Request) -> Result:
     name = request.tokenizer
     if tokenizer.trained_size(name, wordpiece.LEAST) is None:
         path = tokenizer.find(name)
-        wordpiece.load(path)  # its errors come before the reading
+        framing.load(path)  # its errors come before the reading
         name = describe(path)["sha256"]
     sources = read_through(request.files)
     wanted = {
@@ -94,7 +95,9 @@ def _check(request: Request) -> None:
     if len(set(request.labels)) < len(request.labels):
         raise PrepareError(f"--label: twice the same in {', '.join(request.labels)}")
     task = find_task(request.task)
-    if task and request.labels and len(request.labels) != len(task.labels):
+    if task and task.of_words and len(text) > 1:
+        raise PrepareError(f"--text-column: --task {request.task} reads one column, of words")
+    if task and not task.of_words and request.labels and len(request.labels) != len(task.labels):
         its = f"{len(task.labels)} labels" if task.labels else "numbers and no labels"
         raise PrepareError(
             f"--label, or a recipe's data.labelled.labels: {len(request.labels)} names "
@@ -113,7 +116,7 @@ def _columns(request: Request) -> list[str]:
     """Return the columns of the text, then that of the label."""
     task = find_task(request.task)
     text = request.text or list(task.text if task else ("text",))
-    return [*text, request.label or "label"]
+    return [*text, request.label or (task.label if task else "label")]
 
 
 def _names(request: Request) -> list[str]:
@@ -128,12 +131,16 @@ def _make(
     task = find_task(request.task)
     names = _names(request)
     labels = Labels(names=names, scale=task.scale if task else None)
-    gathered = gather(request.files, _columns(request), labels, chunk_bytes, directory)
+    of_words = bool(task and task.of_words)
+    gathered = gather(
+        request.files, _columns(request), labels, chunk_bytes, directory, of_words=of_words
+    )
     work = Tokenizing(
         directory=directory / "pieces",
         tokenizer=_keep_tokenizer(request, gathered.pieces, directory),
         seq_len=request.seq_len,
         numbers=labels.numbers(),
+        of_words=of_words,
     )
     made = workers.finish(gathered.pieces, work, request.processes)
     finished = directory / "finished"
@@ -142,16 +149,16 @@ def _make(
     splits = write_splits(gathered.pieces, work, labels.names, request.holdout, finished)
     with replacing(finished / tokenizer.FILE) as stream:
         stream.write(work.tokenizer.read_bytes())
-    pieces = wordpiece.load(work.tokenizer)
+    framed = framing.load(work.tokenizer)
     return {
         "format": FORMAT,
         "kind": "labelled",
         "seq_len": request.seq_len,
-        "vocab_size": pieces.vocab_size,
-        "pad_id": pieces.pad,
+        "vocab_size": framed.vocab_size,
+        "pad_id": framed.pad,
         "labels": labels.names,
         "task": request.task,
-        "metrics": list(task.metrics if task else DEFAULT_METRICS),
+        "metrics": list(find_metrics(task, labels.names)),
         "tokenizer": describe(finished / tokenizer.FILE)
         | {"name": tokenizer.short_name(request.tokenizer)},
         "splits": splits,
@@ -170,13 +177,16 @@ def _keep_tokenizer(request: Request, pieces: list[Piece], directory: Path) -> P
         progress, done = Progress(what, sum(piece.size for piece in train)), 0
         for piece in train:
             for _, row in piece.rows():
-                yield from row
+                yield from (" ".join(part) if isinstance(part, list) else part for part in row)
             done += piece.size
             progress.show(done)
         progress.finish()
 
-    return tokenizer.keep(
+    path = tokenizer.keep(
         request.tokenizer,
         directory,
         lambda size: wordpiece.train(texts, size, request.processes),
     )
+    if request.task == NER:
+        framing.begin_words(path)
+    return path

@@ -1,8 +1,8 @@
-"""Rows to samples: tokens of one length, as BERT reads a text or a pair, and the label's number."""
+"""Rows to samples: tokens of one length, as a model reads a text or a pair, and labels."""
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tokenizers.processors import BertProcessing
 
-from trnslurm.prepare import tokenizer, wordpiece
+from trnslurm.prepare import tokenizer
 from trnslurm.prepare.arrays import path_of, read_arrays
 from trnslurm.prepare.files import replacing
+from trnslurm.prepare.labelled import framing
 from trnslurm.prepare.labelled.rows import Piece
 
 _ROWS_AT_ONCE = 1000
@@ -23,14 +23,21 @@ Samples = NDArray[Any]
 """Records of sample_type."""
 
 
-def sample_type(seq_len: int, vocab_size: int, *, scale: bool) -> np.dtype[Any]:
+UNLABELLED = -100
+"""In the place of a label: the token begins no word. PyTorch's cross entropy leaves these out."""
+
+
+def sample_type(
+    seq_len: int, vocab_size: int, *, scale: bool, of_words: bool = False
+) -> np.dtype[Any]:
     """Return the type of a sample in files: all its fields together, to be read in one piece."""
+    label: Any = ("label", "<i2", (seq_len,)) if of_words else ("label", "<f4" if scale else "<i4")
     return np.dtype(
         [
             ("input_ids", np.dtype(tokenizer.dtype_for(vocab_size)).newbyteorder("<"), (seq_len,)),
             ("token_type_ids", "u1", (seq_len,)),
             ("length", "<u4"),
-            ("label", "<f4" if scale else "<i4"),
+            label,
         ]
     )
 
@@ -57,6 +64,8 @@ class Tokenizing:
     seq_len: int
     numbers: dict[str, int]
     """The number of each label; empty: labels are numbers on a scale."""
+    of_words: bool = False
+    """Every word has a label."""
 
     def find(self, piece: Piece) -> Made | None:
         """Return what an earlier run made of the piece, if anything."""
@@ -68,10 +77,12 @@ class Tokenizing:
     def start(self) -> Callable[[Piece], Made]:
         """Set up one worker."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
-        pieces = wordpiece.load(self.tokenizer)
-        framed = frame(pieces.tokenizer, cls=pieces.cls, sep=pieces.sep, seq_len=self.seq_len)
-        kind = sample_type(self.seq_len, pieces.vocab_size, scale=not self.numbers)
-        return lambda piece: self._make(piece, framed, kind, pieces.pad)
+        framed = framing.load(self.tokenizer)
+        # Of a pair the longer one is cut first.
+        framed.tokenizer.enable_truncation(self.seq_len, strategy="longest_first")
+        scale = not self.numbers
+        kind = sample_type(self.seq_len, framed.vocab_size, scale=scale, of_words=self.of_words)
+        return lambda piece: self._make(piece, framed.tokenizer, kind, framed.pad)
 
     def samples(self, piece: Piece) -> Samples | None:
         """Return the samples of a finished piece; None if it is damaged."""
@@ -88,13 +99,18 @@ class Tokenizing:
             samples = np.zeros(len(rows), kind)
             samples["input_ids"] = pad
             texts = [tuple(texts) if len(texts) == 2 else texts[0] for _, texts in rows]
-            for sample, (label, _), found in zip(
-                samples, rows, framed.encode_batch_fast(texts), strict=True
-            ):
+            encode = framed.encode_batch if self.of_words else framed.encode_batch_fast
+            encoded = encode(texts, is_pretokenized=self.of_words)
+            for sample, (label, _), found in zip(samples, rows, encoded, strict=True):
                 sample["input_ids"][: len(found.ids)] = found.ids
                 sample["token_type_ids"][: len(found.ids)] = found.type_ids
                 sample["length"] = len(found.ids)
-                sample["label"] = self.numbers[label] if self.numbers else float(label)
+                if self.of_words:
+                    sample["label"] = UNLABELLED
+                    for place, word in first_pieces(found.word_ids):
+                        sample["label"][place] = self.numbers[label[word]]
+                else:
+                    sample["label"] = self.numbers[label] if self.numbers else float(label)
                 cut += bool(found.overflowing)
             made.append(samples)
         with replacing(self._path(piece)) as stream:
@@ -102,8 +118,10 @@ class Tokenizing:
         return Made(samples=sum(map(len, made)), cut=cut)
 
 
-def frame(read: Tokenizer, *, cls: int, sep: int, seq_len: int) -> Tokenizer:
-    """Make a tokenizer frame texts as BERT's does, and cut the longer of a pair first."""
-    read.post_processor = BertProcessing(("[SEP]", sep), ("[CLS]", cls))
-    read.enable_truncation(seq_len, strategy="longest_first")
-    return read
+def first_pieces(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
+    """Yield the place of each word's first token, and which word it is; None is of no word."""
+    before = None
+    for place, word in enumerate(words):
+        if word is not None and word != before:
+            yield place, word
+        before = word

@@ -27,8 +27,9 @@ def write_splits(
     for split, parts in by_split.items():
         labels = np.concatenate([_samples(work, piece)["label"] for piece in parts])
         held_out = np.zeros(len(labels), bool)
+        by_label = names and labels.ndim == 1  # a sample of words has many
         if split == "train" and holdout:
-            held_out = hold_out(labels if names else np.zeros(len(labels), np.int32), holdout)
+            held_out = hold_out(labels if by_label else np.zeros(len(labels), np.int32), holdout)
             if not 0 < held_out.sum() < len(labels):
                 raise PrepareError(
                     f"too few rows ({len(labels)}) to hold out a share of {holdout} of them: use "
@@ -69,7 +70,8 @@ def _write(
             stream.write(taken.tobytes())
             first += len(samples)
             if names:
-                counts += np.bincount(taken["label"], minlength=len(names))
+                labels = taken["label"].flatten()
+                counts += np.bincount(labels[labels >= 0], minlength=len(names))
     by_label = dict(zip(names, counts.tolist(), strict=True))
     return describe(path) | {"samples": int(chosen.sum()), "labels": by_label}
 

@@ -1,9 +1,12 @@
-"""The tasks of GLUE, as the Hugging Face Hub has them: columns, labels in order, metrics."""
+"""Tasks: those of GLUE, as the Hugging Face Hub has them, and one of which words have labels."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trnslurm.prepare.errors import PrepareError
 
+_TAG = re.compile("O|[BIES]-.+")
 DEFAULT_METRICS = ("accuracy", "macro_f1")
 """For rows that belong to no task."""
 
@@ -14,7 +17,11 @@ class Task:
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
-    """In the order of their numbers; empty: a label is a number on the scale."""
+    """In the order of their numbers; empty: a number on the scale, or those that are found."""
+    label: str = "label"
+    """The column of the label."""
+    of_words: bool = False
+    """The text is a list of words, the label a list of theirs."""
     metrics: tuple[str, ...] = ("accuracy",)
     scale: tuple[float, float] | None = None
     """The least and the greatest number that a label without a name can be."""
@@ -40,12 +47,29 @@ TASKS = {
     "rte": Task(text=_SENTENCES, labels=("entailment", "not_entailment")),
     "wnli": Task(text=_SENTENCES, labels=("not_entailment", "entailment")),
 }
+NER = "ner"
+_WORDS = Task(text=("tokens",), label="tags", labels=(), of_words=True)
+_ENTITIES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
 
 
 def find_task(name: str) -> Task | None:
     """Return the task, or None if unnamed."""
     if not name:
         return None
+    if name == NER:
+        return _WORDS
     if name not in TASKS:
-        raise PrepareError(f"--task {name}: no task of GLUE, which are {', '.join(TASKS)}")
+        raise PrepareError(
+            f"--task {name}: no task of GLUE, which are {', '.join(TASKS)}; nor {NER}, of words"
+        )
     return TASKS[name]
+
+
+def find_metrics(task: Task | None, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return what a model is judged by."""
+    if not task:
+        return DEFAULT_METRICS
+    if not task.of_words:
+        return task.metrics
+    # Tags of entities say where one begins and goes on; other labels, as nouns and verbs, do not.
+    return _ENTITIES if all(_TAG.fullmatch(name) for name in labels) else ("accuracy",)

@@ -24,8 +24,12 @@ from trnslurm.train.say import say
 # How many mistakes of each kind an error names.
 NAMED = 4
 
-PRETRAINING_HEADS = ("cls.",)
-"""Prefixes of the parameters that only BERT's pretraining needs."""
+PRETRAINING_HEADS = ("cls.", "lm_head.", "vocab_", "predictions.", "sop_classifier.")
+"""Prefixes of the parameters that only pretraining needs: BERT's, RoBERTa's, and so on."""
+POOLER = ".pooler."
+"""In the names of what summarises a text, which not every classifier has."""
+BEHAVIOUR = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
+"""What a model's config.json says and its parameters' names and shapes do not."""
 
 
 def load_parameters(
@@ -67,7 +71,8 @@ def _exchange_heads(
     """Keep the model's own head, and leave out that of pretraining."""
     known = dict(model.named_parameters())
     new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
-    left = [n for n in found if n not in known and n.startswith(PRETRAINING_HEADS)]
+    others = [name for name in found if name not in known]
+    left = [n for n in others if n.startswith(PRETRAINING_HEADS) or POOLER in f".{n}"]
     said = [*_list("new", list(new)), *_list("left out", left)]
     if said and os.environ.get("RANK", "0") == "0":
         say(f"{where}: {'; '.join(said)}")
@@ -161,6 +166,13 @@ def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
     for part in ("modeling_utils", "integrations.tensor_parallel"):
         logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
     try:
+        said, _ = type(model.config).get_config_dict(source, local_files_only=True)
+        kind, own = said.get("model_type"), model.config.model_type
+        if kind not in (None, own):
+            raise TrainError(
+                f"{asked_by}: {source} is of the type {kind}, and the recipe's model of {own}: "
+                "choose another, or the model with model.name or model.model_type"
+            )
         loaded, report = type(model).from_pretrained(
             source,
             local_files_only=True,
@@ -172,6 +184,12 @@ def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
             f"{asked_by}: {source} is neither a directory with a model nor one in the local "
             f"cache of Hugging Face ({first_line})"
         ) from None
+    for key in BEHAVIOUR:
+        there, here = (getattr(one.config, key, None) for one in (loaded, model))
+        if None not in (there, here) and there != here:
+            raise TrainError(
+                f"{asked_by}: {source} has {key} {there} in its config.json, model.{key} is {here}"
+            )
     missing = set(report["missing_keys"])
     found = {name: value for name, value in loaded.named_parameters() if name not in missing}
     # Of what is left over there is only the name; buffers, which older versions saved, are none.

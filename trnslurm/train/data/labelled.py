@@ -19,6 +19,8 @@ from trnslurm.train.plan import read_section
 FORMAT = 1
 KIND = "labelled"
 INDEX = "index.json"
+UNLABELLED = -100
+"""What PyTorch's cross entropy leaves out: a token that begins no word."""
 _FIELDS = ("input_ids", "token_type_ids", "length", "label")
 _PREPARE = "make it with trnslurm data prepare"
 
@@ -44,6 +46,7 @@ class LabelledIndex:
     labels: list[str]
     """Their names in the order of their numbers; none: a label is a number on a scale."""
     task: str
+    """Of GLUE, or ner: every word has a label."""
     metrics: list[str]
     """The scores that a model is judged by."""
     tokenizer: Tokenizer
@@ -67,7 +70,8 @@ class LabelledSamples:
     token_type_ids: Tensor
     """1 in the second text of a pair."""
     labels: Tensor
-    """Their numbers; on a scale, the values themselves."""
+    """Their numbers; on a scale, the values themselves. Of words:
+    for each token that of the word that it begins, else UNLABELLED."""
 
 
 class Labelled:
@@ -90,6 +94,16 @@ class Labelled:
     def num_outputs(self) -> int:
         """How many numbers a model gives for a sample: one for each label, or one on a scale."""
         return len(self.labels) or 1
+
+    @property
+    def of_words(self) -> bool:
+        """Whether every word has a label, and not every sample."""
+        return self._samples["label"].ndim == 2
+
+    def labelled_words(self, first: int, count: int) -> int:
+        """Return how many words of these samples of the stream have a label: a loss's weights."""
+        rows = indices(first, count, count=self.num_samples, seed=self._seed)
+        return int((self._samples["label"][rows] != UNLABELLED).sum())
 
     def samples(self, first: int, count: int) -> LabelledSamples:
         """Return the samples at positions first … first + count - 1 of the stream."""
@@ -115,7 +129,9 @@ def _as_tensor(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def open_labelled(path: Path, split: str, *, seq_len: int, vocab_size: int, seed: int) -> Labelled:
+def open_labelled(
+    path: Path, split: str, *, seq_len: int, vocab_size: int, seed: int, pad_id: int | None = None
+) -> Labelled:
     """Open a split of labelled data and check that it fits the model: milliseconds at any size."""
     index = read_labelled_index(path)
     if split not in index.splits:
@@ -131,6 +147,11 @@ def open_labelled(path: Path, split: str, *, seq_len: int, vocab_size: int, seed
         raise TrainError(
             f"model.vocab_size is {vocab_size}, but {path} has tokens up to "
             f"{index.vocab_size - 1}: its tokenizer ({index.tokenizer.name}) is not the model's"
+        )
+    if pad_id not in (None, index.pad_id):
+        raise TrainError(
+            f"model.pad_token_id is {pad_id}, but {path} is padded with {index.pad_id}: its "
+            f"tokenizer ({index.tokenizer.name}) is not the model's"
         )
     found = read_section(LabelledSplit, index.splits[split], where=f"{path}: splits: {split}")
     return Labelled(path, index, found, seed=seed)

@@ -1,43 +1,58 @@
-"""What the exports of BERT share: its tokenizer, and what labelled data says of a classifier."""
+"""What exports of BERT and its relatives share: tokenizers, and what data says of a classifier."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.data.labelled import Labelled, open_labelled
+from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.folder import Tokens, warn
 from trnslurm.train.plan import Plan
 
-SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+# RoBERTa's, and ALBERT's, where they are not BERT's.
+_OTHERS = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 
 
 def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
-    """Make BERT's tokenizer of a tokenizer.json, with the frame of [CLS] and [SEP] in any case."""
-    if json.loads(path.read_text())["model"]["type"] != "WordPiece":
-        raise ValueError("not of BERT's")
+    """Make a model's tokenizer of a tokenizer.json, which frames texts as in training."""
     tokenizer: Any = Tokenizer.from_file(str(path))  # its steps are annotated as not to be set
     if tokenizer.get_vocab_size() > model["vocab_size"]:
         raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
+    special = {}
+    for name, other in _OTHERS.items():
+        known = (
+            token
+            for token in (f"[{name.upper()}]", other)
+            if tokenizer.token_to_id(token) is not None
+        )
+        special[f"{name}_token"] = next(known, None)
+    if not special["cls_token"] or not special["sep_token"]:
+        raise ValueError("not of BERT or a relative")
     if tokenizer.post_processor is None:
-        frame = [(token, tokenizer.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
-        tokenizer.post_processor = BertProcessing(*frame)
+        frame = [special["sep_token"], special["cls_token"]]
+        tokenizer.post_processor = BertProcessing(*((t, tokenizer.token_to_id(t)) for t in frame))
+    names = ["input_ids", "attention_mask"]
+    if model.get("type_vocab_size", 2) > 1:  # others of the family refuse them
+        names.insert(1, "token_type_ids")
     fast: Any = PreTrainedTokenizerFast  # it has no annotations
     return fast(
-        tokenizer_object=tokenizer, model_max_length=model["max_position_embeddings"], **SPECIAL
+        tokenizer_object=tokenizer,
+        model_max_length=positions(model),
+        model_input_names=names,
+        # Else transformers (4.57.6) sets it to False, whatever the file says.
+        add_prefix_space=getattr(tokenizer.pre_tokenizer, "add_prefix_space", False),
+        **special,
     )
 
 
-def make_classifier(plan: Plan, end_of_text: int | None) -> Any:
+def make_classifier(plan: Plan, end_of_text: int | None, *, of_words: bool = False) -> Any:
     """Make the model of a plan, whose parameters are yet to come; its labels have their names."""
-    make_config: Any = BertConfig
-    make_model: Any = BertForSequenceClassification  # neither has annotations
-    config = make_config(**plan.model)
+    config = make_config(plan.model)
     try:
         names = _open(plan).labels
     except TrainError as error:
@@ -46,8 +61,11 @@ def make_classifier(plan: Plan, end_of_text: int | None) -> Any:
     if len(names) == config.num_labels:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: number for number, name in enumerate(names)}
-    config.problem_type = "single_label_classification" if config.num_labels > 1 else "regression"
-    return make_model(config)
+    if not of_words:
+        config.problem_type = (
+            "single_label_classification" if config.num_labels > 1 else "regression"
+        )
+    return new_classifier(config, of_words)
 
 
 def labelled_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:

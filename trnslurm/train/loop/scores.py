@@ -46,6 +46,46 @@ def correlation_scores(
     )
 
 
+def entity_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
+    """Return scores by name, from the sums of count_words."""
+    hits, there, taken, right, words = counts
+    known = {
+        "entity_f1": _ratio(2 * hits, there + taken),
+        "entity_precision": _ratio(hits, taken),
+        "entity_recall": _ratio(hits, there),
+        "accuracy": _ratio(right, words),
+    }
+    return _scores(names, {name: lambda name=name: known[name] for name in known}, ())
+
+
+def count_words(predicted: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Count for the words of one text: entities that are right, there and taken; labels likewise.
+
+    An entity is right if its kind and all its words are.
+    """
+    there, taken = entities(wanted), entities(predicted)
+    right = sum(one == other for one, other in zip(predicted, wanted, strict=True))
+    return [len(there & taken), len(there), len(taken), right, len(wanted)]
+
+
+def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Return the kind, the first and the last word of each entity.
+
+    As seqeval does it by default and the script of CoNLL before it
+    (github.com/chakki-works/seqeval, metrics/sequence_labeling.py: start_of_chunk, end_of_chunk):
+    I- or E- after O, or after another kind, begins an entity too.
+    """
+    found, first, last = set(), 0, "O"
+    for place, tag in enumerate([*tags, "O"]):
+        other = tag[2:] != last[2:]
+        if last != "O" and (last[0] in "ES" or tag[0] in "BSO" or other):
+            found.add((last[2:], first, place - 1))
+        if tag[0] in "BS" or (tag != "O" and (last[0] in "OES" or other)):
+            first = place
+        last = tag
+    return found
+
+
 def _scores(
     names: Sequence[str], known: dict[str, Callable[..., float]], values: tuple[Numbers, ...]
 ) -> dict[str, float]:

@@ -1,0 +1,194 @@
+"""The job of words: the same on any number of workers, also RoBERTa, DistilBERT and ALBERT."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from trnslurm.config.models import PUBLISHED
+from trnslurm.train.data.labelled import UNLABELLED, open_labelled
+from trnslurm.train.errors import TrainError
+
+from ..make_tokenizers import make_tokenizer
+from .conftest import JOBS, REPO, tiny_plan
+from .launches import Launches, Scenario
+from .measures import import_job
+
+JOB = JOBS / "bert_ner"
+STEPS = 6
+NAMES = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
+# Four units of two samples: three workers have two of padding, and an odd number is held out.
+# Units have different numbers of words. Dropout is on.
+SHAPE = {
+    "seq_len": 48, "steps": STEPS, "batch__global_batch": 8, "batch__micro_batch": 2,
+    "train__log_every": 1, "train__eval_every": 3, "train__save_every": 0,
+    "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__intermediate_size": 64,
+}  # fmt: skip
+# Clipping is active in every step; and unlike Adam, SGD sees a wrong scale of the gradients.
+SGD = SHAPE | {
+    "train__optimizer": "sgd", "train__lr": 0.3, "train__schedule": "constant",
+    "train__max_norm": 0.1,
+}  # fmt: skip
+OF_ITS_OWN = ("model_type", "hidden_act", "layer_norm_eps", "pad_token_id", "type_vocab_size")
+RELATIVES = {
+    "roberta": "roberta-base", "distilbert": "distilbert-base-cased", "albert": "albert-base-v2",
+}  # fmt: skip
+NUMBERS = ("loss", "accuracy", "grad_norm")
+SCORES = ("eval_loss", "eval_entity_f1", "eval_entity_recall", "eval_accuracy")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Prepare the first of the job's sentences, for each kind of tokenizer."""
+    directory = tmp_path_factory.mktemp("words")
+    sentences = (JOB / "sentences.conll").read_text().split("\n\n")[:63]
+    (directory / "some.conll").write_text("\n\n".join(sentences))
+    labels = [word for name in NAMES for word in ("--label", name)]
+    for kind in ("bert", "roberta", "albert"):
+        own = make_tokenizer(kind, directory / f"{kind}-tokenizer")
+        words = ["--text", str(directory / "some.conll"), "--output", str(directory / kind)]
+        words += [f"--tokenizer={own}", "--task=ner", "--seq-len=48", "--holdout=0.2", *labels]
+        subprocess.run(
+            [sys.executable, "-m", "trnslurm.prepare", "labelled", *words],
+            env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, timeout=120,
+            check=True,
+        )  # fmt: skip
+    return directory
+
+
+def relative(kind, data):
+    """A training of a small model of this type, on tokens of its own."""
+    published = PUBLISHED[RELATIVES[kind]][1]
+    model = {f"model__{key}": published[key] for key in OF_ITS_OWN}
+    model |= {"model__embedding_size": 16 * (kind == "albert")}
+    own = data / ("bert" if kind == "distilbert" else kind)
+    return Scenario(kind, SGD | model | {"data": str(own), "train__save_every": STEPS})
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory, data):
+    """Every training of this file, in as few launches as there are numbers of workers."""
+    launches = Launches(tmp_path_factory.mktemp("trainings"), data / "bert", JOB)
+    relatives = [relative(kind, data) for kind in RELATIVES]
+    launches.launch(1, Scenario("cpu-1", SGD), *relatives, device="cpu")
+    for kind in RELATIVES:
+        (launches.directory / kind).rename(launches.directory / f"{kind}-1")
+    launches.launch(3, Scenario("cpu-3", SGD), *relatives, device="cpu")
+    launches.launch(2, Scenario("cpu-2", SGD), device="cpu")
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [("cpu-2", "cpu-1"), ("cpu-3", "cpu-1"), *((kind, f"{kind}-1") for kind in RELATIVES)],
+)
+def test_nothing_depends_on_the_worker_count(trainings, name, one):
+    assert_same(trainings.outcome(name), trainings.outcome(one), 1e-5)
+
+
+def assert_same(outcome, one, tolerance):
+    for key in NUMBERS:
+        assert outcome.column(key) == pytest.approx(one.column(key), rel=tolerance), key
+    for key in SCORES:
+        found, wanted = ([line[key] for line in o.metrics if key in line] for o in (outcome, one))
+        assert len(wanted) == 3
+        assert found == pytest.approx(wanted, rel=tolerance), key
+    assert outcome.ledger == one.ledger
+    assert [place for place, _ in outcome.ledger] == list(range(STEPS * 8))
+    assert min(one.column("grad_norm")) > 0.1, "clipping is not always active"
+
+
+@pytest.mark.matrix
+def test_it_is_the_same_on_xla_and_a_trial_sees_every_graph(trainings, data):
+    cache = {"path": "cache", "readonly": False}
+    steady = SGD | {
+        "model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0,
+        "train__save_every": 0,
+    }  # fmt: skip
+    kinds = {kind: relative(kind, data).changes | steady for kind in RELATIVES} | {"bert": steady}
+    # ALBERT's and DistilBERT's classifiers have a dropout of their own.
+    exact = ("bert", "roberta")
+    trials = [Scenario(f"{k}-trial", c, phase="precompile") for k, c in kinds.items()]
+    trainings.launch(2, *trials, cache=cache)
+    on_xla = [Scenario(f"{kind}-xla", changes) for kind, changes in kinds.items()]
+    trainings.launch(2, *on_xla, cache=cache | {"readonly": True})
+    trainings.launch(1, *(Scenario(f"{k}-plain", kinds[k]) for k in exact), device="cpu")
+    for kind in kinds:
+        results = trainings.results(f"{kind}-xla")
+        assert [result["misses"] for result in results] == [0, 0], kind
+    for kind in exact:
+        outcome = trainings.outcome(f"{kind}-xla")
+        assert_same(outcome, trainings.outcome(f"{kind}-plain"), 5e-5)
+
+
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_it_is_exported_as_transformers_reads_it(trainings, data, kind, monkeypatch, capfd):
+    """The held-out sentences, through its tokenizer and its model, have the loss of the run."""
+    run_dir = trainings.directory / kind
+    (run_dir / "plan-1.json").rename(run_dir / "plan.json")
+    monkeypatch.setattr(sys, "argv", ["export.py", str(run_dir / "plan.json"), "--json"])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        runpy.run_path(str(JOB / "export.py"), run_name="__main__")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    said = capfd.readouterr()
+    assert said.err == ""
+    folder = json.loads(said.out)["directory"]
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    assert model.config.model_type == kind
+    assert model.config.id2label == dict(enumerate(NAMES))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    held_out = open_labelled(
+        data / ("bert" if kind == "distilbert" else kind),
+        "eval",
+        seq_len=48,
+        vocab_size=512,
+        seed=1,
+    )
+    samples = held_out.fixed(0, held_out.num_samples)
+    assert held_out.num_samples % 2 == 1
+    texts = [s.split("\n") for s in (data / "some.conll").read_text().strip().split("\n\n")]
+    sentences = [[line.split()[0] for line in lines] for lines in texts]
+    encoded = tokenizer(
+        sentences, is_split_into_words=True, padding="max_length", max_length=48,
+        truncation=True, return_tensors="pt",
+    )  # fmt: skip
+    rows = {tuple(ids): row for row, ids in enumerate(encoded.input_ids.tolist())}
+    chosen = [rows[tuple(ids)] for ids in samples.input_ids.tolist()]
+    with torch.no_grad():
+        loss = model(**{k: v[chosen] for k, v in encoded.items()},
+                     labels=samples.labels).loss.item()  # fmt: skip
+    last = trainings.outcome(kind).metrics[-1]
+    assert loss == pytest.approx(last["eval_loss"], rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def job():
+    return import_job(JOB / "train.py")
+
+
+def test_what_is_told_of_held_out_words_counts_once(job, data):
+    """Against transformers: five of them, the last unit reaching beyond."""
+    held_out = open_labelled(data / "bert", "eval", seq_len=48, vocab_size=512, seed=1)
+    samples = held_out.fixed(0, 5)
+    logits = torch.randn(5, 48, 7, generator=torch.Generator().manual_seed(1))
+    expected = torch.nn.functional.cross_entropy(
+        logits[samples.labels != UNLABELLED], samples.labels[samples.labels != UNLABELLED]
+    )
+    words = int((samples.labels != UNLABELLED).sum())
+    assert job.sum_losses(logits, samples.labels).item() / words == pytest.approx(expected.item())
+
+
+def test_data_of_texts_is_not_for_words(job, data):
+    plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, data=str(data / "bert"), seq_len=48))
+    with pytest.raises(TrainError, match="has a label for each word: train bert_ner on it"):
+        job.open_split(plan, "train")
