@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trnslurm.errors import did_you_mean
+from trnslurm.errors import ConfigError, did_you_mean
 
 FREE, ON_OFF = "free", "on or off"
 REFUSED = "REFUSED"
@@ -190,7 +191,7 @@ def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
     try:
         found = _Module(read, path, _parse(read(path) or b"")).find(name)
         return _of_class(*found) if found and isinstance(found[1], ast.ClassDef) else None
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # it will not run either
 
 
@@ -286,4 +287,17 @@ def _docstring(node: ast.stmt | None) -> str:
 
 @functools.cache
 def _parse(data: bytes) -> ast.Module:
-    return ast.parse(data)
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(data)
+
+
+def check_python(data: bytes, where: str) -> None:
+    """Refuse a file that is no Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they are said when it runs
+            compile(data, where, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = f"{where}:{error.lineno}" if error.lineno else where
+        raise ConfigError(f"{place}: {error.msg}: it must be Python") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{where}: {error or 'too much'}: it must be Python") from None

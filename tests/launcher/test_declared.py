@@ -86,6 +86,8 @@ def test_every_key_is_declared_with_a_line_of_help(recipe: str, home: Path) -> N
     for section, declared in found.items():
         assert declared.whole
         assert set(config.tree[section]) <= declared.fields.keys()
+        for key, value in config.tree[section].items():  # --set takes values of the same type
+            assert type(value).__name__ == declared.fields[key].kind, key
         for key, field in declared.fields.items():
             assert field.kind and 4 < len(field.help) <= 100, key
 
@@ -134,6 +136,16 @@ def test_a_script_that_is_no_python_is_refused_with_its_line(site, cli) -> None:
     file.write_text("import torch\n\ndef main(:\n")
     done = cli("submit", "mine", "-c", "local", "-p", "tiny", "--dry-run")
     assert done.error == f"{file}:3: invalid syntax: it must be Python"
+    for text, words in (
+        (b"x = '\xff'\n", f"{file}:1: (unicode error)"),
+        (b"(" * 5000, f"{file}:1: too many nested parentheses"),
+        (b"x = " + b"-" * 100_000 + b"1\n", f"{file}: "),
+        (b"x = 1\0", f"{file}"),
+    ):
+        file.write_bytes(text)
+        assert cli("show", "mine").error.startswith(words)
+    file.write_text("import re\nre.compile('\\d')\n")
+    assert cli("show", "mine").code == 0  # warnings are Python's to say, when it runs
     assert site.runs() == []
 
 

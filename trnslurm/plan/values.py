@@ -7,7 +7,14 @@ from typing import Any
 
 from trnslurm.config import Config, Strategy
 from trnslurm.config.catalog import catalog
-from trnslurm.declared import Declaration, Problem, Read, find_problem, read_declaration
+from trnslurm.declared import (
+    Declaration,
+    Problem,
+    Read,
+    check_python,
+    find_problem,
+    read_declaration,
+)
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.sharding import usable_devices
 from trnslurm.rundir import read_file
@@ -37,11 +44,9 @@ def check_declared(config: Config) -> None:
     if not entry.is_file():  # what is rendered says so
         return
     try:
-        compile(read_file(entry), entry, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise ConfigError(f"{entry}:{error.lineno}: {error.msg}: it must be Python") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{entry}: cannot be read ({error})") from None
+        check_python(read_file(entry), str(entry))
+    except OSError as error:
+        raise ConfigError(f"{entry}: cannot be read ({error.strerror})") from None
     recipe = config.recipe
     around: dict[str, Any] = {
         "seq_len": recipe.seq_len,

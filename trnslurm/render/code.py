@@ -9,7 +9,7 @@ import io
 import tokenize
 from collections.abc import Iterator, Mapping
 
-from trnslurm.errors import RenderError
+from trnslurm.declared import check_python
 
 _ROOT = "code/"
 # Our version, names of files, checks of values: nothing that shapes a graph.
@@ -43,13 +43,7 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
     # A script also imports files next to it by their bare names.
     bases = [_ROOT, name.rpartition("/")[0] + "/"]
     package = name.removeprefix(_ROOT).split("/")[:-1]
-    try:
-        modules = _all_modules(files[name], tuple(package))
-    except SyntaxError as error:
-        raise RenderError(f"{name}:{error.lineno}: {error.msg}: it must be Python") from None
-    except ValueError as error:
-        raise RenderError(f"{name}: {error}: it must be Python") from None
-    for words in modules:
+    for words in _all_modules(files[name], name, tuple(package)):
         for base in bases:
             # Importing a module runs the __init__.py of every package above it.
             for count in range(1, len(words) + 1):
@@ -58,8 +52,13 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
 
 
 @functools.cache  # a plan reads the same files for every node count
-def _all_modules(data: bytes, package: tuple[str, ...]) -> list[list[str]]:
-    return [words for node in ast.walk(ast.parse(data)) for words in _modules(node, [*package])]
+def _all_modules(data: bytes, name: str, package: tuple[str, ...]) -> list[list[str]]:
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        check_python(data, name)
+        raise
+    return [words for node in ast.walk(tree) for words in _modules(node, [*package])]
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
