@@ -43,11 +43,11 @@ class Settings(CommonSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
-    """in bf16: the optimizer's parameters and state"""
+    """What the optimizer updates in bf16: copies in fp32, or the parameters."""
     keep_best: Free[
         Literal["", "loss", "accuracy", "entity_f1", "entity_precision", "entity_recall"]
     ]
-    """and the best by this score of the evaluation; empty: none"""
+    """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 
@@ -56,7 +56,7 @@ class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Annotated[int, "at least 2"]
-    """labels of a word"""
+    """Labels of a word."""
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from trnslurm.plan.values import SECTIONS, declarations
 
 from ..bad_values import BAD
 
-RECIPES = ("bert_mrpc", "bert_pretrain", "bert_sentiment", "gpt2_zero1", "llama3_clm")
+RECIPES = sorted(file.parent.name for file in packaged_root().glob("jobs/*/recipe.yaml"))
 FILES = {
     "jobs/mine/train.py": b"""
 import torch_of_the_nodes_only

@@ -60,7 +60,7 @@ class Bert:
     """Keys of BertConfig."""
 
     name: str
-    """a published model, whose sizes stand for those here; empty: none"""
+    """A published model, whose sizes stand for those here; empty: none."""
     vocab_size: Positive[int]
     """Token ids that the model knows; the data may have fewer."""
     hidden_size: Positive[int]
@@ -91,13 +91,13 @@ class Encoder(Bert):
     """The same for BERT's relatives, in BERT's words."""
 
     model_type: Literal["bert", "roberta", "distilbert", "albert"]
-    """the architecture"""
+    """The architecture."""
     embedding_size: int
-    """width of ALBERT's embeddings; 0: hidden_size"""
+    """Width of ALBERT's embeddings; 0: hidden_size."""
     type_vocab_size: int
-    """kinds of segments; 0: the model knows none"""
+    """Kinds of segments; 0: the model knows none."""
     pad_token_id: int
-    """the token that fills samples up, as the data has it"""
+    """The token that fills samples up, as the data has it."""
 
     REFUSED = (
         (
