@@ -76,6 +76,22 @@ def test_a_package_that_this_python_lacks(site, cli, monkeypatch, module: str) -
     assert f"but {sys.executable} has no {module}: pip install " in done.error
 
 
+def test_a_package_that_the_clusters_python_seems_to_lack(profiles, cli, tmp_path: Path) -> None:
+    packages = tmp_path / "venv/lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "venv/bin").mkdir()
+    python = tmp_path / "venv/bin/python"
+    python.symlink_to(sys.executable)
+    profiles(python)
+    lamb = ("submit", "bert_pretrain", "-c", "pc", "-p", "tiny", "--allow-idle", "--dry-run",
+            "--set", "data_root=/nowhere", "--set", "train.optimizer=lamb")  # fmt: skip
+    done = cli(*lamb)
+    assert done.code == 0
+    assert f"warning: train.optimizer is 'lamb', but {python} has no timm: pip " in done.err
+    (packages / "timm").mkdir()
+    assert "warning" not in cli(*lamb).err
+
+
 @pytest.mark.parametrize("kind", ["shards", "tokens"])
 def test_evaluation_without_held_out_data(site, cli, kind: str) -> None:
     data = site.root / "data"

@@ -248,7 +248,7 @@ def test_what_training_refuses(run, tweets, tmp_path):
             open_labelled(path, split, seq_len=seq_len, vocab_size=vocab_size, seed=1)
         return str(error.value)
 
-    assert "no split eval, but train: give rows to evaluate on, or --hold" in refused(split="eval")
+    assert "give rows to evaluate on, --holdout, or train.eval_every=0" in refused(split="eval")
     assert "seq_len is 32, but" in refused(seq_len=32)
     assert "model.vocab_size is 50, but" in refused(vocab_size=50)
     assert "no prepared data (index.json is missing)" in refused(path=tmp_path)

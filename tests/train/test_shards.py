@@ -182,7 +182,9 @@ def test_a_missing_an_empty_and_a_half_empty_folder(tmp_path, directory):
     assert refused(tmp_path / "empty").endswith(
         "empty has no shards of split train (*_training_*.hdf5)"
     )
-    assert "has no shards of split eval (*_test_*.hdf5)" in refused(directory, split="eval")
+    assert "split eval (*_test_*.hdf5): make some, or set train.eval_every=0" in refused(
+        directory, split="eval"
+    )
     make_shards(tmp_path / "zero", [])
     write_shard(tmp_path / "zero/a_training_0.hdf5", {
         key: np.zeros((0, width) if width else 0)

@@ -154,7 +154,7 @@ def test_an_index_that_is_not_right_is_refused(data, change, words):
 
 def test_a_split_that_is_not_there_is_refused(data):
     change_index(data, lambda index: index["splits"].pop("eval"))
-    refused(data, "no split eval", split="eval")
+    refused(data, "no split eval: .* or set train.eval_every=0", split="eval")
 
 
 def test_a_split_shorter_than_a_block_is_refused(data):
