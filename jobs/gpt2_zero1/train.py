@@ -38,7 +38,7 @@ class Settings(CommonSettings):
     eval_samples: Free[Positive[int]]
     """This many held-out samples."""
     gradient_checkpointing: bool
-    """Recompute activations in the backward pass: without it XL does not fit."""
+    """Recompute activations in the backward pass."""
 
 
 class Model(Gpt2):
