@@ -52,7 +52,7 @@ class CommonSettings(OptimizerSettings):
     """The base of a job's own Settings."""
 
     init_from: Free[str]
-    """First parameters: a folder, a checkpoint, a .pt file or a model; empty: data.model, or new."""
+    """First parameters: a folder, a checkpoint, a .pt file or a model; empty: data.model or new."""
     epochs: Free[int]
     """End after this many passes over the data, if sooner; 0: no."""
     stop_at: Free[int]
