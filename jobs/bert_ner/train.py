@@ -56,7 +56,7 @@ class Model(Encoder):
     """The recipe's model section."""
 
     num_labels: Annotated[int, "at least 2"]
-    """Labels of a word."""
+    """Labels that a word can have."""
 
 
 def main() -> None:

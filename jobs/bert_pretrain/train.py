@@ -22,7 +22,7 @@ from trnslurm.train.encoders import make_config
 from trnslurm.train.loop.job import Job, open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
 from trnslurm.train.loop.run import Run
-from trnslurm.train.models import Bert
+from trnslurm.train.models import Bert, PublishedBert
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
 from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
@@ -65,6 +65,9 @@ class Settings(CommonSettings):
 
 class Model(Bert):
     """The recipe's model section."""
+
+    name: PublishedBert
+    """A published model, whose sizes replace those below; empty: none."""
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from trnslurm.config.models import PUBLISHED
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import estimate_memory, shape_of
 from trnslurm.plan.spec import make_spec
+from trnslurm.plan.values import declarations
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 
@@ -35,6 +36,13 @@ def test_a_name_brings_the_published_sizes(recipe: str, name: str, parameters: i
     config = named(recipe, name)
     shape = shape_of(config.recipe.model, of_words=recipe == "bert_ner")
     assert shape is not None and shape.parameters == parameters
+
+
+def test_a_job_declares_the_same_names() -> None:
+    berts = [name for name, (_, values) in PUBLISHED.items() if values["model_type"] == "bert"]
+    for recipe, names in (("bert_ner", [*PUBLISHED]), ("bert_pretrain", berts)):
+        declared = declarations(named(recipe, ""))["model"]
+        assert declared.fields["name"].choices == ("", *names)
 
 
 def test_it_brings_weights_tokenizer_and_data_of_its_own() -> None:

@@ -188,6 +188,14 @@ def test_what_is_told_of_held_out_words_counts_once(job, data):
     assert job.sum_losses(logits, samples.labels).item() / words == pytest.approx(expected.item())
 
 
+def test_roberta_needs_two_more_positions(job, data):
+    changes = {"model__model_type": "roberta", "model__pad_token_id": 1, "data": str(data / "bert")}
+    changes |= {"seq_len": 48, "model__max_position_embeddings": 49}
+    plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, **changes))
+    with pytest.raises(TrainError, match="=49 a roberta reads 47 tokens at most"):
+        job.open_split(plan, "train", of_words=True)
+
+
 def test_data_of_texts_is_not_for_words(job, data):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, data=str(data / "bert"), seq_len=48))
     with pytest.raises(TrainError, match="has a label for each word: train bert_ner on it"):

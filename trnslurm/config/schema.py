@@ -139,12 +139,12 @@ class LabelledRows:
     text: tuple[str, ...] = ()
     """The text column, or two for pairs; empty: the task's, else `text`."""
     label: str | None = None
-    """The label column; None: `label`."""
+    """The label column; None: the task's, else `label`."""
     labels: tuple[str, ...] = ()
     """Label names in numeric order; empty: the task's, else those in the rows."""
     task: str | None = None
-    """A GLUE task, which sets columns, labels and metrics; None: `data.dataset_config` if the
-    dataset is GLUE."""
+    """A GLUE task, which sets columns, labels and metrics, or ner: a list of words and one of their
+    labels; None: `data.dataset_config` if the dataset is GLUE."""
     eval: str | None = None
     """Evaluation rows, in the recipe's directory; None: a share of `data.text`."""
 

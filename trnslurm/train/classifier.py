@@ -20,10 +20,11 @@ _HEADS = ("classifier.", "pre_classifier.")
 
 def open_split(plan: Plan, split: str, *, of_words: bool = False) -> Labelled:
     """Open a split of the labelled data to train on, if it fits the plan's model."""
-    if positions(plan.model) < plan.seq_len:
+    if (longest := positions(plan.model)) < plan.seq_len:
         raise TrainError(
-            f"seq_len is {plan.seq_len}, model.max_position_embeddings "
-            f"{plan.model['max_position_embeddings']}"
+            f"seq_len is {plan.seq_len}, but with model.max_position_embeddings="
+            f"{plan.model['max_position_embeddings']} a {plan.model['model_type']} reads {longest} "
+            "tokens at most"
         )
     text = open_labelled(
         Path(plan.data).expanduser(),

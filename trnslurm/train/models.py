@@ -28,6 +28,34 @@ Activation = Literal[
 ]
 """Names in transformers' ACT2FN, without parameters of their own."""
 
+PublishedBert = Literal[
+    "",
+    "bert-base-uncased",
+    "bert-base-cased",
+    "bert-base-multilingual-cased",
+    "bert-large-uncased",
+    "bert-large-cased",
+]
+"""Names in trnslurm/config/models.py, which has their sizes."""
+Published = Literal[
+    "",
+    "bert-base-uncased",
+    "bert-base-cased",
+    "bert-base-multilingual-cased",
+    "bert-large-uncased",
+    "bert-large-cased",
+    "roberta-base",
+    "roberta-large",
+    "distilroberta-base",
+    "distilbert-base-uncased",
+    "distilbert-base-cased",
+    "albert-base-v2",
+    "albert-large-v2",
+    "albert-xlarge-v2",
+    "albert-xxlarge-v2",
+]
+"""The same with BERT's relatives."""
+
 
 class Gpt2:
     """Keys of GPT2Config."""
@@ -59,8 +87,6 @@ class Gpt2:
 class Bert:
     """Keys of BertConfig."""
 
-    name: str
-    """A published model, whose sizes stand for those here; empty: none."""
     vocab_size: Positive[int]
     """Token ids that the model knows; the data may have fewer."""
     hidden_size: Positive[int]
@@ -90,6 +116,8 @@ class Bert:
 class Encoder(Bert):
     """The same for BERT's relatives, in BERT's words."""
 
+    name: Published
+    """A published model, whose sizes replace those below; empty: none."""
     model_type: Literal["bert", "roberta", "distilbert", "albert"]
     """The architecture."""
     embedding_size: int
