@@ -48,6 +48,11 @@ BAD = [
      "model.model_type is 'bert' and model.type_vocab_size is 0: only a distilbert has no segmen"),
     (NER, {"train.keep_best": "f1"},
      "train.keep_best is 'f1'; expected one of empty, loss, accuracy, entity_f1, entity_precision"),
+    (TWEETS, {"train.save_every": 7},
+     "train.keep_best is 'macro_f1' and train.save_every is 7 and train.eval_every is 20: "
+     "checkpoints are made of steps that are not evaluated"),
+    (TWEETS, {"train.eval_every": 0},
+     "train.keep_best is 'macro_f1' and train.save_every is 20 and train.eval_every is 0: "),
     (TWEETS, {"train.keep_best": "macrof1"},
      "train.keep_best is 'macrof1' (did you mean \"macro_f1\"?); expected one of empty, loss, "),
     (LLAMA, {"model.num_key_value_heads": 3},

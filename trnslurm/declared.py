@@ -23,6 +23,7 @@ REFUSED = "REFUSED"
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 _RULE = re.compile(r"(at least|less than|divides) ([\w.]+)")
+_NO_MULTIPLE = "not a multiple of "
 _NEAREST = 10_000  # so far away a number that divides is looked for
 
 Read = Callable[[str], bytes | None]
@@ -54,7 +55,8 @@ class Declaration:
 
     fields: Mapping[str, Field]
     refused: tuple[Refused, ...] = ()
-    """Values by key (a list: any of them) that are refused together, and why."""
+    """Values by key that are refused together, and why; a list means any of them. Beside values
+    there are the conditions "not empty" and "not a multiple of KEY"."""
     whole: bool = True
     """All base classes were found."""
 
@@ -84,9 +86,10 @@ def find_problem(
             for problem in _wrong(field, key, section, values, around):
                 return problem
     for together, why in declared.refused:
-        found = {key: _value(key, values, around) for key in together}
-        if all(_meets(found[key], wanted) for key, wanted in together.items()):
-            names = [_name(key, section, values) for key in together]
+        bases = {_base(wanted) for wanted in together.values()}
+        found = {key: _value(key, values, around) for key in (*together, *bases) if key}
+        if all(_meets(found[key], wanted, found) for key, wanted in together.items()):
+            names = [_name(key, section, values) for key in found]
             said = (f"{name} is {_shown(found[k])}" for name, k in zip(names, found, strict=True))
             return Problem(f"{' and '.join(said)}: {why}", tuple(names))
     return None
@@ -152,8 +155,18 @@ def _name(key: str, section: str, values: Mapping[str, Any]) -> str:
     return f"{section}.{key}" if key in values else key
 
 
-def _meets(value: Any, wanted: Any) -> bool:
-    """Check for equality, in which true is not 1."""
+def _base(wanted: Any) -> str:
+    """Return the key that a condition compares with, or nothing."""
+    condition = isinstance(wanted, str) and wanted.startswith(_NO_MULTIPLE)
+    return wanted.removeprefix(_NO_MULTIPLE) if condition else ""
+
+
+def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
+    """Check a condition, or for equality, in which true is not 1."""
+    if wanted == "not empty":
+        return bool(value)
+    if base := _base(wanted):
+        return bool(value) and (not values[base] or value % values[base] != 0)
     any_of = wanted if isinstance(wanted, list | tuple) else [wanted]
     return any(type(value) is type(one) and value == one for one in any_of)
 

@@ -29,7 +29,7 @@ from trnslurm.train.loop.scores import count_words, entity_scores
 from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision
+from trnslurm.train.settings import Free, OptimizerPrecision, ScoredSettings
 
 PARTS = ("loss", "accuracy")
 """What is reported of a step: the loss, and the share of its words that was told right."""
@@ -39,7 +39,7 @@ RATES = {"samples/s": "samples_per_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CommonSettings):
+class Settings(ScoredSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
@@ -47,7 +47,6 @@ class Settings(CommonSettings):
     keep_best: Free[
         Literal["", "loss", "accuracy", "entity_f1", "entity_precision", "entity_recall"]
     ]
-    """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 

@@ -30,7 +30,7 @@ from trnslurm.train.loop.scores import classification_scores, count_pairs
 from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import Plan
-from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
+from trnslurm.train.settings import Free, OptimizerPrecision, Positive, ScoredSettings
 
 PARTS = ("loss", "accuracy")
 """What is reported of a step: the loss, and the share of its samples that was told right."""
@@ -40,13 +40,12 @@ RATES = {"samples/s": "samples_per_s"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CommonSettings):
+class Settings(ScoredSettings):
     """The recipe's train section."""
 
     optimizer_precision: OptimizerPrecision
     """What the optimizer updates in bf16: copies in fp32, or the parameters."""
     keep_best: Free[Literal["", "loss", "accuracy", "f1", "macro_f1", "matthews"]]
-    """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
 
     REFUSED = (({"data.path": ""}, "name a directory of labelled data"),)
 

@@ -260,8 +260,6 @@ def test_held_out_samples_count_once_each(job, alone, wanted):
             "model.num_labels is 2, but .* has negative, neutral, positive: set",
         ),
         ({"train__keep_best": "f1"}, "train.keep_best is 'f1', but it can be loss, accuracy, mac"),
-        ({"train__save_every": 7}, r"make train.save_every \(7\) a multiple of train.eval_every"),
-        ({"train__save_every": 5, "train__eval_every": 0}, r"eval_every \(0\), or set train.keep_"),
     ],
 )
 def test_what_cannot_be_is_one_line(alone, changes, words):

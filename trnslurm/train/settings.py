@@ -83,3 +83,19 @@ class CommonSettings(OptimizerSettings):
     """End an attempt without progress for this many steps' time; 0: never."""
     watchdog_min_s: Free[float]
     """The watchdog waits for at least this many seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSettings(CommonSettings):
+    """The base of the Settings of a job that keeps the best checkpoint by a score."""
+
+    keep_best: Free[str]
+    """The best checkpoint by this score of the evaluation is kept, too; empty: no."""
+
+    REFUSED = (
+        (
+            {"keep_best": "not empty", "save_every": "not a multiple of eval_every"},
+            "checkpoints are made of steps that are not evaluated: make train.save_every a "
+            "multiple of train.eval_every, or set train.keep_best=",
+        ),
+    )

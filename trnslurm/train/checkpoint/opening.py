@@ -24,8 +24,10 @@ def open_checkpoints(
 
     Scores are what an evaluation gives: one of them decides which checkpoint is the best.
     """
-    if keep_best:
-        _check_best(keep_best, scores, settings)
+    if keep_best and keep_best not in scores:
+        raise TrainError(
+            f"train.keep_best is {keep_best!r}, but it can be {', '.join(scores)}, or empty"
+        )
     return Checkpoints(
         environment.files.checkpoints,
         device,
@@ -37,18 +39,3 @@ def open_checkpoints(
         save_optimizer=settings.save_optimizer,
         facts={"data": data},
     )
-
-
-def _check_best(name: str, scores: Sequence[str], settings: CommonSettings) -> None:
-    """Refuse a score that does not exist, or that the checkpoints would not have."""
-    if name not in scores:
-        raise TrainError(
-            f"train.keep_best is {name!r}, but it can be {', '.join(scores)}, or empty"
-        )
-    every, saves = settings.eval_every, settings.save_every
-    if saves and (not every or saves % every):
-        raise TrainError(
-            f"train.keep_best is {name}, but checkpoints are made of steps that are not evaluated: "
-            f"make train.save_every ({saves}) a multiple of train.eval_every ({every}), or set "
-            "train.keep_best="
-        )
