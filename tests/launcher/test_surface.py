@@ -48,7 +48,7 @@ SURFACE = {
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
-    "resume": "RUN -n/--nodes --path -f/--follow --detach --json",
+    "resume": "RUN -n/--nodes --stop-at --path -f/--follow --detach --json",
     "watch": "RUN --resume --every --max --path",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",

@@ -99,7 +99,7 @@ def _with_bar(run: RunDir, steps: int) -> RunStatus:
         for status in follow(run):
             last = status
             bar.label = status.state.lower()
-            # A run may end before the plan's steps: after its epochs, or at train.stop_at.
+            # A run may have fewer steps than the plan: those of its epochs.
             bar.length = int(status.metrics.get("steps", steps))
             done = int(status.metrics.get("step", 0))
             bar.update(max(0, done - bar.pos), status.metrics)
@@ -181,4 +181,6 @@ def _report(run: RunDir, status: RunStatus) -> None:
         if found := why_it_failed(run, status):
             echo_finding(found)
         click.echo(f"logs: trnslurm logs {run.name}")
+    if status.state == "COMPLETED" and status.mend:
+        click.echo(f"next: {status.mend}")
     click.echo(f"run directory: {run.path}")

@@ -23,6 +23,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @click.command("resume")
 @run_argument
 @click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
+@click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
 @path_option
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
@@ -32,9 +33,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 )
 @json_option
 def resume_command(
-    run: str, nodes: int | None, path: tuple[str, ...], follow: bool, detach: bool, as_json: bool
-) -> None:
-    """Submit a run again that has not completed: it goes on from its newest checkpoint.
+    run: str, nodes: int | None, stop_at: int | None, path: tuple[str, ...], follow: bool,
+    detach: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Submit a run again that is not at its last step: it goes on from its newest checkpoint.
 
     In the same directory, with the same code and configuration, whatever ended it. Nothing of it
     may be running, and Slurm must say so. The runs of a chain that wait for it are submitted too.
@@ -42,20 +44,26 @@ def resume_command(
     With --nodes it goes on with another number of nodes: the global batch is kept, and graphs that
     are not compiled for that number are compiled first.
 
+    A run that ended at train.stop_at goes on to its last step, or to that of --stop-at.
+
     A run that Slurm holds because its launch failed is released instead.
 
     \b
     Example:
       trnslurm resume last
       trnslurm resume last --nodes 4
+      trnslurm resume last --stop-at 2000
     """
     if nodes is not None and nodes < 1:
         raise ConfigError(f"--nodes {nodes}: a job needs at least one node")
+    if stop_at is not None and stop_at < 0:
+        raise ConfigError(f"--stop-at {stop_at}: steps count from 1; 0: the last")
     workspace = workspace_of({"path": path})
     directory = find_run(run, run_roots(workspace))
     done = resume(
-        directory, nodes=nodes, template_dirs=workspace.template_dirs(), detach=detach, say=say
-    )
+        directory, nodes=nodes, stop_at=stop_at, template_dirs=workspace.template_dirs(),
+        detach=detach, say=say,
+    )  # fmt: skip
     if done.released and as_json:
         echo_json({"run": directory.name, "directory": str(directory.path), "jobs": {},
                    "released": list(done.released)})  # fmt: skip

@@ -44,16 +44,16 @@ def render_job(
         text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
     files[NODE_SCRIPT] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
-    files[PLAN] = _json(plan_data(spec))
+    files[PLAN] = to_json(plan_data(spec))
     if spec.strategy is not None:
-        files[STRATEGY] = _json(spec.strategy)
+        files[STRATEGY] = to_json(spec.strategy)
     files[CONFIG] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
     recipe = spec.config.recipe
     files |= code or snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
     script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
-    files[INGREDIENTS] = _json(ingredients(spec, files, script))
+    files[INGREDIENTS] = to_json(ingredients(spec, files, script))
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
@@ -125,7 +125,8 @@ def slurm_time(minutes: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def to_json(values: Mapping[str, Any]) -> bytes:
+    """Return a JSON file of a bundle."""
     return f"{json.dumps(values, indent=2)}\n".encode()
 
 
@@ -300,5 +301,10 @@ def _config_yaml(
         "phases": list(phases),
         "time_min": dict(time_min),
     }
+    return to_config_yaml(head | {"config": dict(config.tree)})
+
+
+def to_config_yaml(head: Mapping[str, Any]) -> bytes:
+    """Return config.yaml."""
     note = "# The resolved configuration; `trnslurm show` tells where each value is from.\n"
-    return (note + yaml.safe_dump(head | {"config": dict(config.tree)}, sort_keys=True)).encode()
+    return (note + yaml.safe_dump(dict(head), sort_keys=True)).encode()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.plan.data import PREPARE
+from trnslurm.rundir import newest_step, read_json
 from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
 _STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
+STOP_AT = "train.stop_at"
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}
 
 
@@ -193,16 +195,29 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
             wait = Wait(record.after or compiling, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
+    metrics = run.last_metrics()
+    ended = _ended_by_steps(run, metrics) if state == "COMPLETED" else ""
+    ahead_mend = ahead.mend if ahead and in_vain else ""
     if state == "RUNNING" and run.cancelled_file.exists():
         reason = reason or "cancelled: it saves a checkpoint and ends"
     return RunStatus(
-        run=run.name, path=str(run.path), state=state, reason=reason, recipe=record.recipe,
+        run=run.name, path=str(run.path), state=state, reason=ended or reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
-        precompile=record.precompile, metrics=run.last_metrics(),
-        mend=_next_command(run, record, state, phases, ahead.mend if ahead and in_vain else ""),
+        precompile=record.precompile, metrics=metrics,
+        mend=_next_command(run, record, state, ended, phases, ahead_mend),
         attempts=_attempts(run, record, phases[-1]), history=record.history,
     )  # fmt: skip
+
+
+def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
+    """Return where train.stop_at ended a training that has more steps, or nothing."""
+    step, steps = (metrics.get(key, 0) for key in ("step", "steps"))
+    if not isinstance(step, int) or not isinstance(steps, int) or not 0 < step < steps:
+        return ""
+    train = read_json(run.plan_file).get("train")
+    stop_at = train.get("stop_at") if isinstance(train, Mapping) else None
+    return f"{STOP_AT}, step {step} of {steps}" if stop_at == step else ""
 
 
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
@@ -232,14 +247,18 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
 
 
 def _next_command(
-    run: RunDir, record: Record, state: str, phases: Sequence[PhaseStatus], ahead: str
+    run: RunDir, record: Record, state: str, ended: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
     """Return the command with which a run continues; empty if it does by itself, or should not.
 
-    `ahead` is the command of a run that this one waits for in vain.
+    `ended` says where steps ended one that completed, `ahead` is the command of a run that this one
+    waits for in vain.
     """
     if PREPARE in record.phases:
         return ""  # submitted again, it continues where it was
+    if state == "COMPLETED":
+        goes_on = ended and newest_step(run.checkpoints)
+        return f"trnslurm resume {run.name}" if goes_on else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state in _QUEUED for phase in phases)
         return f"trnslurm cancel {run.name}" if queued else ""

@@ -55,8 +55,10 @@ def watch(
             attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
             which = f", attempt {attempt}" if attempt > 1 else ""
             say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
-            if resume is not None and status.mend:
+            if resume is not None and status.mend and status.state != "COMPLETED":
                 break
+        if status.state == "COMPLETED":  # it may have more steps, but was to end at train.stop_at
+            return status
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
         if (newest := newest_step(run.checkpoints)) > step:

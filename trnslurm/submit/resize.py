@@ -1,7 +1,8 @@
-"""The files of a run for another node count: rendered from its own config.yaml, and put in place.
+"""The files of a run that continues otherwise: on other nodes, or to another step.
 
-The code stays byte for byte what was submitted. Everything else is rendered again. As the templates
-may have changed since the submission, they must first reproduce the files that are there.
+For another node count they are rendered from its own config.yaml, and put in place. The code stays
+byte for byte what was submitted. Everything else is rendered again. As the templates may have
+changed since the submission, they must first reproduce the files that are there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from trnslurm.config import Config, parse_yaml, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import Bundle
-from trnslurm.render.job import render_job
-from trnslurm.rundir import CONFIG
+from trnslurm.render.job import render_job, to_config_yaml, to_json
+from trnslurm.rundir import CONFIG, INGREDIENTS, PLAN, newest_step
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
@@ -57,6 +58,30 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
             f"that is another training: trnslurm submit {job.recipe} --from {run.name}"
         )
     return make_job(spec, template_dirs, code=code)
+
+
+def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
+    """Return a run's job that ends after another step (0: the last), or refuse such a step.
+
+    Nothing is rendered for it, so that a run of another trnslurm goes on too.
+    """
+    plan, head = json.loads(job.bundle.files[PLAN]), parse_yaml(job.bundle.files[CONFIG])
+    option = f"{run.name} cannot continue with --stop-at {step}"
+    if "stop_at" not in plan["train"]:
+        raise RunError(f"{option}: its recipe has no train.stop_at")
+    if step > plan["steps"]:
+        raise RunError(f"{option}: it has {plan['steps']} steps; to the last without the option")
+    if 0 < step <= (done := newest_step(run.checkpoints)):
+        raise RunError(f"{option}: it has a checkpoint of step {done}; take a later step")
+    if plan["train"]["stop_at"] == step:
+        return job
+    plan["train"]["stop_at"] = head["config"]["train"]["stop_at"] = step
+    changed = {PLAN: to_json(plan), CONFIG: to_config_yaml(head)}
+    shapes = json.loads(job.bundle.files.get(INGREDIENTS, b"{}"))
+    if "stop_at" in shapes.get("train", {}):  # of a script that does not say what shapes its graphs
+        shapes["train"]["stop_at"] = step
+        changed[INGREDIENTS] = to_json(shapes)
+    return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:

@@ -20,14 +20,14 @@ from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Record, RunDir, utc_now
-from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.status import STOP_AT, RunStatus, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import check_here
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
-from trnslurm.submit.resize import adopt_files, lay_aside, resize
+from trnslurm.submit.resize import adopt_files, lay_aside, resize, set_stop_at
 from trnslurm.submit.submit import privacy_of, starter
 
 _ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
@@ -46,10 +46,14 @@ class Resumed:
 
 
 def resume(
-    run: RunDir, *, nodes: int | None = None, template_dirs: Sequence[Path] = (),
-    detach: bool = False, say: Callable[[str], None] = lambda text: None,
+    run: RunDir, *, nodes: int | None = None, stop_at: int | None = None,
+    template_dirs: Sequence[Path] = (), detach: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Resumed:  # fmt: skip
     """Submit a run again, on `nodes` nodes if that is another number, and those that wait for it.
+
+    It ends after the step `stop_at` (0: its last). Without one it ends where it was to end, or if
+    it has ended there, with its last step.
 
     A run that is only held by Slurm, because its launch failed, is released instead.
     """
@@ -59,12 +63,16 @@ def resume(
             locks.enter_context(lock_run(each))
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
         record = run.record()
-        held = nodes in (None, record.nodes) and statuses[0].state == "HELD"
+        if statuses[0].state == "COMPLETED":
+            stop_at = stop_at or 0
+        held = nodes in (None, record.nodes) and stop_at is None and statuses[0].state == "HELD"
         if held and (released := _held_after_launch(run, record, statuses[0])):
             for released_job in released:
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [_job_again(each, nodes, template_dirs) for each in chain]
+        if stop_at is not None:
+            jobs[0] = set_stop_at(run, jobs[0], stop_at)
         start = starter(jobs[0], detach=detach, after=_job_ahead(run))
         # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
         for each in reversed(chain):
@@ -82,10 +90,13 @@ def resume(
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
+    """Yield a run, and those of its chain that have not begun."""
     next_run: RunDir | None = run
     while next_run:
         refuse_foreign(next_run.path, "resume")
         record = next_run.record()
+        if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
+            return  # it has begun with what this run had then
         yield next_run
         next_run = next_run.beside(record.then) if record.then else None
 
@@ -97,8 +108,12 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     if PREPARE in record.phases:
         raise RunError(f"{name} prepares data: submit it again, and it continues where it was")
     status = run_status(run)
+    if status.state == "COMPLETED" and not status.mend:
+        stopped = status.reason.startswith(STOP_AT)
+        why = f" ({status.reason}) and has no checkpoint" if stopped else ""
+        raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")
     if status.state == "COMPLETED":
-        raise RunError(f"{name} is COMPLETED: there is nothing to resume")
+        return status
     # What waits for a run that has ended never starts, though Slurm may not have noticed yet.
     if waiting and status.state == "PENDING":
         return status

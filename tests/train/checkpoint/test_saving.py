@@ -1,10 +1,11 @@
 """Saving: what is kept, what fails, and what never happens."""
 
+import os
 import shutil
 
 import pytest
 
-from trnslurm.train.checkpoint import Failed, Saved, saving
+from trnslurm.train.checkpoint import Failed, Saved, directory, prove, saving
 from trnslurm.train.errors import TrainError
 
 
@@ -16,9 +17,65 @@ def test_the_newest_and_those_of_some_steps_are_kept(team):
     assert writers.others() == []
 
 
-def test_one_alone_is_not_enough(team):
-    with pytest.raises(TrainError, match="keep 2 or more"):
-        team(keep_last=1)
+def test_the_only_one_is_deleted_when_the_next_is_there(team, monkeypatch):
+    writers = team(keep_last=1)
+    writers.save(1)
+    remove, seen = directory.remove, []
+
+    def note(path, attempt):
+        seen.append((path.name, prove(writers.root / "step-00000002").step))
+        remove(path, attempt)
+
+    monkeypatch.setattr(directory, "remove", note)
+    writers.save(2)
+    assert seen == [("step-00000001", 2)]
+    assert (writers.steps(), writers.others()) == ([2], [])
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_crash_before_the_old_one_is_deleted_leaves_one_to_go_on_from(team, monkeypatch, renamed):
+    """Worker 0 dies when the new one is there: before the old one is renamed, or after that."""
+    writers = team(keep_last=1)
+    writers.save(1)
+
+    def die(path, attempt):
+        if renamed:
+            directory._take_name(path, attempt)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(directory, "remove", die)
+        writers.save(2)
+    assert writers.steps() == ([2] if renamed else [1, 2])
+
+    again = team(keep_last=1, attempt=2)
+    assert again.resume() == 2
+    assert again.holds(2)
+    again.save(3)
+    assert (again.steps(), again.others()) == ([3], [])
+
+
+def test_the_only_one_is_not_deleted_where_the_new_one_is_cut_short(team, monkeypatch):
+    writers = team(keep_last=1)
+    writers.save(1)
+    place = directory.put_in_place
+
+    def cut(temporary, checkpoint, attempt):
+        place(temporary, checkpoint, attempt)
+        os.truncate(writers.file(2), 5)
+
+    monkeypatch.setattr(directory, "put_in_place", cut)
+    writers.save(2)
+    assert team(keep_last=1, attempt=2).resume() == 1
+
+
+def test_the_only_one_is_damaged(team):
+    writers = team(keep_last=1)
+    writers.save(1, 2)
+    os.truncate(writers.file(2), 5)
+    with pytest.raises(TrainError, match=r"00002 is damaged .*, and no other checkpoint is"):
+        team(1, keep_last=1, attempt=2).resume()
+    assert writers.steps() == [2]
 
 
 def test_leftovers_of_earlier_attempts_are_deleted_at_the_start(team):

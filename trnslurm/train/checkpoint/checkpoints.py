@@ -20,7 +20,6 @@ from trnslurm.train.checkpoint.manifest import (
 )
 from trnslurm.train.checkpoint.reading import newest_whole
 from trnslurm.train.checkpoint.saving import (
-    KEEP_AT_LEAST,
     Failed,
     Outcome,
     Overtaken,
@@ -58,7 +57,7 @@ class Checkpoints:
         plan: Plan,
         environment: Environment,
         *,
-        keep_last: int = KEEP_AT_LEAST,
+        keep_last: int = 2,
         keep_every: int = 0,
         keep_best: str = "",
         save_optimizer: bool = True,
@@ -73,11 +72,6 @@ class Checkpoints:
         have in common with a checkpoint, such as its data. A worker that does not answer for
         patience_s fails a save.
         """
-        if keep_last < KEEP_AT_LEAST:
-            raise TrainError(
-                f"train.keep_last is {keep_last}, but one must be left if the newest is damaged: "
-                f"keep {KEEP_AT_LEAST} or more"
-            )
         self._root = root
         self._device = device
         self._environment = environment

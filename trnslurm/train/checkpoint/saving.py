@@ -21,8 +21,6 @@ from trnslurm.train.checkpoint.manifest import (
 )
 from trnslurm.train.checkpoint.tensors import Rows, write_rows
 
-# Two, so that one is left if the other turns out to be damaged.
-KEEP_AT_LEAST = 2
 # How much longer than rank 0 waits for the workers a worker waits for rank 0.
 GRACE_S = 60
 
@@ -179,7 +177,10 @@ class Saving:
         return directory.newer_attempt(self.files, self.phase, self.manifest.attempt)
 
     def _prune(self) -> str:
-        """Delete what is not among the newest, not the best, and not kept for good."""
+        """Delete what is not among the newest, not the best, and not kept for good.
+
+        Of the newest those count whose files are there in full, so one is left in any case.
+        """
         keep_last, keep_every = self.keep_last, self.keep_every
         try:
             directory.finish_removals(self.root)

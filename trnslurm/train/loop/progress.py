@@ -52,6 +52,7 @@ class Progress:
         device: Device,
         *,
         steps: range,
+        total: int = 0,
         log_every: int,
         flops_per_sample: float = 0.0,
         parts: Sequence[str] = ("loss",),
@@ -60,6 +61,7 @@ class Progress:
     ) -> None:
         """Report on these steps; parts name what a step's loss consists of.
 
+        The training has `total` steps, or ends with these (0).
         Rates are the printed ones. A mean rate well below what is expected (0: nothing) is reported
         at the end.
         """
@@ -70,6 +72,7 @@ class Progress:
         self._device = device
         self._num_steps = len(steps)
         self._first, self._last = steps.start, steps.stop - 1
+        self._total = total or self._last
         self._log_every = log_every
         self._flops_per_sample = flops_per_sample
         self._parts = parts
@@ -196,7 +199,7 @@ class Progress:
         line: dict[str, int | float] = {
             "attempt": self._attempt,
             "step": done.step,
-            "steps": self._last,
+            "steps": self._total,
             "samples": done.step * batch.global_batch,
             **dict(zip(self._parts, loss, strict=True)),
             "grad_norm": done.grad_norm.item(),

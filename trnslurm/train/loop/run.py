@@ -122,6 +122,7 @@ class Run:
             environment,
             device,
             steps=steps,
+            total=self.total if self.trains else 0,
             log_every=settings.log_every,
             **self._reported,
         )
