@@ -56,9 +56,8 @@ def _complete_setting(
         workspace = workspace_of(ctx.params)
         if (recipe := _recipe_of(workspace, ctx)) is None:
             return []
-        options = {key: ctx.params.get(key) for key in ("cluster", "preset")}
-        cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-        config = resolve(workspace, recipe, cluster=cluster, preset=preset)
+        cluster = ctx.params.get("cluster") or "local"  # any has the same keys
+        config = resolve(workspace, recipe, cluster=cluster, preset=ctx.params.get("preset"))
     except TrnslurmError:
         return []
     found = [f"{key}=" for key, _ in flatten(config.tree)]

@@ -70,9 +70,7 @@ def recipes_command(
 
 
 def _print_keys(workspace: Workspace, recipe: str, preset: str | None, *, as_json: bool) -> None:
-    options = {"cluster": None, "preset": preset}
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = resolve(workspace, recipe, cluster=cluster, preset=preset)
+    config = resolve(workspace, recipe, cluster="local", preset=preset)  # any has the same keys
     keys = keys_of(config)
     if as_json:
         echo_json([asdict(key) | {"default": plain(key.default)} for key in keys])
