@@ -21,7 +21,9 @@ from transformers import (
 )
 
 from trnslurm.config import Recipe
+from trnslurm.config.models import PUBLISHED
 from trnslurm.plan import memory
+from trnslurm.train.encoders import make_config, new_classifier
 from trnslurm.train.optim.data_parallel import DataParallel
 
 # Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
@@ -31,9 +33,17 @@ GPT2 = {
 }  # fmt: skip
 BERT = {
     "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 448, "max_position_embeddings": 64, "type_vocab_size": 2, "num_labels": 2,
+    "intermediate_size": 448, "max_position_embeddings": 66, "type_vocab_size": 2, "num_labels": 2,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
+RELATIVES = {
+    kind: BERT | {key: PUBLISHED[name][1][key] for key in ("model_type", "hidden_act", *more)}
+    for kind, name, more in (
+        ("roberta", "roberta-base", ("pad_token_id", "type_vocab_size")),
+        ("distilbert", "distilbert-base-cased", ("type_vocab_size",)),
+        ("albert", "albert-base-v2", ()),
+    )
+}
 LLAMA = {
     "vocab_size": 128, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
@@ -47,6 +57,11 @@ def gpt2(sizes: Mapping[str, Any]) -> nn.Module:
 
 def bert(sizes: Mapping[str, Any]) -> nn.Module:
     return BertForSequenceClassification(BertConfig(**sizes))
+
+
+def relative(sizes: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = new_classifier(make_config({"embedding_size": 0, **sizes}), of_words=False)
+    return model
 
 
 def llama(sizes: Mapping[str, Any]) -> nn.Module:
@@ -80,6 +95,7 @@ def saved_bytes(model: nn.Module, precision: str) -> int:
     [
         *[(gpt2, GPT2, "n_layer", name) for name in ("fp32", "bf16", "mixed")],
         *[(bert, BERT, "num_hidden_layers", name) for name in ("fp32", "bf16", "mixed")],
+        *[(relative, sizes, "num_hidden_layers", "fp32") for sizes in RELATIVES.values()],
         *[(llama, LLAMA, "num_hidden_layers", name) for name in ("fp32", "bf16")],
     ],
 )

@@ -126,7 +126,7 @@ _OPTIONS = (
         "labelled",
         "--task",
         metavar="NAME",
-        help="GLUE task, which sets columns, labels and metrics.",
+        help="GLUE task, which sets columns, labels and metrics; or ner, for words with labels.",
     ),
     kind_option(
         "labelled",
@@ -139,7 +139,7 @@ _OPTIONS = (
         "labelled",
         "--label-column",
         metavar="NAME",
-        help="Label column  [default: the recipe's, or label].",
+        help="Label column  [default: the recipe's, the task's, or label].",
     ),
     kind_option(
         "labelled",

@@ -263,7 +263,7 @@ def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
     """
     hidden, wide, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
     albert = model.get("model_type") == "albert"
-    width = model["embedding_size"] or hidden if albert else hidden
+    width = model.get("embedding_size") or hidden if albert else hidden
     rows = vocab + model["max_position_embeddings"] + model.get("type_vocab_size", 2)
     embeddings = rows * width + 2 * width + (albert and width * hidden + hidden)
     pooler = 0 if of_words else hidden**2 + hidden
