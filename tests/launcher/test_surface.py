@@ -182,6 +182,7 @@ def test_completion_script(cli, shell: str) -> None:
     done = cli("completion", shell)
     assert done.code == 0
     assert "_TRNSLURM_COMPLETE" in done.out
+    assert ("compopt -o nospace" in done.out) == (shell == "bash")  # after KEY=
 
 
 @pytest.mark.parametrize(
