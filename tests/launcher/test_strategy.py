@@ -101,8 +101,9 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
             "leave it out, and set train.gradient_checkpointing",
         ),
         (
-            ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=8"),
-            "strategy.deepspeed.train_batch_size follows from the rest of the recipe",
+            ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=9"),
+            "strategy.deepspeed.train_batch_size is 9, but the plan says 8: leave it out, or set "
+            "batch.global_batch",
         ),
         (
             ("--preset", "deepspeed", "--set", "strategy.deepspeed.x=.inf"),
@@ -161,6 +162,72 @@ def test_deepspeeds_batch_is_the_plans(site) -> None:
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
     }
+
+
+SEEDS = """{
+    "train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": true},
+    "bf16": {"enabled": true}, "fp16": {"enabled": "auto", "loss_scale": 0},
+    "gradient_clipping": "auto", "steps_per_print": 500
+}"""
+
+
+def test_a_file_of_ones_own_is_merged_with_the_plan(site, tmp_path) -> None:
+    """What the plan decides may stand in it, if it is the same or "auto"; --set goes over it."""
+    file = tmp_path / "ds.json"
+    file.write_text(SEEDS)
+    named = (f"strategy.deepspeed_file={file}", "strategy.deepspeed.steps_per_print=9")
+    spec = spec_of("deepspeed", *named)
+    assert files_of(spec)["strategy.json"] == {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "overlap_comm": True},
+        "steps_per_print": 9,
+    }
+    assert spec.config.origins["strategy.deepspeed.bf16.enabled"].source == str(file)
+    file.unlink()  # a run has its content
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "words"),
+    [
+        (SEEDS, ("batch.per_worker=2",), "ds.json: train_batch_size is 8, but the plan says 16: "
+         "leave it out, or set batch.global_batch"),
+        (SEEDS, ("precision=fp32",), "ds.json: bf16.enabled is true, but the plan says false: "
+         "leave it out, or set precision"),
+        (SEEDS, ("train.optimizer=sgd",),
+         'ds.json: optimizer.type is "AdamW", but the plan says "sgd": leave it out, or set '
+         "train.optimizer"),
+        ('{"gradient_clipping": 1.0}', (), "ds.json: gradient_clipping is 1.0, but the plan says "
+         "0.0: leave it out, or set train.max_norm"),
+        ('{"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}', (),
+         "ds.json: optimizer.params.lr is 0.1, but the plan says 5e-05"),
+        ('{"optimizer": {"params": {"torch_adam": true}}}', (),
+         "ds.json: optimizer.params.torch_adam: nothing here does what it says: leave it out"),
+        ('{"scheduler": {"type": "WarmupLR"}}', (), 'scheduler.type is "WarmupLR", but the plan '
+         'says "linear": leave it out, or set train.schedule'),
+        ('{"fp16": {"enabled": true}}', (), "ds.json: fp16.enabled is true, but the plan"),
+        ('{"zero_optimization": {"stage": 2}}', (), "stage must be 3"),
+        ('{"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}', (), "offload_optimi"),
+        ("[1]", (), "ds.json: not JSON (not a JSON object)"),
+        ("", (), "ds.json: not JSON"),
+        (None, (), "ds.json: No such file or directory"),
+        (SEEDS, ("strategy.name=fsdp",), "is set, but strategy.name is 'fsdp': set strategy.name"),
+    ],
+)  # fmt: skip
+def test_a_file_that_contradicts_the_plan_is_refused(
+    site, cli, tmp_path, text: str | None, settings: tuple[str, ...], words: str
+) -> None:
+    file = tmp_path / "ds.json"
+    if text is not None:
+        file.write_text(text)
+    named = [w for s in (f"strategy.deepspeed_file={file}", *settings) for w in ("--set", s)]
+    done = cli(*LLAMA, "--preset", "deepspeed", *named)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.error
 
 
 def test_the_other_strategies_files_are_the_trainers(site) -> None:

@@ -90,6 +90,17 @@ def test_gradients_of_many_units_add_up_beside_a_copy(cpu, precision, norm):
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize(("max_norm", "left"), [(0.0, 1.0), (1.0, 0.5), (4.0, 1.0)])
+def test_gradients_are_clipped_unless_the_norm_is_0(cpu, max_norm, left):
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = make_optimizer(
+        optimizer_settings("sgd", max_norm=max_norm), cpu, [("p", parameter)], zero1=False
+    )
+    parameter.sum().backward()
+    assert optimizer.step(1.0).item() == 2
+    assert parameter.tolist() == pytest.approx([-left] * 4, rel=1e-5)
+
+
 @pytest.mark.parametrize("precision", OPTIMIZER_PRECISIONS)
 def test_lamb_takes_each_as_well(on_xla, precision):
     case = on_xla["lamb", precision]

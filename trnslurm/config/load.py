@@ -14,7 +14,13 @@ from typing import Any
 import yaml
 
 from trnslurm.config.models import published_layer
-from trnslurm.config.recipes import JOB_SECTIONS, as_declared, preset_layer, recipe_layers
+from trnslurm.config.recipes import (
+    JOB_SECTIONS,
+    as_declared,
+    deepspeed_layer,
+    preset_layer,
+    recipe_layers,
+)
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.search import Workspace, parse_yaml, read_yaml
 from trnslurm.config.tree import (
@@ -68,7 +74,8 @@ def resolve(
     for dotted, (option, value) in (options or {}).items():
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
     # The command line may name the model, and change single values of it.
-    layers += [*published_layer(_merged([*layers, *asked])), *asked]
+    layers += [*published_layer(_merged([*layers, *asked]))]
+    layers += [*deepspeed_layer(_merged([*layers, *asked]), recipe_dir), *asked]
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)

@@ -10,7 +10,9 @@ from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.search import read_yaml
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.rundir import load_json
 
+DEEPSPEED_FILE = "DeepSpeed file"
 JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
@@ -84,6 +86,26 @@ def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
         passed.append(following)
         following = _then(presets, following)
     return passed or [name]
+
+
+def deepspeed_layer(tree: Mapping[str, Any], recipe_dir: Path) -> list[Layer]:
+    """Return the content of `strategy.deepspeed_file`, over recipe and preset, if it names one."""
+    strategy = tree["strategy"]
+    if not strategy["deepspeed_file"]:
+        return []
+    if strategy["name"] != "deepspeed":
+        raise ConfigError(
+            f"strategy.deepspeed_file is set, but strategy.name is {strategy['name']!r}: "
+            "set strategy.name=deepspeed, or choose another preset"
+        )
+    file = recipe_dir / Path(strategy["deepspeed_file"]).expanduser()
+    try:
+        content = load_json(file)
+    except OSError as error:
+        raise ConfigError(f"strategy.deepspeed_file: {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"strategy.deepspeed_file: {file}: not JSON ({error})") from None
+    return [Layer(name=DEEPSPEED_FILE, source=str(file), tree={"strategy": {"deepspeed": content}})]
 
 
 def _then(presets: Mapping[str, Any], name: str) -> Any:

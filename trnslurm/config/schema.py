@@ -191,6 +191,9 @@ class Strategy:
     """Settings of PyTorch's FSDP2 that the plan does not decide."""
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of DeepSpeed."""
+    deepspeed_file: str = ""
+    """A configuration of DeepSpeed, in JSON, that is added to `deepspeed`; relative to the recipe's
+    directory."""
     xla_fsdp: Mapping[str, Any] = field(default_factory=dict)
     """Settings of torch_xla's FSDP."""
 

@@ -8,7 +8,8 @@ For each strategy that its job supports, a recipe has the content of that strate
       fsdp: {fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
 
 The named one is rendered as strategy.json next to plan.json, whose train.strategy is its name. What
-the plan or another key of the recipe decides is added here, and may not be repeated there:
+the plan or another key of the recipe decides is added here. It may not be repeated there, except
+DeepSpeed's, if it is the same or "auto", as files for the Hugging Face Trainer have it:
 
     deepspeed   DeepSpeed's config: train_batch_size m*A*W, train_micro_batch_size_per_gpu m,
                 gradient_accumulation_steps A, gradient_clipping train.max_norm, bf16 precision
@@ -19,10 +20,12 @@ the plan or another key of the recipe decides is added here, and may not be repe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trnslurm.config import Recipe, Strategy
+from trnslurm.config import Origin, Recipe, Strategy, flatten
+from trnslurm.config.recipes import DEEPSPEED_FILE
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.batch import BatchPlan
 
@@ -40,13 +43,6 @@ OFFLOADS = {"offload_optimizer", "offload_param"}
 # Keys that the plan or the rest of the recipe decides, and the key to set instead.
 _DECIDED = {
     "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
-    "deepspeed": {
-        "train_batch_size": "batch.global_batch",
-        "train_micro_batch_size_per_gpu": "batch.micro_batch",
-        "gradient_accumulation_steps": "batch.global_batch", "gradient_clipping": "train.max_norm",
-        "bf16": "precision", "bfloat16": "precision", "fp16": "precision", "amp": "precision",
-        "optimizer": "train.optimizer", "scheduler": "train.schedule",
-    },
     "xla_fsdp": {
         "xla": "strategy.name", "xla_fsdp_grad_ckpt": "train.gradient_checkpointing",
         "xla_fsdp_settings.compute_dtype": "precision",
@@ -60,7 +56,9 @@ def usable_devices(recipe: Recipe) -> Sequence[str]:
     return recipe.devices or DEVICES.get(recipe.strategy.name, ())
 
 
-def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
+def strategy_file(
+    recipe: Recipe, batch: BatchPlan, origins: Mapping[str, Origin] | None = None
+) -> dict[str, Any] | None:
     """Return the content of strategy.json, or None for a job without a strategy."""
     name = recipe.strategy.name
     if not name:
@@ -76,15 +74,7 @@ def strategy_file(recipe: Recipe, batch: BatchPlan) -> dict[str, Any] | None:
     if name == "fsdp":
         return {**given, "activation_checkpointing": checkpointing}
     if name == "deepspeed":
-        return {
-            # DeepSpeed counts zero-weight units too.
-            "train_batch_size": batch.micro_batch * batch.accumulation * batch.workers,
-            "train_micro_batch_size_per_gpu": batch.micro_batch,
-            "gradient_accumulation_steps": batch.accumulation,
-            "gradient_clipping": recipe.train.get("max_norm", 0.0),
-            "bf16": {"enabled": recipe.precision == "bf16"},
-            **given,
-        }
+        return _deepspeed_file(recipe, batch, given, origins or {})
     dtype = _DTYPES[recipe.precision]
     settings = given.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
     return {
@@ -102,13 +92,80 @@ def named_in_plan(recipe: Recipe) -> dict[str, str]:
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
+def _deepspeed_file(
+    recipe: Recipe, batch: BatchPlan, given: Mapping[str, Any], origins: Mapping[str, Origin]
+) -> dict[str, Any]:
+    """Return DeepSpeed's file: what the plan decides, and what is given beside that."""
+    train, in_bf16 = recipe.train, recipe.precision == "bf16"
+    added = {
+        # DeepSpeed counts zero-weight units too.
+        "train_batch_size": batch.micro_batch * batch.accumulation * batch.workers,
+        "train_micro_batch_size_per_gpu": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": train.get("max_norm", 0.0),
+        "bf16": {"enabled": in_bf16},
+    }
+    # Each key that is decided elsewhere: its value, and the key to set instead.
+    decided: dict[str, tuple[Any, str]] = {
+        "train_batch_size": (added["train_batch_size"], "batch.global_batch"),
+        "train_micro_batch_size_per_gpu": (batch.micro_batch, "batch.micro_batch"),
+        "gradient_accumulation_steps": (batch.accumulation, "batch.global_batch"),
+        "gradient_clipping": (added["gradient_clipping"], "train.max_norm"),
+        "bf16.enabled": (in_bf16, "precision"),
+        "bfloat16.enabled": (in_bf16, "precision"),
+        "fp16.enabled": (False, "precision"),
+        "amp.enabled": (False, "precision"),
+        "optimizer.type": (train.get("optimizer"), "train.optimizer"),
+        "optimizer.params.lr": (train.get("lr"), "train.lr"),
+        "optimizer.params.betas": ([train.get("beta1"), train.get("beta2")], "train.beta1"),
+        "optimizer.params.eps": (train.get("eps"), "train.eps"),
+        "optimizer.params.weight_decay": (train.get("weight_decay"), "train.weight_decay"),
+        "scheduler": (train.get("schedule"), "train.schedule"),
+    }
+    sections = {key.partition(".")[0] for key in decided}
+    off = {key for key in ("fp16", "amp") if _value(given, f"{key}.enabled") in (False, "auto")}
+    for key, value in flatten(given):
+        section = key.partition(".")[0]
+        if section not in sections or section in off or value == "auto":
+            continue
+        found = next((k for k in (key, section) if k in decided), None)
+        origin = origins.get(f"strategy.deepspeed.{key}")
+        in_file = origin is not None and origin.layer == DEEPSPEED_FILE
+        where = f"{origin.source}: {key}" if origin and in_file else f"strategy.deepspeed.{key}"
+        if found is None:
+            raise ConfigError(f"{where}: nothing here does what it says: leave it out")
+        wanted, instead = decided[found]
+        alike = value.lower() == wanted if isinstance(value, str) else value == wanted
+        if found == "scheduler" or not alike:
+            raise ConfigError(
+                f"{where} is {json.dumps(value)}, but the plan says {json.dumps(wanted)}: leave it "
+                f"out, or set {instead}"
+            )
+    return added | _without_auto({k: v for k, v in given.items() if k not in sections})
+
+
+def _value(tree: Mapping[str, Any], dotted: str) -> Any:
+    for key in dotted.split("."):
+        tree = tree.get(key, {}) if isinstance(tree, Mapping) else {}
+    return tree
+
+
+def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what DeepSpeed's own defaults shall decide: it does not know the word itself."""
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value != "auto"
+    }
+
+
 def _check(name: str, given: Mapping[str, Any]) -> None:
     """Refuse keys of a strategy's section that are unknown or decided elsewhere."""
     nested = given.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
     if not isinstance(nested, Mapping):
         raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
     for key in (*given, *(f"xla_fsdp_settings.{inner}" for inner in nested)):
-        if instead := _DECIDED[name].get(key):
+        if instead := _DECIDED.get(name, {}).get(key):
             raise ConfigError(
                 f"strategy.{name}.{key} follows from the rest of the recipe: leave it out, and set "
                 f"{instead}"

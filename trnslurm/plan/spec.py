@@ -90,7 +90,7 @@ def make_spec(
         recipe.precompile == "auto" and device in COMPILING
     )
     phases = ("precompile", "train") if compiles else ("train",)
-    strategy = strategy_file(recipe, batch)
+    strategy = strategy_file(recipe, batch, config.origins)
     return JobSpec(
         config=config,
         name=job_name,

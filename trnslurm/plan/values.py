@@ -31,6 +31,7 @@ _LAYERS = (
     "preset",
     "this machine",
     "published model",
+    "DeepSpeed file",
     "command line",
 )
 

@@ -44,7 +44,7 @@ class OptimizerSettings:
     eps: float
     """Added to the root of the second moment."""
     max_norm: float
-    """Gradients are clipped to this global norm."""
+    """Gradients are clipped to this global norm; 0: they are not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.lamb import Lamb
-from trnslurm.train.optim.optimizer import OPTIMIZERS, GlobalOptimizer
+from trnslurm.train.optim.optimizer import OPTIMIZERS, UNCLIPPED, GlobalOptimizer
 from trnslurm.train.settings import OptimizerSettings
 
 
@@ -44,8 +44,9 @@ def make_optimizer(
     if name != "sgd":
         cls = Lamb if name == "lamb" else torch.optim.AdamW
         options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    max_norm = settings.max_norm or UNCLIPPED
     return _choose(device, zero1)(
-        device, groups, names, OPTIMIZERS[name], cls, options, settings.max_norm, precision
+        device, groups, names, OPTIMIZERS[name], cls, options, max_norm, precision
     )
 
 

@@ -22,6 +22,12 @@ OPTIMIZERS = {
 }
 """The state that each keeps per parameter, by PyTorch's names."""
 
+UNCLIPPED = 1e30
+"""A bound of the norm that scales no gradient, in bf16 too; the norm is known all the same.
+
+Not infinity, for which compilers of XLA have options of their own.
+"""
+
 
 class GlobalOptimizer(ABC):
     """A step that all workers take together."""

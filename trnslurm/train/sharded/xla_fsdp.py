@@ -19,6 +19,7 @@ from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, Shard, num_rows
 from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
+from trnslurm.train.optim.optimizer import UNCLIPPED
 from trnslurm.train.say import say
 from trnslurm.train.sharded.flat import own_part, rows_of, split
 from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
@@ -65,7 +66,7 @@ class XlaFsdp(Sharded):
         self._check_world(self._wrapped.world_size)
         self._parts = list(_parts_of(self._wrapped))
         assert sorted(name for part in self._parts for name in part.names) == sorted(self._shapes)
-        self._max_norm = request.settings.max_norm
+        self._max_norm = request.settings.max_norm or UNCLIPPED
         self._tensor_lr = request.settings.optimizer == "adamw"
         self._base = self._make_base(request)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
