@@ -128,3 +128,22 @@ def test_a_file_that_the_script_imports_is_read_too(site, cli) -> None:
     site.write("jobs/toy/helper.py", "def f(:\n")
     done = cli("submit", "toy", "-c", "pc", "--dry-run")
     assert done.error == "code/jobs/toy/helper.py:1: invalid syntax: it must be Python"
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"metrics": ["accuracy"]}, "is judged by loss, accuracy: --set train.keep_best=accuracy"),
+        ({"metrics": ["entity_f1"], "pad_id": 1}, "model.pad_token_id is 0, but the data at "),
+    ],
+)
+def test_labelled_data_of_another_kind(site, cli, index: dict[str, object], words: str) -> None:
+    data = site.root / "data"
+    data.mkdir(parents=True)
+    splits = {"splits": {"train": {}, "eval": {}}}
+    (data / "index.json").write_text(json.dumps(splits | index))
+    command = ("submit", "bert_ner", "-c", "local", "-p", "tiny", "--dry-run",
+               "--set", f"data.path={data}")  # fmt: skip
+    assert words in cli(*command).error
+    (data / "index.json").write_text(json.dumps(splits | {"metrics": ["entity_f1"], "pad_id": 0}))
+    assert cli(*command).code == 0

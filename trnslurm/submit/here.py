@@ -128,6 +128,12 @@ def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -
             f"model.pad_token_id is {pads}, but the data at {job.data} is padded with {pad_id}: "
             "prepare it with the model's own tokenizer"
         )
+    best, scores = plan["train"].get("keep_best"), index.get("metrics")
+    if best and isinstance(scores, list) and best not in (known := ["loss", *map(str, scores)]):
+        raise SubmitError(
+            f"train.keep_best is {best}, but a model of the data at {job.data} is judged by "
+            f"{', '.join(known)}: --set train.keep_best={known[-1]}"
+        )
     outputs, labels = plan["model"].get("num_labels"), index.get("labels")
     if outputs is None or not isinstance(labels, list):
         return
