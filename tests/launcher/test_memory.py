@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory, shape_of
 from trnslurm.plan.spec import make_spec
 
+ROOT = Path(__file__).parents[2]
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 
 
@@ -187,3 +190,13 @@ def test_submit_warns_of_what_may_not_fit(site, cli) -> None:
     tight = ("--set", "batch.micro_batch=4", "--cluster", "trn1", "--time", "60")
     done = cli("submit", "gpt2_zero1", *tight, "--dry-run")
     assert "warning: a worker needs more than the 16 GiB" in done.err
+
+
+def test_pages_say_of_llama_on_trainium_what_the_plan_says() -> None:
+    counts = (1, 2, 4, 8, 16)
+    fit = [n for n in counts if memory_of("llama3_clm", "trn1", "trn1", nodes=n).fits]
+    assert fit == [n for n in counts if n >= fit[0]]
+    for page in ("README.md", "docs/llama3_clm.md", "jobs/llama3_clm/recipe.yaml"):
+        text = " ".join((ROOT / page).read_text().replace("#", "").split())
+        assert re.findall(r"from (\d+) nodes of trn1\.32xlarge", text) == [str(fit[0])], page
+    assert not any(memory_of("llama3_clm", "xla_fsdp", "trn1", nodes=n).fits for n in counts)
