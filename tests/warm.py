@@ -100,7 +100,8 @@ def _become_torchrun(request: Mapping[str, Any]) -> None:
     os.environ.update({k: v for k, v in request["env"].items() if k not in _AT_IMPORT})
     arguments = ["--run-path", "--start-method=fork", *request["arguments"]]
     script = run.parse_args(arguments).training_script
-    sys.path[0] = str(Path(script).parent)
+    paths = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [str(Path(script).parent), *filter(None, paths)]
     run.main(arguments)
 
 

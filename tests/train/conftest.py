@@ -151,7 +151,7 @@ def make_environment(device: str, phase: str, run_dir: Path) -> dict[str, str]:
             "PYTHONPATH": str(REPO),
             "OMP_NUM_THREADS": "1",
             # Compiling is most of the work here, and what is compiled runs for seconds.
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
             "GLOO_SOCKET_IFNAME": "lo",
             "TRNSLURM_PHASE": phase,
             "TRNSLURM_ATTEMPT": "1",

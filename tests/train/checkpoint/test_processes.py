@@ -22,6 +22,7 @@ from trnslurm.train.checkpoint.tensors import Reader
 
 from ...free_port import free_port
 from ...warm import torchrun
+from ..conftest import make_environment
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
@@ -44,7 +45,7 @@ class Runs:
             return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
         arguments = self._prepare(device, workers, options)
         done = torchrun(
-            arguments, cwd=self.run_dir, env=self._environment(), timeout_s=TIMEOUT_S,
+            arguments, cwd=self.run_dir, env=self._environment(device), timeout_s=TIMEOUT_S,
             xla=device.startswith("xla"),
         )  # fmt: skip
         assert done.returncode == code, done.stdout
@@ -59,7 +60,7 @@ class Runs:
         return subprocess.Popen(
             command,
             cwd=self.run_dir,
-            env=self._environment(),
+            env=self._environment(device),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -98,13 +99,10 @@ class Runs:
         ends = [line for line in lines if "graphs" in line]
         return sorted(ends, key=lambda line: line["rank"])
 
-    def _environment(self):
-        return os.environ | {
+    def _environment(self, device):
+        return make_environment(device, "train", self.run_dir) | {
             "PYTHONPATH": f"{REPO}:{WORKER.parents[1]}",
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
             "TRNSLURM_ATTEMPT": str(self._attempt),
-            "TRNSLURM_RUN_DIR": str(self.run_dir),
         }
 
     def tensors(self, step):
