@@ -6,6 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from trnslurm.config.models import PUBLISHED
 from trnslurm.train.data.labelled import UNLABELLED, open_labelled
+from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.scores import count_words, entity_scores
 
 from ..make_tokenizers import make_tokenizer
 from .conftest import JOBS, REPO, tiny_plan
@@ -165,10 +168,18 @@ def test_it_is_exported_as_transformers_reads_it(trainings, data, kind, monkeypa
     rows = {tuple(ids): row for row, ids in enumerate(encoded.input_ids.tolist())}
     chosen = [rows[tuple(ids)] for ids in samples.input_ids.tolist()]
     with torch.no_grad():
-        loss = model(**{k: v[chosen] for k, v in encoded.items()},
-                     labels=samples.labels).loss.item()  # fmt: skip
+        told = model(**{k: v[chosen] for k, v in encoded.items()}, labels=samples.labels)
+    counts = []
+    for guess, truth in zip(told.logits.argmax(-1), samples.labels, strict=True):
+        of_words = truth != UNLABELLED
+        counts.append(count_words(*([NAMES[n] for n in part[of_words]] for part in (guess, truth))))
+    expected = entity_scores(
+        held_out.metrics, [sum(column) for column in zip(*counts, strict=True)]
+    )
+    expected["loss"] = told.loss.item()
     last = trainings.outcome(kind).metrics[-1]
-    assert loss == pytest.approx(last["eval_loss"], rel=1e-5)
+    for name, value in expected.items():
+        assert last[f"eval_{name}"] == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.fixture(scope="module")
@@ -176,16 +187,30 @@ def job():
     return import_job(JOB / "train.py")
 
 
-def test_what_is_told_of_held_out_words_counts_once(job, data):
-    """Against transformers: five of them, the last unit reaching beyond."""
-    held_out = open_labelled(data / "bert", "eval", seq_len=48, vocab_size=512, seed=1)
-    samples = held_out.fixed(0, 5)
-    logits = torch.randn(5, 48, 7, generator=torch.Generator().manual_seed(1))
-    expected = torch.nn.functional.cross_entropy(
-        logits[samples.labels != UNLABELLED], samples.labels[samples.labels != UNLABELLED]
+def test_the_loss_is_the_mean_over_the_words_of_the_step(job, data):
+    """As transformers computes it of all samples at once, though units have more words or fewer."""
+    text = open_labelled(data / "bert", "train", seq_len=48, vocab_size=512, seed=1)
+    plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, seq_len=48))
+    device = SimpleNamespace(
+        torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
+        autocast=lambda precision: nullcontext(), seed=lambda seed: None,
+    )  # fmt: skip
+    model = job.make_classifier(plan, "", device, of_words=True).eval()
+    words = text.labelled_words(8, 8)
+    parts = [text.labelled_words(first, 2) for first in range(8, 16, 2)]
+    assert sum(parts) == words and len(set(parts)) > 1
+    units = [Unit(index=0, first=f, size=2, weight=1.0, seed=1) for f in range(8, 16, 2)]
+    units.append(Unit(index=4, first=8, size=2, weight=0.0, seed=1))  # padding
+    found = sum(job.unit_loss(model, device, plan, text, unit, words) for unit in units)
+    samples = text.samples(8, 8)
+    expected = model(
+        input_ids=samples.input_ids,
+        attention_mask=samples.attention_mask,
+        token_type_ids=samples.token_type_ids,
+        labels=samples.labels,
     )
-    words = int((samples.labels != UNLABELLED).sum())
-    assert job.sum_losses(logits, samples.labels).item() / words == pytest.approx(expected.item())
+    right = (expected.logits.argmax(-1) == samples.labels).sum().item() / words
+    assert found.tolist() == pytest.approx([expected.loss.item(), right], rel=1e-5)
 
 
 def test_roberta_needs_two_more_positions(job, data):
