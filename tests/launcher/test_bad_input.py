@@ -60,6 +60,7 @@ WORDS = {
     "preset unlike any": (["--preset", "zzz"], "; it has xl, tutorial, tiny"),
     "key": (["--set", "batch.micro_bacth=2"], '(did you mean "batch.micro_batch"?)'),
     "key of the job": (["--set", "train.lrr=1"], 'train.lrr (did you mean "train.lr"?)'),
+    "key without its section": (["--set", "lr=0.1"], "unknown key lr (did you mean train.lr?)"),
     "section": (["--set", "bacth=2"], 'unknown key bacth (did you mean "batch"?)'),
     "no equals sign": (["--set", "steps"], "expected key=value, as in --set batch.micro_batch=2"),
     "no key": (["--set", "=3"], "expected key=value"),
@@ -73,6 +74,11 @@ WORDS = {
     "job's own type": (["--set", "train.lr=fast"], "train.lr must be a number, found 'fast'"),
     "secret": (["--set", "env.HF_TOKEN=hf_abcdefghij"], "env.HF_TOKEN looks like a secret"),
     "no UTF-8": (["--set", "env.A=caf\udce9"], "env.A"),  # as Python reads Latin-1 arguments
+    "variable of a key": (["--set", "env.PJRT_DEVICE=CPU"], "device decides what PJRT_DEVICE is"),
+    "cache of a key": (
+        ["--set", "neuron.env.NEURON_COMPILE_CACHE_URL=/x"],
+        "compile_cache decides what NEURON_COMPILE_CACHE_URL is: set that instead",
+    ),
     "env name": (["--set", "env.A B=x"], "env.A B: not a valid name of an environment variable"),
 }
 NAMES_AND_TIMES = {
@@ -101,6 +107,21 @@ NAMES_AND_TIMES = {
     "own option": (["--sbatch=--nodes=3"], "--sbatch --nodes=3: use --nodes"),
     "own directive": (["--sbatch=--output=x"], "--sbatch --output=x: "),
     "dependency": (["--sbatch=--dependency=1"], "--sbatch --dependency=1"),
+    "GPUs twice": (
+        ["--time", "60", "--set", "instance_type=p4d.24xlarge", "--sbatch=--gres=gpu:a100:4"],
+        "--sbatch --gres=gpu:a100:4: the script has --gpus-per-node=8: set that with",
+    ),
+    "GPUs of tasks": (["--sbatch=--gpus-per-task=1"], "use --set slurm.gpus_per_node"),
+    "CPUs of GPUs": (["--sbatch=--cpus-per-gpu=1"], "use --set slurm.cpus_per_task"),
+    "shared, and whole": (["--sbatch=--oversub"], "the script has --exclusive: set that with"),
+    "time twice": (
+        ["--time", "60", "--set", "slurm.time_min=30"],
+        "--time and --set slurm.time_min=… contradict each other: leave out one of them",
+    ),
+    "workers twice": (
+        ["--workers", "32", "--set", "workers_per_node=8"],
+        "--workers and --set workers_per_node=… contradict each other",
+    ),
     "short option": (["--sbatch", "-N2"], "expected one long option, as in"),
     "two options": (["--sbatch", "--hold --x"], "expected one long option"),
     "second line": (["--sbatch=--comment=a\n#SBATCH --nodes=9"], "expected one long option"),
@@ -127,6 +148,33 @@ def test_submit_refuses(refused, what: str) -> None:
 @pytest.mark.parametrize("option", OWN_OPTIONS)
 def test_options_of_our_own_cannot_be_passed_through(refused, option: str) -> None:
     assert f"--sbatch {option}: " in refused(*SUBMIT, f"--sbatch={option}")
+
+
+def test_options_beside_which_the_script_has_none(site, fake_slurm, cli) -> None:
+    gpus = ("--set", "instance_type=p4d.24xlarge", "--set", "slurm.gpus_per_node=0")
+    assert cli(*SUBMIT, *gpus, "--time=60", "--sbatch=--gres=gpu:8", "--dry-run").code == 0
+    shared = ("--set", "slurm.exclusive=false", "--sbatch=--oversubscribe")
+    assert cli(*SUBMIT, *shared, "--dry-run").code == 0
+
+
+def test_the_place_where_an_unknown_cluster_is_named(site, refused, monkeypatch) -> None:
+    unknown = "unknown cluster 'locl' (did you mean \"local\"?)"
+    plan = ("plan", "toy", "--nodes", "1")
+    recipe = site.recipe("batch: {global_batch: 8}\ndefault_cluster: locl\n")
+    assert refused(*plan) == f"{site.root}/jobs/toy/recipe.yaml: default_cluster: {unknown}", recipe
+    Path("trnslurm.yaml").write_text("cluster: locl\n")
+    assert refused("submit", "toy", "--nodes", "1") == f"trnslurm.yaml: {unknown}"
+    monkeypatch.setenv("TRNSLURM_CLUSTER", "locl")
+    assert refused(*plan) == f"TRNSLURM_CLUSTER: {unknown}"
+
+
+def test_plan_says_for_what_it_plans_where_nothing_is_chosen(site, cli, monkeypatch) -> None:
+    monkeypatch.setattr(options, "slurm_hint", lambda: (None, False))
+    done = cli("plan", "gpt2_zero1", "--nodes", "2")
+    would = "submit here would use --cluster local --preset tiny"
+    assert f"Using --cluster trn1 --preset xl, as the recipe says; {would}\n" in done.err
+    assert "gpt2_zero1 (xl) on trn1.32xlarge" in done.out
+    assert cli("plan", "gpt2_zero1", "--nodes", "2", "--cluster", "trn1").err == ""
 
 
 def test_unknown_recipe_and_cluster(refused) -> None:

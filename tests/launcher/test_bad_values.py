@@ -91,7 +91,8 @@ def test_nothing_is_empty_where_empty_is_a_choice(site, cli, setting: str) -> No
 def test_the_largest_numbers_are_reckoned_with(site, cli, key: str) -> None:
     others = {"seq_len": f"model.n_positions={2**63 - 1}", "model.n_embd": "model.n_head=7"}
     more = ("--set", others[key]) if key in others else ()
-    done = cli("plan", "gpt2_zero1", "--nodes", "1", "--set", f"{key}={2**63 - 1}", *more)
+    sets = ("--set", f"{key}={2**63 - 1}", *more)
+    done = cli("plan", "gpt2_zero1", "--cluster", "trn1", "--nodes", "1", *sets)
     if key in others:  # no device has such a memory
         assert "parameters, gradients and optimizer of a worker take" in done.error
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,26 @@ def test_a_text_of_the_recipe_needs_no_dataset(data, here: Path) -> None:
         f"--output={here}/gpt2-small", "--text", str(text), "--tokenizer=train:512",
         "--holdout=0.05",
     ]  # fmt: skip
+
+
+def test_home_is_that_of_jobs(site, data, here: Path, cli, tmp_path: Path, monkeypatch) -> None:
+    """On Slurm the batch script takes it from the user database, whatever $HOME is here."""
+    python = str(tmp_path / "a python")
+    site.profile("pc", python=python, data_root="~/data", run_root="~/runs", slurm={})
+    home = SimpleNamespace(pw_dir=str(tmp_path / "passwd"))
+    monkeypatch.setattr("trnslurm.config.schema.pwd.getpwuid", lambda _: home)
+    done = cli("data", "prepare", "gpt2_zero1", "--preset", "small", "--cluster", "pc")
+    assert f"--output={home.pw_dir}/data/gpt2-small" in done.out.split("\0")
+    (tmp_path / "passwd/data").mkdir(parents=True)
+    submit = ("submit", "gpt2_zero1", "-p", "small", "-c", "pc", "--time=9", "--allow-idle")
+    missing = cli(*submit, "--dry-run").error
+    assert missing.startswith("no prepared data at ~/data/gpt2-small: trnslurm data prepare")
+    (tmp_path / "passwd/data/gpt2-small").mkdir()
+    (tmp_path / "passwd/data/gpt2-small/index.json").write_text("{}")
+    assert cli(*submit, "--dry-run").code == 0
+    assert cli("compile", "status", "--cluster", "pc").out == (
+        f"Nothing is compiled in {home.pw_dir}/runs/.compiled\n"
+    )
 
 
 def test_own_text_and_every_other_option(data, here: Path, weird_path: Path, monkeypatch) -> None:

@@ -237,6 +237,23 @@ def test_without_slurm(site, cli) -> None:
     assert done.error.startswith("scontrol not found: load your site's Slurm module")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "scontrol: error: fetch_config: DNS SRV lookup failed\n"
+        "scontrol: fatal: Could not establish a configuration source",
+        "scontrol: error: s_p_parse_file: cannot stat file /nowhere: No such file or directory\n"
+        "scontrol: fatal: Unable to process configuration file",
+    ],
+)
+def test_slurm_without_a_cluster(site, fake_slurm, cli, said: str) -> None:
+    """As Slurm 22.05 puts it, on a host that has only its commands."""
+    fake_slurm.refuse("scontrol", said)
+    done = cli("cluster", "detect")
+    assert done.error.startswith("Slurm is installed here, but has no configuration of a cluster: ")
+
+
 def test_silent_controller(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("scontrol", "slurm_load_ctl_conf error: Unable to contact slurm controller")
     done = cli("cluster", "detect")

@@ -111,7 +111,9 @@ def test_what_the_hub_does_not_give_is_one_line(
 def test_without_the_library_it_says_which(fetch, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if there were none
     error = fetch(*WIKITEXT).error
-    assert error.startswith("fetch needs the Python package datasets: pip install datasets")
+    assert error.startswith(
+        f"fetch needs the Python package datasets: {sys.executable} -m pip install 'trnslurm[data]'"
+    )
 
 
 @pytest.fixture

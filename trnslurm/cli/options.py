@@ -165,8 +165,7 @@ def choose_cluster(
     """Return cluster and preset: as asked, as configured, or a default that is announced."""
     cluster, preset = options["cluster"] or workspace.cluster, options["preset"]
     if cluster is None and not to_submit:
-        file = workspace.recipe_dir(recipe) / "recipe.yaml"
-        return str(read_yaml(file).get("default_cluster", "trn1")), preset
+        return _recipes_cluster(workspace, recipe), preset
     announced = []
     if cluster is None:
         cluster = _this_machine()
@@ -176,6 +175,33 @@ def choose_cluster(
     if announced and to_submit:
         click.echo(f"Using {' '.join(announced)}, as no other was chosen", err=True)
     return cluster, preset
+
+
+def _recipes_cluster(workspace: Workspace, recipe: str) -> str:
+    """Return the cluster for which a recipe is described where none is chosen."""
+    file = workspace.recipe_dir(recipe) / "recipe.yaml"
+    cluster = str(read_yaml(file).get("default_cluster", "trn1"))
+    workspace.cluster_file(cluster, f"{file}: default_cluster")
+    return cluster
+
+
+def say_what_submit_would_use(
+    workspace: Workspace, config: Config, options: dict[str, Any]
+) -> None:
+    """Say for what a recipe is planned, if nothing was chosen and submit would choose otherwise."""
+    if options["cluster"] or workspace.cluster:
+        return
+    try:
+        here = _this_machine()
+        preset = options["preset"] or _preset_of(workspace, here, config.recipe_name)
+        would = f"would use --cluster {here}" + (f" --preset {preset}" if preset else "")
+        alike = (here, preset or config.preset) == (config.cluster_name, config.preset)
+    except ConfigError:
+        would, alike = "would ask for --cluster", False
+    if not alike:
+        chosen = f"--cluster {config.cluster_name}"
+        chosen += f" --preset {config.preset}" if config.preset else ""
+        click.echo(f"Using {chosen}, as the recipe says; submit here {would}", err=True)
 
 
 def choose_data_cluster(workspace: Workspace, options: dict[str, Any]) -> str:
@@ -237,12 +263,12 @@ def config_of(
 
 
 def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
-    """Refuse --set of a key that --from or --chain sets: neither may be ignored silently."""
-    if INIT_FROM in layers and any(word.partition("=")[0] == INIT_FROM for word in settings):
-        option = layers[INIT_FROM][0]
-        raise ConfigError(
-            f"{option} and --set {INIT_FROM}=… contradict each other: leave out one of them"
-        )
+    """Refuse --set of a key that another option sets: neither may be ignored silently."""
+    for key in (word.partition("=")[0] for word in settings):
+        if key in layers and key != "slurm.sbatch":  # to which --sbatch adds
+            raise ConfigError(
+                f"{layers[key][0]} and --set {key}=… contradict each other: leave out one of them"
+            )
 
 
 def _say_from(checkpoint: Checkpoint) -> None:

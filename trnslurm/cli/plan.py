@@ -19,6 +19,7 @@ from trnslurm.cli.options import (
     path_option,
     preset_option,
     recipe_argument,
+    say_what_submit_would_use,
     spec_options,
     workspace_of,
 )
@@ -186,6 +187,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
         errors = [{"nodes": n, "error": str(error)} for n, error in refused]
         echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
     else:
+        say_what_submit_would_use(workspace, config, options)
         _print_plan(specs)
         _print_memory(specs)
         for line in (*plan_lines(specs, workspace), *([] if asked else _not_on(refused))):

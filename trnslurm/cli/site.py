@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,12 @@ from trnslurm.cluster.shared import find_shared
 from trnslurm.config import Cluster, packaged_root, resolve_cluster, user_root
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE
-from trnslurm.errors import ConfigError, TrnslurmError
+from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import Partition, Site, detect, profile_text
+
+# What scontrol says without a slurm.conf, and without a DNS record that names the controller.
+_NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
 
 
 @click.group("cluster")
@@ -49,7 +53,15 @@ def detect_command(
       trnslurm cluster detect --write --partition compute
     """
     slurm = _find_slurm(bin_dir)
-    site = detect(slurm, catalog())
+    try:
+        site = detect(slurm, catalog())
+    except SlurmError as error:
+        if not _NO_CONFIGURATION.search(str(error)):
+            raise
+        raise SlurmError(
+            "Slurm is installed here, but has no configuration of a cluster: run this on the "
+            "cluster's head or login node, or set SLURM_CONF to its slurm.conf"
+        ) from None
     chosen = _choose(site, partition)
     if as_json:
         echo_json({**asdict(site), "chosen": chosen.name})

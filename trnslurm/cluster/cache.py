@@ -71,8 +71,8 @@ class CompileCache:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        root = check_run_root(Path(cluster.run_root))
-        self.root = Path(cache_root(cluster.compile_cache, str(root))).expanduser()
+        root = check_run_root(Path(cluster.expand(cluster.run_root)))
+        self.root = Path(cluster.expand(cache_root(cluster.compile_cache, str(root))))
         self.trusted = user_ids(cluster.compile_trust)
         self.bin_dir = cluster.slurm.bin_dir
 

@@ -5,6 +5,7 @@ That Python sees our package and none of the packages beside it, which are for a
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from trnslurm.errors import TrnslurmError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _MODULES = ("numpy", "tokenizers")
+_HOME = re.compile(r"^((?:--[\w-]+=)?)~/")
 
 
 def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
@@ -25,6 +27,9 @@ def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) 
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
+    if cluster.scheduler == "slurm":  # elsewhere the program's own ~ is the same
+        arguments = [_HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word)
+                     for word in arguments]  # fmt: skip
     umask = 0o027 if cluster.group_readable else 0o077  # as the scripts set it
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)

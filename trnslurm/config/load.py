@@ -225,6 +225,11 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
             names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
+            ends = [k for k, _ in flatten(tree) if k.endswith(f".{dotted}")]
+            if ends and not did_you_mean(dotted, names):  # lr means train.lr
+                raise ConfigError(
+                    f"{source}: unknown key {dotted} (did you mean {' or '.join(ends)}?)"
+                )
             raise ConfigError(f"{source}: {_unknown(dotted, names)}")
         passed.append(key)
         hint = known[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -92,6 +94,19 @@ class Cluster:
     slurm: Slurm = field(default_factory=Slurm)
     instance_types: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of the catalog of instance types, and new types."""
+
+    def expand(self, path: str) -> str:
+        """Return a path with ~ as jobs of the cluster take it.
+
+        On Slurm that is the home in the user database, as in the batch script, whatever $HOME is
+        here: what is made here must be where jobs look for it.
+        """
+        known = self.scheduler == "slurm" and path.startswith("~/")
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir if known else "~"
+        except KeyError:  # in a container, a user without a name
+            home = "~"
+        return os.path.expanduser(path.replace("~", home, 1) if known else path)  # noqa: PTH111
 
 
 @dataclass(frozen=True, kw_only=True)

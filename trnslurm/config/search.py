@@ -77,13 +77,18 @@ class Workspace:
         """Return the directory of a recipe, or raise an error that suggests the nearest name."""
         return _known("recipe", name, self.recipes(), "trnslurm recipes")
 
-    def cluster_file(self, name: str) -> Path:
-        """Return the file of a cluster profile, or an error that suggests the nearest name."""
+    def cluster_file(self, name: str, place: str = "") -> Path:
+        """Return the file of a cluster profile, or an error that suggests the nearest name.
+
+        The error begins with the place where the name stands, if that is known.
+        """
+        place = place or (self.cluster_source if name == self.cluster else "")
         sandbox, _, other = name.partition("-")
         if sandbox == "sandbox" and name not in self.clusters():
             up = f"trnslurm sandbox up --name {other}" if other else "trnslurm sandbox up"
-            raise ConfigError(f"cluster {name!r} is not up: `{up}` starts it")
-        return _known("cluster", name, self.clusters(), "trnslurm clusters")
+            where = f"{place}: " if place else ""
+            raise ConfigError(f"{where}cluster {name!r} is not up: `{up}` starts it")
+        return _known("cluster", name, self.clusters(), "trnslurm clusters", place)
 
     def template_dirs(self) -> list[Path]:
         """Return the directories in which templates are looked up, in order."""
@@ -212,11 +217,12 @@ def _refuse_unreadable(root: Path) -> None:
             pass
 
 
-def _known(what: str, name: str, known: dict[str, Path], listing: str) -> Path:
+def _known(what: str, name: str, known: dict[str, Path], listing: str, place: str = "") -> Path:
     if name in known:
         return known[name]
     hint = did_you_mean(name, known) or f"; `{listing}` lists them"
-    raise ConfigError(f"unknown {what} {name!r}{hint}")
+    where = f"{place}: " if place else ""
+    raise ConfigError(f"{where}unknown {what} {name!r}{hint}")
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trnslurm.config import Config
+from trnslurm.config import Cluster, Config
 from trnslurm.config.models import is_on_hub
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
@@ -146,22 +146,22 @@ def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
     cluster, data = config.cluster, config.recipe.data
     fetched = {"dataset": (fetched_path(config), NOTES)} if data.dataset else {}
     fetched |= {"model": (model_path(config), CONFIG)} if data.model else {}
-    local = cluster.scheduler == "local"
     for what, (directory, file) in fetched.items():
         needed = any(word.endswith(f"={directory}") for word in arguments)
-        if needed and none_there(cluster.data_root, [f"{directory}/{file}"], local=local):
+        if needed and none_there(cluster, [f"{directory}/{file}"]):
             raise ConfigError(f"no {what} at {directory}: {_fetch(config)}")
 
 
-def none_there(root: str, files: Sequence[str], *, local: bool) -> bool:
-    """Check that none of these files exists; without `root` on this host, that is unknown.
+def none_there(cluster: Cluster, files: Sequence[str]) -> bool:
+    """Check that none of these files exists; without the data root on this host, it is unknown.
 
     The name of a file may contain a star.
     """
     try:
-        if not local and not Path(root).expanduser().is_dir():
+        on_slurm = cluster.scheduler == "slurm"
+        if on_slurm and not Path(cluster.expand(cluster.data_root)).is_dir():
             return False
-        return not any(_is_there(Path(file).expanduser()) for file in files)
+        return not any(_is_there(Path(cluster.expand(file))) for file in files)
     except (OSError, RuntimeError):  # unreadable, or a ~user unknown on this host
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from trnslurm.config import Config
 from trnslurm.errors import RenderError
@@ -18,6 +19,10 @@ _OWN_OPTIONS = {
     "--requeue": "--set slurm.requeue", "--no-requeue": "--set slurm.requeue",
     "--cpus-per-task": "--set slurm.cpus_per_task",
     "--gpus-per-node": "--set slurm.gpus_per_node",
+    "--gpus-per-task": "--set slurm.gpus_per_node",
+    "--gpus-per-socket": "--set slurm.gpus_per_node",
+    "--cpus-per-gpu": "--set slurm.cpus_per_task", "--tres-per-task": "",
+    "--ntasks-per-gpu": "", "--ntasks-per-core": "", "--ntasks-per-socket": "",
     "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
     "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
     "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
@@ -40,8 +45,12 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     if gpus is None:
         gpus = spec.instance.gpus
     if gpus:
+        _refuse(slurm.sbatch, "--gres", "gpu", f"the script has --gpus-per-node={gpus}: set that "
+                "with --set slurm.gpus_per_node, or to 0")  # fmt: skip
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
+        _refuse(slurm.sbatch, "--oversubscribe", "", "the script has --exclusive: set that with "
+                "--set slurm.exclusive=false")  # fmt: skip
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
     # Never most of a short time limit.
     early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
@@ -49,6 +58,14 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
         options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
     again = "from the newest checkpoint" if phase == "train" else "and compile what is missing"
     return options + _common(spec.config, again=again)
+
+
+def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
+    """Refuse an option of the user's that contradicts one of the script's."""
+    for option in given:
+        word, _, argument = option.partition("=")
+        if len(word) > 4 and name.startswith(word) and value in argument:  # or abbreviated
+            raise RenderError(f"--sbatch {option}: {why}")
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:

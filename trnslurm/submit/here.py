@@ -83,7 +83,7 @@ def _python(job: Job) -> Iterator[str]:
 def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
     # Prepared data, shards as they are published, or a plain text.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
-    if job.data and none_there(job.profile.data_root, files, local=job.local):
+    if job.data and none_there(job.profile, files):
         prepare = _command(job, plan, "prepare")
         raise SubmitError(f"no prepared data at {job.data}: {prepare}")
     if job.data and plan:
@@ -100,7 +100,7 @@ def _command(job: Job, plan: Mapping[str, Any], verb: str) -> str:
 def _index(job: Job) -> Mapping[str, Any]:
     """Return the index of prepared data; empty where this host sees none."""
     try:
-        index = load_json(Path(job.data).expanduser() / INDEX)
+        index = load_json(Path(job.profile.expand(job.data)) / INDEX)
     except (OSError, RuntimeError, ValueError):
         return {}  # not for this host to look at; the job says what is wrong
     return index if isinstance(index, dict) else {}
@@ -165,7 +165,7 @@ def _refuse_unevaluated(job: Job, plan: Mapping[str, Any], index: Mapping[str, A
 
 def _some(job: Job, pattern: str) -> bool:
     try:
-        return any(Path(job.data).expanduser().glob(pattern))
+        return any(Path(job.profile.expand(job.data)).glob(pattern))
     except (OSError, RuntimeError, ValueError):
         return False
 
@@ -176,12 +176,12 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
         return
     root = job.profile.data_root
     if model.startswith(f"{root.rstrip('/')}/hub/"):
-        if none_there(root, [f"{model}/{MODEL_CONFIG}"], local=job.local):
+        if none_there(job.profile, [f"{model}/{MODEL_CONFIG}"]):
             raise SubmitError(f"no model at {model}: {_command(job, plan, 'fetch')}")
         return
     is_path = model.startswith(("/", "~", ".")) or model.endswith(".pt") or model.count("/") > 1
     try:
-        path = Path(model).expanduser()
+        path = Path(job.profile.expand(model))
         there = (path if is_path else _cached(job, model)).exists()
     except (OSError, RuntimeError, ValueError):  # a ~user unknown on this host
         return

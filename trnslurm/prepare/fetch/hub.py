@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ def library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         raise PrepareError(
-            f"fetch needs the Python package {name}: pip install {name}, here or on any machine "
-            "with a network, and copy what it fetched"
+            f"fetch needs the Python package {name}: {sys.executable} -m pip install "
+            "'trnslurm[data]', here or on any machine with a network, and copy what it fetched"
         ) from None
 
 
