@@ -122,3 +122,20 @@ def test_what_waits_for_a_run_names_that(graphs, site, fake_slurm, cli) -> None:
     assert cli("resume", a.path).code == 0
     assert cancelled(fake_slurm) == ["1004", "1003"]
     assert [call.cwd for call in fake_slurm.calls("sbatch")] == [a.path, a.path, b.path, b.path]
+
+
+@pytest.mark.parametrize(("cause", "again"), [("crash", True), ("error", False)])
+def test_no_next_command_for_what_would_come_again(make_run, fake_slurm, cause, again) -> None:
+    """So that `watch --resume` does not spend attempts on it either."""
+    ended = {"state": "FAILED", "exit_code": 1, "reason": "KeyError: 'lr'", "cause": cause}
+    run = make_run(states={"train": [ended]}, phases=("train",))
+    assert run_status(run).mend == (f"trnslurm resume {run.name}" if again else "")
+
+
+def test_the_cause_of_a_failed_precompile_is_said(make_run, fake_slurm) -> None:
+    ended = {"state": "FAILED", "exit_code": 1, "reason": "KeyError: 'lr' (train.py, line 3)"}
+    run = make_run(states={"precompile": [ended]})
+    problem = "the trial run failed (exit code 1): its error is above"
+    write_json(run.graphs_file(1, 0), {"host": "node-1", "problem": problem})
+    said = problem.replace("its error is above", ended["reason"])
+    assert run_status(run).reason == f"precompile: node-1: {said}"
