@@ -57,8 +57,9 @@ class Settings(CommonSettings):
             "set train.zero1=false, or take adamw",
         ),
         (
-            {"optimizer_precision": ["fp32_state", "as_model"], "zero1": True},
-            "ZeRO-1 divides fp32 copies over the workers: set train.zero1=false, or take fp32_copy",
+            {"optimizer_precision": "fp32_state", "zero1": True},
+            "ZeRO-1 has one type for parameters and state: set train.zero1=false, or take "
+            "fp32_copy or as_model",
         ),
     )
 

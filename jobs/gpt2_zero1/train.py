@@ -35,6 +35,8 @@ class Settings(CommonSettings):
 
     optimizer: Literal["adamw", "sgd"]
     """AdamW; or plain SGD, for comparing runs exactly: ZeRO-1 has no norms of whole parameters."""
+    optimizer_precision: Literal["fp32_copy", "as_model"]
+    """In bf16, what ZeRO-1 divides: copies of the parameters in fp32, or parameters as they are."""
     eval_samples: Free[Positive[int]]
     """This many held-out samples."""
     gradient_checkpointing: bool
@@ -52,7 +54,9 @@ def main() -> None:
     text = open_split(plan, "train")
     held_out = open_split(plan, "eval") if settings.eval_every else text
     model = make_model(plan, settings, device)
-    optimizer = make_optimizer(settings, device, model.named_parameters())
+    optimizer = make_optimizer(
+        settings, device, model.named_parameters(), precision=settings.optimizer_precision
+    )
     run = Run(
         job,
         optimizer,

@@ -88,6 +88,7 @@ def test_more_workers_divide_the_state_and_nothing_else() -> None:
         (("train.optimizer_precision=as_model",), 8),
         (("train.zero1=true",), 4 + 12 / 32),
         (("train.zero1=true", "precision=mixed"), 8 + 12 / 32),
+        (("train.zero1=true", "train.optimizer_precision=as_model"), 4 + 6 / 32),
         (("precision=fp32", "train.optimizer=sgd"), 8),
     ],
 )  # fmt: skip

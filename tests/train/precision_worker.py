@@ -25,14 +25,14 @@ STEPS = 12
 LR = 2.0**-10
 
 
-def train(name, precision, device, dtype=torch.bfloat16):
+def train(name, precision, device, dtype=torch.bfloat16, *, zero1=False):
     """Take steps with a gradient of 1, all alike."""
     parameter = nn.Parameter(torch.ones(4, 3, dtype=dtype, device=device.torch_device))
     settings = OptimizerSettings(
         optimizer=name, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-6, max_norm=1e9
     )
     optimizer = make_optimizer(
-        settings, device, [("weight", parameter)], zero1=False, precision=precision
+        settings, device, [("weight", parameter)], zero1=zero1, precision=precision
     )
     device.sync()
     graphs = []
@@ -47,6 +47,7 @@ def train(name, precision, device, dtype=torch.bfloat16):
     return {
         "name": name,
         "precision": precision,
+        "zero1": zero1,
         "parameter": parameter.flatten()[0].item(),
         "saved": {kind: tensor.flatten()[0].item() for kind, tensor in shards.items()},
         "types": {kind: str(tensor.dtype) for kind, tensor in shards.items()},
@@ -58,6 +59,8 @@ def main():
     device = open_device(sys.argv[1], read_environment())
     for name, precision in itertools.product(("adamw", "lamb"), OPTIMIZER_PRECISIONS):
         print(json.dumps(train(name, precision, device)), flush=True)
+    for precision in ("fp32_copy", "as_model"):
+        print(json.dumps(train("adamw", precision, device, zero1=True)), flush=True)
     device.close()
 
 

@@ -48,7 +48,7 @@ def on_xla(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {(case["name"], case["precision"]): case for case in cases}
+    return {(case["name"] + "+zero1" * case["zero1"], case["precision"]): case for case in cases}
 
 
 def check(case):
@@ -71,6 +71,12 @@ def check(case):
 def test_small_updates_of_bf16_live_in_a_copy_only(cpu, on_xla, precision):
     check(train("adamw", precision, cpu))
     check(on_xla["adamw", precision])
+
+
+@pytest.mark.parametrize("precision", ["fp32_copy", "as_model"])
+def test_zero1_divides_copies_or_the_parameters_themselves(on_xla, precision):
+    """torch_xla's optimizer_dtype: what it updates, and keeps in checkpoints, is in that type."""
+    check(on_xla["adamw+zero1", precision])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,7 @@ def test_in_fp32_all_are_the_same(cpu, name):
     assert all(case["saved"] == cases[0]["saved"] for case in cases)
 
 
-@pytest.mark.parametrize(("name", "precision"), [("adamw", "as_model"), ("lamb", "fp32_copy")])
+@pytest.mark.parametrize(("name", "precision"), [("adamw", "fp32_state"), ("lamb", "fp32_copy")])
 def test_what_a_job_did_not_declare_is_refused_all_the_same(name, precision):
     with pytest.raises(TrainError, match=f"{name} with {precision} does not go with ZeRO-1"):
         make_optimizer(optimizer_settings(name), None, [], precision=precision)

@@ -197,7 +197,7 @@ def _fits(spec: JobSpec, recipe: Recipe, nodes: int | None = None) -> bool:
 
 def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield settings that need less memory, and the recipe with each of them."""
-    batch, train, divided = recipe.batch, recipe.train, _divided(recipe, spec.device)
+    batch, train = recipe.batch, recipe.train
     for smaller in range(min(batch.micro_batch - 1, _MOST_SAMPLES), 0, -1):
         changed = replace(recipe, batch=replace(batch, micro_batch=smaller))
         size = batch.per_worker if batch.mode == "per_worker" else batch.global_batch
@@ -213,7 +213,8 @@ def _changes(spec: JobSpec, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     on_xla = spec.device in _XLA
     if train.get("zero1") is False and on_xla and copies and train.get("optimizer") != "lamb":
         yield "train.zero1=true", _with(recipe, zero1=True)
-    if recipe.precision == "bf16" and "optimizer_precision" in train and copies and not divided:
+    asked = train.get("zero1", recipe.zero1)  # it has no fp32_state, also where it divides nothing
+    if recipe.precision == "bf16" and "optimizer_precision" in train and copies and not asked:
         words = "train.optimizer_precision=fp32_state"
         yield words, _with(recipe, optimizer_precision="fp32_state")
 
@@ -303,14 +304,15 @@ def _bytes_each(
     moments = 0 if recipe.train.get("optimizer") == "sgd" else 8
     if recipe.strategy.name:  # in fp32, or in 16 bits with a copy in fp32
         return 4 / workers, 4 / workers, moments / workers
-    if divided:  # torch_xla's ZeRO-1 has an fp32 copy of its shard, whatever the model has
-        own = _itemsize(recipe) if recipe.precision == "bf16" else 4
-        return own, own, (4 + moments) / workers
+    kept = recipe.train.get("optimizer_precision", "fp32_copy")
+    if divided:  # torch_xla's ZeRO-1 has a copy of its shard, whatever the model has
+        own = 2 if recipe.precision == "bf16" else 4
+        copy = own if kept == "as_model" else 4
+        return own, own, (4 + moments) * copy / 4 / workers
     if recipe.precision != "bf16":
         # Autocast casts a matrix once in a forward pass, and keeps it for the backward pass.
         casts = 2 if recipe.precision == "mixed" and device not in _XLA else 0
         return 4 + casts, 4, moments
-    kept = recipe.train.get("optimizer_precision", "fp32_copy")
     if kept == "as_model":
         return 2, 2, moments // 2
     # With copies in fp32, the units' gradients add up in fp32 too, beside one unit's in 16 bits.

@@ -28,7 +28,7 @@ def make_optimizer(
     decay; biases and layer norms, which are vectors, do not.
     """
     name = settings.optimizer
-    if zero1 and (name == "lamb" or precision != "fp32_copy"):  # a job declares it: REFUSED
+    if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
     matrices: dict[str, nn.Parameter] = {}
     vectors: dict[str, nn.Parameter] = {}

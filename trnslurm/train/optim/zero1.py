@@ -29,7 +29,7 @@ class Zero1(GlobalOptimizer):
         max_norm: float,
         precision: str,
     ) -> None:
-        assert precision == "fp32_copy"
+        assert precision != "fp32_state"
         from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
         super().__init__(device, groups, names, kinds)
@@ -39,11 +39,14 @@ class Zero1(GlobalOptimizer):
             # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
             # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
             options = {**options, "capturable": True}
+        # It reduces, clips and updates in one type.
+        first = next(parameter.dtype for group in groups for parameter in group["params"])
+        dtype = first if precision == "as_model" else torch.float32
         zero: Any = ZeroRedundancyOptimizer  # its own annotations are too narrow
         self._zero = zero(
             groups,
             cls,
-            optimizer_dtype=torch.float32,
+            optimizer_dtype=dtype,
             grad_clipping=True,
             max_norm=max_norm,
             sharding_groups=self._everyone,
