@@ -354,11 +354,15 @@ class Attempt:
             return None
 
     def _say_why(self) -> None:
-        """Print what the logs say of a failure."""
-        from trnslurm.node.triage.finding import nothing_found
+        """Print what the logs say of a failure; failures here are ignored."""
+        try:
+            from trnslurm.node.triage.finding import nothing_found
 
-        nothing = nothing_found(RUN.path, self.state.phase, self.state.attempt)
-        processes.say("\n".join(self._found.report() if self._found else nothing), _STDOUT)
+            state, found = self.state, self._found
+            lines = found.report() if found else nothing_found(RUN.path, state.phase, state.attempt)
+            processes.say("\n".join(lines), _STDOUT)
+        except Exception:
+            processes.say(traceback.format_exc())
 
     def _note(self, state: str, reason: str) -> None:
         self.state.state, self.state.reason = state, reason
