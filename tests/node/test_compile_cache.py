@@ -15,6 +15,7 @@ import pytest
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
 from trnslurm.node.graphs.place import read_place
+from trnslurm.sandbox.layout import replace_text
 
 from .conftest import REPOSITORY
 
@@ -51,7 +52,7 @@ class Job:
         (self.run / "state/precompile-1.json").write_text(text)
 
     def behave(self, word: str) -> None:
-        (self.home / "all" / "neuron_parallel_compile").write_text(word)
+        replace_text(self.home / "all" / "neuron_parallel_compile", word)
 
     def tool(self, *command: str) -> list[str]:
         stand_in = [sys.executable, "-I", str(STAND_IN), "--home", str(self.home)]

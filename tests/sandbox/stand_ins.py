@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from trnslurm.sandbox.layout import replace_text
+
 SCRIPT = Path(__file__).resolve().parents[2] / "trnslurm/sandbox/neuron_stand_ins.py"
 TRN1_32XL = {
     "instance_type": "trn1.32xlarge",
@@ -35,7 +37,7 @@ class Stage:
     def fault(self, tool: str, behaviour: str, host: str = "all") -> None:
         """Choose a behaviour."""
         (self.home / host).mkdir(exist_ok=True)
-        (self.home / host / tool).write_text(f" {behaviour}\n")
+        replace_text(self.home / host / tool, f" {behaviour}\n")
 
     def start(self, *arguments: str, **environ: str) -> "subprocess.Popen[str]":
         """Start a stand-in."""

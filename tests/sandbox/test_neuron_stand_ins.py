@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.sandbox import neuron
+from trnslurm.sandbox.layout import Layout
+
 from .stand_ins import NOTICE, SCRIPT, TRN1_32XL, assert_waits
 
 CAPTURED = """
@@ -271,3 +274,14 @@ def test_every_behaviour_is_explained_and_tested():
     for tool, lines in behaviours.items():
         assert next(iter(lines)) == "ok"
         assert all(f'"{word}"' in tests and line for word, line in lines.items()), tool
+
+
+def test_behaviour_changes_at_once_for_whoever_reads_it(tmp_path):
+    layout = Layout(tmp_path)
+    layout.neuron.mkdir()
+    neuron.behave(layout, "all", "neuron_parallel_compile", "slow")
+    file = layout.neuron / "all/neuron_parallel_compile"
+    with file.open() as reader:
+        neuron.behave(layout, "all", "neuron_parallel_compile", "ok")
+        assert (reader.read(), file.read_text()) == ("slow\n", "ok\n")
+    assert list(file.parent.iterdir()) == [file]

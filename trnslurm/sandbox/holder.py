@@ -19,7 +19,7 @@ from typing import Any
 from trnslurm.errors import TrnslurmError
 from trnslurm.sandbox.boot import Cluster
 from trnslurm.sandbox.daemons import BootError
-from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.namespaces import announce
 
 _LOOK_S = 1
@@ -45,7 +45,7 @@ def main() -> None:
         server.listen()
         announce(layout, pid)
     except (BootError, TrnslurmError, OSError) as error:
-        layout.failure.write_text(f"{' '.join(str(error).split())}\n", encoding="utf-8")
+        replace_text(layout.failure, f"{' '.join(str(error).split())}\n")
         sys.exit(1)
     _serve(cluster, layout, server, owner, lock)
 

@@ -27,6 +27,13 @@ def base_dir() -> Path:
     return Path(os.environ.get("TRNSLURM_SANDBOXES") or f"/tmp/trnslurm-{os.getuid()}")
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Write a file that others may be reading: they see what it was, or all of what it is."""
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Every file name of one sandbox."""

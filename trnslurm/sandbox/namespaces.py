@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.machine import Host
 
 _NAMESPACES = ("--mount", "--uts", "--net", "--pid")
@@ -17,9 +17,7 @@ _RUN = 'cd -- "$1" && shift && exec setpriv --pdeathsig TERM "$@"'
 
 def announce(layout: Layout, pid: int) -> None:
     """Record the holder's pid and network namespace: from then on the sandbox is up."""
-    temporary = layout.entry.with_suffix(".new")
-    temporary.write_text(f"{pid} {Path('/proc/self/ns/net').readlink()}\n", encoding="utf-8")
-    temporary.replace(layout.entry)
+    replace_text(layout.entry, f"{pid} {Path('/proc/self/ns/net').readlink()}\n")
 
 
 def holder_pid(layout: Layout) -> int:

@@ -8,7 +8,7 @@ import shlex
 from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SandboxError, did_you_mean
 from trnslurm.sandbox import neuron_stand_ins
-from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.machine import Host
 from trnslurm.sandbox.neuron_stand_ins import BEHAVIOURS
 
@@ -53,5 +53,5 @@ def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
                 file.unlink()
     directory = layout.neuron / node
     directory.mkdir(exist_ok=True)
-    (directory / tool).write_text(f"{behaviour}\n", encoding="utf-8")
+    replace_text(directory / tool, f"{behaviour}\n")  # a slow compile reads it all the time
     return f"{tool}: {known[behaviour]}"

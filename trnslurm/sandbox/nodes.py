@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from trnslurm.sandbox.daemons import BootError, run
-from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.settings import PREFIX_BITS, node_address
 
 BRIDGE = "cluster"
@@ -53,7 +53,7 @@ class NodeLink:
         """Wait for the first process, plug in the cable, and start slurmd."""
         assert self._process
         inner = self._answer()
-        self._layout.node_pid(self._number).write_text(f"{inner}\n", encoding="utf-8")
+        replace_text(self._layout.node_pid(self._number), f"{inner}\n")
         cable, pid = self._cable, str(self._process.pid)
         run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid])
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
