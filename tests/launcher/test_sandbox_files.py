@@ -11,7 +11,9 @@ import yaml
 
 from trnslurm.config.catalog import catalog
 from trnslurm.sandbox.configuration import (
+    FIRST_ID,
     PARALLELCLUSTER,
+    accounts,
     cgroup_conf,
     database_init,
     gres,
@@ -246,3 +248,18 @@ def test_profile_of_claimed_cpus_and_stand_ins() -> None:
     assert tree["activate"] == [
         'export PATH="/b/sandbox/neuron/bin:$PATH"', "export TRNSLURM_STAND_IN_DEVICE=xla-cpu"
     ]  # fmt: skip
+
+
+def test_its_users_stand_beside_those_of_the_machine() -> None:
+    """In the place of one who has such a name here: inside, it means the sandbox's."""
+    passwd = "root:x:0:0::/root:/bin/sh\nbob:x:7:7::/bob:/bin/sh"
+    found = accounts(LAYOUT, Settings(users=2), passwd, "team:x:9:ada")
+    a, b, team = FIRST_ID, FIRST_ID + 1, FIRST_ID + 8
+    assert [text.splitlines() for text in found] == [
+        [
+            "root:x:0:0::/root:/bin/sh",
+            f"alice:x:{a}:{a}::/b/sandbox/home/alice:/bin/sh",
+            f"bob:x:{b}:{b}::/b/sandbox/home/bob:/bin/sh",
+        ],
+        [f"alice:x:{a}:", f"bob:x:{b}:", f"team:x:{team}:alice,bob"],
+    ]

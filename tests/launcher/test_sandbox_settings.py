@@ -44,6 +44,19 @@ def test_bad_number_of_nodes(cli, nodes: int) -> None:
     assert (done.code, done.error) == (1, f"--nodes {nodes}: a sandbox has 1 to 64 nodes")
 
 
+@pytest.mark.parametrize("users", [-1, 9])
+def test_bad_number_of_users(cli, users: int) -> None:
+    done = cli(*UP, f"--users={users}")
+    assert (done.code, done.error) == (1, f"--users {users}: a sandbox has 0 to 8 further users")
+
+
+def test_user_that_it_does_not_have() -> None:
+    assert Settings(users=2).check_user("bob") == "bob"
+    for settings, words in ((Settings(users=2), "it has alice, bob"), (Settings(), "up --users 2")):
+        with pytest.raises(SandboxError, match=rf"^no user 'carol' in this sandbox: .*{words}"):
+            settings.check_user("carol")
+
+
 def test_number_of_nodes_that_is_none(cli) -> None:
     done = cli(*UP, "--nodes", "four")
     assert (done.code, "'four'" in done.error) == (2, True)

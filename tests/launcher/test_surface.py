@@ -58,14 +58,14 @@ SURFACE = {
     "cluster detect": "--partition --write --name --bin-dir --json",
     "env check": "--path -c/--cluster --timeout --json",
     "sandbox up": (
-        "--name -n/--nodes --like --accounting --set --neuron-stand-ins --slurm --python --owner "
-        "-q/--quiet"
+        "--name -n/--nodes --like --accounting --set --neuron-stand-ins --slurm --users --python "
+        "--owner -q/--quiet"
     ),
     "sandbox down": "--name --all",
     "sandbox list": "--json",
     "sandbox status": "--name --json",
     "sandbox env": "--name --unset",
-    "sandbox exec": "--name --node COMMAND",
+    "sandbox exec": "--name --node --user COMMAND",
     "sandbox fault": "--name FAULT",
     "completion": "SHELL",
 }
@@ -88,6 +88,7 @@ DEFAULTS = {
     ("sandbox up", "nodes"): 4,
     ("sandbox up", "like"): "trn1.32xlarge",
     ("sandbox up", "slurm"): "",
+    ("sandbox up", "users"): 0,
     **{(f"sandbox {verb}", "name"): "sandbox" for verb in SANDBOX_VERBS},
 }
 

@@ -22,7 +22,7 @@ from trnslurm.sandbox.control import State, look
 from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
 from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts
 from trnslurm.sandbox.lifecycle import down, settings_of, up
-from trnslurm.sandbox.namespaces import enter, environment, holder_pid
+from trnslurm.sandbox.namespaces import commands, enter, environment, holder_pid, login_environment
 from trnslurm.sandbox.settings import Settings
 
 _VARIABLE = "TRNSLURM_SANDBOX"
@@ -30,6 +30,14 @@ _VARIABLE = "TRNSLURM_SANDBOX"
 
 def _names(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
     return [CompletionItem(x.name) for x in all_layouts() if x.name.startswith(word)]
+
+
+def _users(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    try:
+        names = settings_of(Layout.named(ctx.params.get("name") or DEFAULT_NAME)).user_names
+    except SandboxError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(word)]
 
 
 def _types(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
@@ -79,12 +87,17 @@ def sandbox_command() -> None:
     "--slurm", metavar="DIR", envvar="TRNSLURM_SANDBOX_SLURM", default="",
     help="Run the Slurm of this prefix, from its bin and sbin  [default: that of srun on PATH].",
 )  # fmt: skip
+@click.option(
+    "--users", type=int, default=0, metavar="N",
+    help="Give it N users besides you, alice, bob, …, for `exec --user`. Needs root.",
+)  # fmt: skip
 @click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
     name: str, nodes: int, like: str, accounting: bool, settings: tuple[str, ...],
-    neuron_stand_ins: bool, slurm: str, python: str | None, owner: int | None, quiet: bool,
+    neuron_stand_ins: bool, slurm: str, users: int, python: str | None, owner: int | None,
+    quiet: bool,
 ) -> None:  # fmt: skip
     """Start a sandbox; if it is up already, nothing happens.
 
@@ -96,11 +109,12 @@ def up_command_line(
       trnslurm sandbox up --name drill --set KillWait=5 --set MinJobAge=10 --accounting
       trnslurm sandbox up --name gpu --like p4d.24xlarge --nodes 2
       trnslurm sandbox up --slurm /opt/slurm-25.11
+      trnslurm sandbox up --name two --users 2
     """
     layout = Layout.named(name)
     asked = Settings(
         nodes=nodes, like=like, accounting=accounting, set=settings,
-        neuron_stand_ins=neuron_stand_ins, python=_interpreter(python),
+        neuron_stand_ins=neuron_stand_ins, users=users, python=_interpreter(python),
         slurm=str(Path(slurm).absolute()) if slurm else "",
     )  # fmt: skip
     started = time.monotonic()
@@ -117,6 +131,9 @@ def up_command_line(
     click.echo(f"Sandbox {name} is up{took}: {count(nodes, 'node')} like {like}")
     click.echo(f'Its commands: eval "$(trnslurm sandbox env{named})"')
     click.echo(f"Its cluster profile: --cluster {layout.cluster}")
+    if users:
+        names = ", ".join(asked.user_names)
+        click.echo(f"Its users: {names}: trnslurm sandbox exec{named} --user alice -- bash")
 
 
 @sandbox_command.command("down")
@@ -224,23 +241,34 @@ def env_command_line(name: str, unset: bool) -> None:
 @sandbox_command.command("exec")
 @_name_option
 @click.option("--node", metavar="NODE", help="Node number or name  [default: the head node].")
+@click.option(
+    "--user", metavar="USER", shell_complete=_users,
+    help="One of its further users (up --users)  [default: you].",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True)
-def exec_command_line(name: str, node: str | None, command: tuple[str, ...]) -> None:
+def exec_command_line(
+    name: str, node: str | None, user: str | None, command: tuple[str, ...]
+) -> None:
     """Run a command inside: on the head node, or on a node.
+
+    With --user it begins in that user's home, with the environment of a login.
 
     \b
     Example:
       trnslurm sandbox exec -- squeue
       trnslurm sandbox exec --node 2 -- ps aux
+      trnslurm sandbox exec --user alice -- trnslurm submit gpt2_zero1 --nodes 2
     """
     layout = Layout.named(name)
-    number = None if node is None else _settings(layout).node_number(node)
-    argv = enter(layout, command, node=number)
-    os.environ.update(environment(layout))
-    tools = f"{layout.neuron_bin}:" if layout.neuron_bin.is_dir() else ""
-    os.environ["PATH"] = f"{tools}{layout.bin}:{os.environ.get('PATH', '')}"
-    os.environ |= {_VARIABLE: layout.name, "TRNSLURM_CLUSTER": layout.cluster}
+    settings = _settings(layout)
+    number = None if node is None else settings.node_number(node)
+    argv = enter(layout, command, node=number, user=user and settings.check_user(user))
     sys.stdout.flush()
+    if user is not None:
+        os.execvpe(argv[0], argv, login_environment(layout, user, settings.python))
+    os.environ.update(environment(layout))
+    os.environ["PATH"] = f"{commands(layout)}:{os.environ.get('PATH', '')}"
+    os.environ |= {_VARIABLE: layout.name, "TRNSLURM_CLUSTER": layout.cluster}
     os.execvp(argv[0], argv)
 
 

@@ -17,7 +17,7 @@ from trnslurm.sandbox import configuration
 from trnslurm.sandbox.daemons import BootError, Daemons, run
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import Host
-from trnslurm.sandbox.namespaces import as_user, environment
+from trnslurm.sandbox.namespaces import as_user, environment, login
 from trnslurm.sandbox.nodes import BRIDGE, NodeLink
 from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 
@@ -37,6 +37,7 @@ class Cluster:
         self._settings = Settings.from_json(layout.settings.read_text(encoding="utf-8"))
         self._host = Host.from_json(layout.host.read_text(encoding="utf-8"))
         self._user = as_user(self._host)
+        self._users = self._settings.user_names
         self._daemons = Daemons(layout.log)
         self._disks: set[Path] = set()
         os.environ.update(environment(layout))
@@ -52,6 +53,8 @@ class Cluster:
     def boot(self) -> None:
         """Build everything, and wait until every node is idle."""
         self._step("file systems and network", self._mounts, self._network)
+        if self._users:
+            self._step(f"users {', '.join(self._users)}", self._homes)
         self._step("munge", self._munge)
         if self._settings.accounting:
             self._step("database", self._mariadb)
@@ -103,6 +106,7 @@ class Cluster:
             (layout.etc, Path("/etc/slurm")),
             (layout.etc, Path("/opt/slurm/etc")),
             (layout.etc / "hosts", Path("/etc/hosts")),
+            *((layout.etc / n, Path("/etc") / n) for n in ("passwd", "group") if self._users),
         ):
             if target.exists():
                 run(["mount", "--bind", str(source), str(target)])
@@ -113,6 +117,22 @@ class Cluster:
         run(["ip", "link", "add", BRIDGE, "type", "bridge"])
         run(["ip", "address", "add", f"{HEAD_ADDRESS}/{PREFIX_BITS}", "dev", BRIDGE])
         run(["ip", "link", "set", BRIDGE, "up"])
+
+    def _homes(self) -> None:
+        """Give each user a home, and make sure that they can run what jobs run."""
+        for name in self._users:
+            home = self._layout.homes / name
+            home.mkdir(mode=0o700)
+            shutil.chown(home, name, name)
+        python, conf = self._settings.python, self._layout.etc / "slurm.conf"
+        for test, what in (("-x", python), ("-r", str(conf))):
+            try:
+                run([*login(self._users[0]), "test", test, what])
+            except BootError:
+                remedy = "--python one that all may run" if what == python else "TRNSLURM_SANDBOXES"
+                raise BootError(
+                    f"{what} is out of reach of its users, for a directory above it: give {remedy}"
+                ) from None
 
     def _munge(self) -> None:
         key = self._layout.etc / "munge.key"

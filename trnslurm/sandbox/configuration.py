@@ -12,6 +12,8 @@ from trnslurm.sandbox.settings import (
     HEAD_ADDRESS,
     NODE_KEYS,
     PARTITION,
+    TEAM,
+    USERS,
     Settings,
     node_address,
     split_settings,
@@ -51,6 +53,10 @@ _HERE = {
     "SlurmdParameters": "config_overrides",
     "ProctrackType": "proctrack/linuxproc",
 }
+# Of the sandbox's users, who own files on this machine while it is up. Nobody has such an id: it is
+# above those of systemd's containers and below 2**31, which its table of ids calls
+# unused (https://systemd.io/UIDS-GIDS/).
+FIRST_ID = 2_000_000_001
 # ParallelCluster leaves this share of the memory to the system.
 _SCHEDULABLE_MEMORY = 0.95
 
@@ -130,6 +136,25 @@ def hosts(settings: Settings) -> str:
     lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}"]
     lines += [f"{node_address(n)} {name}" for n, name in enumerate(settings.node_names, 1)]
     return "\n".join(lines) + "\n"
+
+
+def accounts(layout: Layout, settings: Settings, passwd: str, group: str) -> tuple[str, str]:
+    """Return /etc/passwd and /etc/group: this machine's, and the sandbox's users.
+
+    A name of ours takes the place of the machine's own, inside the sandbox only.
+    """
+    names = settings.user_names
+    ids = {name: FIRST_ID + n for n, name in enumerate(names)}
+    team = FIRST_ID + len(USERS)
+    users = [f"{name}:x:{i}:{i}::{layout.homes / name}:/bin/sh" for name, i in ids.items()]
+    groups = [f"{name}:x:{i}:" for name, i in ids.items()] + [f"{TEAM}:x:{team}:{','.join(names)}"]
+    return _with_lines(passwd, users), _with_lines(group, groups)
+
+
+def _with_lines(text: str, ours: list[str]) -> str:
+    names = {line.partition(":")[0] for line in ours}
+    kept = [line for line in text.splitlines() if line.partition(":")[0] not in names]
+    return "\n".join([*kept, *ours]) + "\n"
 
 
 def slurmdbd_conf(layout: Layout, host: Host, password: str) -> str:

@@ -123,6 +123,11 @@ class Layout:
         return self.path / "state"
 
     @property
+    def homes(self) -> Path:
+        """The home directories of the sandbox's own users."""
+        return self.path / "home"
+
+    @property
     def devices(self) -> Path:
         """Links to /dev/null that stand for GPUs."""
         return self.state / "devices"

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import trnslurm
@@ -41,9 +41,18 @@ def up(
             return False
         _remove(layout)
         host = Host.look(accounting=settings.accounting, slurm=settings.slurm)
+        if settings.users and host.user_namespace:
+            raise SandboxError(
+                f"--users {settings.users}: only root can run processes of other users here: use "
+                "sudo, or leave it out"
+            )
         try:
             layout.path.mkdir(mode=0o700)
-            _write_files(layout, settings, host)
+            with _umask(0o022):  # its users read slurm.conf, and write nothing of ours
+                _write_files(layout, settings, host)
+            if settings.users:  # to pass through, not to list
+                for directory in (layout.path.parent, layout.path):
+                    directory.chmod(0o711)
             holder = _start_holder(layout, host, owner)
             _wait_until_up(layout, holder, say)
         except BaseException:
@@ -105,6 +114,13 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
     for name, kind, count in gres:
         for n in range(count):
             (layout.devices / f"{name}{kind}-{n}").symlink_to("/dev/null")
+    for directory in (layout.log, layout.state / "slurmctld"):
+        directory.chmod(0o700)  # what jobs of others print, and their scripts
+    if settings.users:
+        found = [Path("/etc", name).read_text(encoding="utf-8") for name in ("passwd", "group")]
+        passwd, group = configuration.accounts(layout, settings, *found)
+        texts |= {layout.etc / "passwd": passwd, layout.etc / "group": group}
+        layout.homes.mkdir()
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
     first = layout.bin / host.clients[0]
@@ -116,6 +132,15 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
             (layout.bin / name).symlink_to(first.name)
     if settings.neuron_stand_ins:
         neuron.write(layout, settings.instance, host)
+
+
+@contextlib.contextmanager
+def _umask(umask: int) -> Iterator[None]:
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.Popen[bytes]:
@@ -136,7 +161,7 @@ def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.P
         with (layout.log / "holder.log").open("ab") as log:
             return subprocess.Popen(
                 argv, env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, pass_fds=descriptors,
+                start_new_session=True, pass_fds=descriptors, umask=0o022,
             )  # fmt: skip
     finally:
         for fd in descriptors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,8 +39,13 @@ def up_command(layout: Layout) -> str:
     return f"trnslurm sandbox up{named}"
 
 
-def enter(layout: Layout, command: Sequence[str], *, node: int | None = None) -> list[str]:
-    """Return the argument list that runs a command on the head node, or on a node."""
+def enter(
+    layout: Layout, command: Sequence[str], *, node: int | None = None, user: str | None = None
+) -> list[str]:
+    """Return the argument list that runs a command on the head node, or on a node.
+
+    `user` is one of the sandbox's own, and begins in their home.
+    """
     pid = str(holder_pid(layout))
     host = Host.from_json(layout.host.read_text(encoding="utf-8"))
     argv = _outer(host, pid)
@@ -50,7 +56,8 @@ def enter(layout: Layout, command: Sequence[str], *, node: int | None = None) ->
             raise SandboxError(f"sandbox {layout.name}: node {node} is off") from None
         argv += ["setpriv", "--pdeathsig", "TERM", "nsenter", f"--target={inner}"]
         argv += [*_NAMESPACES, "--"]
-    return [*argv, *as_user(host), "/bin/sh", "-c", _RUN, "sh", str(Path.cwd()), *command]
+    who, where = (login(user), layout.homes / user) if user else (as_user(host), Path.cwd())
+    return [*argv, *who, "/bin/sh", "-c", _RUN, "sh", str(where), *command]
 
 
 def as_user(host: Host) -> list[str]:
@@ -60,9 +67,33 @@ def as_user(host: Host) -> list[str]:
     return ["unshare", f"--map-user={host.uid}", f"--map-group={host.gid}"]
 
 
+def login(name: str) -> list[str]:
+    """Return the words that make root one of the sandbox's own users, for good."""
+    words = (f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all")
+    return ["setpriv", *words, "--no-new-privs"]
+
+
 def environment(layout: Layout) -> dict[str, str]:
     """Return the variables that a process inside needs besides its own."""
     return {"SLURM_CONF": str(layout.etc / "slurm.conf")}
+
+
+def commands(layout: Layout) -> str:
+    """Return what stands first on PATH inside."""
+    tools = f"{layout.neuron_bin}:" if layout.neuron_bin.is_dir() else ""
+    return f"{tools}{layout.bin}"
+
+
+def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
+    """Return the environment of a login of one of the sandbox's users: nothing of ours is in it.
+
+    What is installed beside the jobs' Python is on their PATH, so that trnslurm may be.
+    """
+    kept = {name: os.environ[name] for name in ("TERM", "PYTHONPATH") if name in os.environ}
+    own = {"HOME": str(layout.homes / user), "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+    path = f"{commands(layout)}:{Path(python).parent}:/usr/local/bin:/usr/bin:/bin"
+    site = {"TRNSLURM_PATH": str(layout.path), "TRNSLURM_CLUSTER": layout.cluster}
+    return kept | own | {"PATH": path, "SHELL": "/bin/sh"} | site | environment(layout)
 
 
 def wrapper(layout: Layout, host: Host) -> str:

@@ -15,6 +15,9 @@ MAX_NODES = 64
 HEAD = "head-node"
 HEAD_ADDRESS = "10.77.0.1"
 PARTITION = "compute"
+# The first --users of them; each has a group of that name, and all share the group TEAM.
+USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi")
+TEAM = "team"
 PREFIX_BITS = 16
 
 # Keys of slurm.conf's NodeName line, which apply to every node.
@@ -46,6 +49,8 @@ class Settings:
     """The instance type that the nodes claim to be."""
     accounting: bool = False
     neuron_stand_ins: bool = False
+    users: int = 0
+    """How many further users it has besides the one who started it."""
     set: tuple[str, ...] = ()
     """Lines `Key=Value` for slurm.conf."""
     python: str = ""
@@ -56,6 +61,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
             raise SandboxError(f"--nodes {self.nodes}: a sandbox has 1 to {MAX_NODES} nodes")
+        if not 0 <= self.users <= len(USERS):
+            raise SandboxError(
+                f"--users {self.users}: a sandbox has 0 to {len(USERS)} further users"
+            )
         if self.instance.device not in ("neuron", "cuda"):
             raise SandboxError(f"--like {self.like}: not an instance type of a cluster")
         for setting in self.set:
@@ -77,6 +86,18 @@ class Settings:
     def node_names(self) -> list[str]:
         """ParallelCluster's names: queue, `dy` for dynamic, resource, number."""
         return [f"{PARTITION}-dy-{self.resource}-{n}" for n in range(1, self.nodes + 1)]
+
+    @property
+    def user_names(self) -> tuple[str, ...]:
+        return USERS[: self.users]
+
+    def check_user(self, name: str) -> str:
+        """Return the name of one of its users, or say which there are."""
+        if name in self.user_names:
+            return name
+        names = ", ".join(self.user_names)
+        hint = f"it has {names}" if names else "start it with `trnslurm sandbox up --users 2`"
+        raise SandboxError(f"no user {name!r} in this sandbox: {hint}")
 
     def node_number(self, word: str) -> int:
         """Return the number of a node given by number or name."""
