@@ -324,13 +324,13 @@ def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:
     if os.getuid() == 0:
         os.chown(file, 4242, -1)
     owner = file.stat().st_uid
-    refuse_untrusted(file, {owner})
+    refuse_untrusted(file, {owner}, tmp_path)
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(CacheError, match="whom compile_trust does not name"):
-        refuse_untrusted(file, ())
+        refuse_untrusted(file, (), tmp_path)
     file.chmod(0o666)
     with pytest.raises(CacheError, match=r"manifest\.json: can be written by everybody"):
-        refuse_untrusted(file, {owner})
+        refuse_untrusted(file, {owner}, tmp_path)
 
 
 def test_damage_is_what_another_user_may_have_written(job: Job) -> None:

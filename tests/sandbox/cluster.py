@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import select
@@ -16,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import trnslurm
 
@@ -215,29 +212,3 @@ def sandbox_up(*options: object, name: str = "sandbox") -> Iterator[Sandbox]:
     with sandbox(name) as made:
         made.up("-q", *options)
         yield made
-
-
-def interpreter(as_user: list[str]) -> str:
-    """An interpreter that others may run, too: this one may be readable by root only."""
-    code = "import sys; sys.exit(sys.version_info < (3, 11))"
-    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        argv = [*as_user, python, "-I", "-c", code]
-        if not subprocess.run(argv, capture_output=True, cwd="/", check=False).returncode:
-            return python
-    pytest.fail("others may run no Python of 3.11 or later here: apt-get install python3")
-
-
-def give_code(directory: Path, *packages: str) -> None:
-    """Copy trnslurm, and packages that it imports, to where everyone may read them."""
-    unneeded = shutil.ignore_patterns("__pycache__")
-    for name in ("trnslurm", "templates", "jobs", "cluster-config"):
-        shutil.copytree(CHECKOUT / name, directory / name, ignore=unneeded)
-    for name in ("click", "yaml", *packages):  # the first two are all that `sandbox` needs
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.origin is not None
-        file = Path(spec.origin)
-        if spec.submodule_search_locations is None:
-            shutil.copy(file, directory)
-        else:
-            shutil.copytree(file.parent, directory / name, ignore=unneeded)
-    subprocess.run(["chmod", "-R", "a+rX", directory], check=True)

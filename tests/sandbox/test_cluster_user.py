@@ -6,26 +6,23 @@ the package. Run by an ordinary user, all tests of this directory are that case.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .cluster import (
-    AT_ONCE,
-    Sandbox,
-    eventually,
-    give_code,
-    interpreter,
-    processes_with,
-)
+from .cluster import AT_ONCE, CHECKOUT, Sandbox, eventually, processes_with
 
 USER = "trnslurm-test"
+# What `trnslurm sandbox` imports besides the standard library.
+PACKAGES = ("click", "yaml")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +47,28 @@ def as_user(user: pwd.struct_passwd) -> list[str]:
     return [*setpriv, "/bin/sh", "-c", 'exec "$@"', "sh"]  # setpriv's own exec has rights left
 
 
+def interpreter(user: pwd.struct_passwd) -> str:
+    """An interpreter that the user may run: this one may be readable by root only."""
+    code = "import sys; sys.exit(sys.version_info < (3, 11))"
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        argv = [*as_user(user), python, "-I", "-c", code]
+        if not subprocess.run(argv, capture_output=True, cwd="/", check=False).returncode:
+            return python
+    pytest.fail(f"{user.pw_name} may run no Python of 3.11 or later: apt-get install python3")
+
+
+def give_code(directory: Path) -> None:
+    """Copy the package and what `trnslurm sandbox` imports to where everyone may read it."""
+    unneeded = shutil.ignore_patterns("__pycache__")
+    for name in ("trnslurm", "templates", "jobs", "cluster-config"):
+        shutil.copytree(CHECKOUT / name, directory / name, ignore=unneeded)
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
+        shutil.copytree(Path(spec.origin).parent, directory / name, ignore=unneeded)
+    subprocess.run(["chmod", "-R", "a+rX", directory], check=True)
+
+
 @pytest.fixture(scope="module")
 def cluster(user: pwd.struct_passwd) -> Iterator[Sandbox]:
     """A sandbox of the user with every daemon in it, and a home."""
@@ -65,7 +84,7 @@ def cluster(user: pwd.struct_passwd) -> Iterator[Sandbox]:
     }  # fmt: skip
     made = Sandbox(
         base=above / "own" / "b", environ=environ, user=tuple(as_user(user)),
-        python=interpreter(as_user(user)),
+        python=interpreter(user),
     )  # fmt: skip
     try:
         options = ("--nodes", 2, "--accounting", "--set", AT_ONCE)

@@ -6,7 +6,6 @@ is known only on the cluster, where the precompile job looks for itself.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from trnslurm.node.graphs.manifest import (
     Manifest,
     cache_root,
     find_damage,
+    is_trusted,
     read_manifest,
     user_ids,
 )
@@ -97,7 +97,7 @@ class CompileCache:
 
     def trusts(self, uid: int) -> bool:
         """Check whether graphs that a user compiled are trusted."""
-        return uid in {0, os.getuid(), *self.trusted}
+        return is_trusted(uid, self.trusted)
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
         """Return what the cache has for the graphs of a job."""
@@ -126,10 +126,11 @@ class CompileCache:
     def all_keys(self) -> list[str]:
         """Return every key that has a directory."""
         try:
-            names = [d.name for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
+            places = [d for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
         except OSError:
             return []
-        return sorted(name for name in names if _KEY.fullmatch(name))
+        # A link is nothing of ours, and what it leads to is not ours to remove.
+        return sorted(d.name for d in places if _KEY.fullmatch(d.name) and not d.is_symlink())
 
     def manifests(self) -> Iterator[Manifest]:
         """Yield the manifests that can be read and are trusted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -44,9 +45,12 @@ def list_runs(roots: list[Path]) -> list[RunDir]:
         try:
             # Only names that can be printed: a root may be everybody's.
             directories = [d for d in root.iterdir() if d.name.isprintable()]
-            found += [RunDir(d) for d in directories if (d / RECORD).is_file()]
         except OSError:
             continue
+        for directory in directories:
+            with contextlib.suppress(OSError):  # a private one of somebody else
+                if (directory / RECORD).is_file():
+                    found.append(RunDir(directory))
     return sorted(found, key=lambda r: (r.name, str(r.path)))
 
 

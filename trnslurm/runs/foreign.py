@@ -17,20 +17,19 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(path: Path) -> bool:
-    """Check whether a file or directory belongs to this user, or to root."""
-    return path.stat().st_uid in (0, os.geteuid())
+    """Check whether a file or directory belongs to this user, or to root; of a link both do."""
+    return _foreign_owner(path) is None
 
 
 def refuse_foreign(path: Path, verb: str) -> None:
     """Refuse a path whose content would run, if another user than root could have put it there."""
-    status = path.stat()
-    if not is_ours(path):
-        owner = _user_name(status.st_uid)
+    if (uid := _foreign_owner(path)) is not None:
+        owner = _user_name(uid)
         raise RunError(
             f"{path} belongs to {owner}, and what is in it would run as you: only {owner} can "
             f"{verb} it"
         )
-    if status.st_mode & stat.S_IWOTH:
+    if path.stat().st_mode & stat.S_IWOTH:
         raise RunError(f"{path} can be written by everybody: see what is in it, and chmod o-w it")
 
 
@@ -64,6 +63,12 @@ def _only_ours(directory: Path) -> bool:
         return closed and all(kept) and all(map(is_ours, (real, *real.parents)))
     except OSError:
         return False
+
+
+def _foreign_owner(path: Path) -> int | None:
+    """Return who else could put another file in a path's place: whose it is, or a link to it."""
+    owners = (path.stat().st_uid, path.lstat().st_uid)
+    return next((uid for uid in owners if uid not in (0, os.geteuid())), None)
 
 
 def _user_name(uid: int) -> str:

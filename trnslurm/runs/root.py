@@ -57,7 +57,8 @@ def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            path.chmod(0o750 if group_readable else 0o700)
+            if group_readable:  # by the root's group, where that passes it on
+                path.chmod(0o750 | (path.stat().st_mode & stat.S_ISGID))
             return RunDir(path)
     except OSError as error:
         raise RunError(

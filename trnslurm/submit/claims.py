@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.errors import RunError
 from trnslurm.node.graphs.claims import (
     Claim,
     complete_claim,
@@ -18,6 +19,7 @@ from trnslurm.node.graphs.claims import (
     newest_claim,
     take_claim,
 )
+from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.runs.process import own_process
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job
@@ -84,7 +86,10 @@ class Claims:
             claim = take_claim(
                 root, key, after=newest_claim(root, key),
                 host=socket.gethostname(), process=own_process(), run=str(run.path),
+                trusted=self._cache.trusted,
             )  # fmt: skip
+        except CacheError as error:  # nor could its precompile job
+            raise RunError(str(error)) from None
         except OSError as error:
             place = error.filename or root
             self._say(f"warning: {place}: {error.strerror}: others may compile the same graphs")

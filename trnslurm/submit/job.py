@@ -120,7 +120,8 @@ def make_prepare_job(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
 def read_job(directory: Path) -> Job:
     """Read the job of a reviewed bundle back, byte for byte."""
     bundle = read_bundle(directory)
-    for path in (directory, *filter(Path.exists, (directory / name for name in bundle.files))):
+    places = {place for name in bundle.files for place in (Path(name), *Path(name).parents)}
+    for path in filter(Path.exists, (directory / place for place in sorted(places))):
         refuse_foreign(path, "submit")
     try:
         head = parse_yaml(bundle.files[CONFIG])

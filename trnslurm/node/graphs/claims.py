@@ -12,11 +12,17 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trnslurm.node.graphs.manifest import key_dir
+from trnslurm.node.graphs.manifest import (
+    foreign_place,
+    is_trusted,
+    key_dir,
+    mode_for_others,
+    refuse_place,
+)
 from trnslurm.rundir import read_json
 
 _NAME = re.compile(r"claim-(\d+)\.json")
@@ -62,10 +68,11 @@ def newest_claim(cache: Path, key: str) -> Claim | None:
 
 
 def take_claim(
-    cache: Path, key: str, *, after: Claim | None, host: str, process: str, run: str
-) -> Claim | None:
+    cache: Path, key: str, *, after: Claim | None, host: str, process: str, run: str,
+    trusted: Collection[int] = (),
+) -> Claim | None:  # fmt: skip
     """Take the claim that follows a stale one; None if somebody else was faster."""
-    directory = open_key_dir(cache, key)
+    directory = open_key_dir(cache, key, trusted=trusted)
     number = after.number + 1 if after else 1
     path = directory / f"claim-{number}.json"
     holder = Holder(user=getpass.getuser(), host=host, process=process, run=run)
@@ -101,15 +108,23 @@ def drop_claim(claim: Claim) -> None:
     claim.path.unlink(missing_ok=True)
 
 
-def open_key_dir(cache: Path, key: str) -> Path:
-    """Make a key's directory, as open to others as the cache itself."""
+def open_key_dir(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Path:
+    """Make a key's directory, as open to others as the cache itself; refuse that of others."""
     cache.mkdir(parents=True, exist_ok=True)
-    mode = cache.stat().st_mode & 0o3777
     directory = key_dir(cache, key)
-    for place in (directory.parent, directory):
-        with contextlib.suppress(FileExistsError):
+    all_keys = cache.stat().st_mode & 0o3777  # everybody who may write to the cache adds keys
+    for place, mode in ((directory.parent, all_keys), (directory, mode_for_others(cache))):
+        try:
             place.mkdir()
             place.chmod(mode)
+        except FileExistsError:
+            pass
+        except PermissionError:
+            for above in (cache, place.parent):
+                if not is_trusted(uid := above.stat().st_uid, trusted):
+                    raise foreign_place(above, uid) from None
+            raise
+        refuse_place(place, trusted, cache)
     return directory
 
 

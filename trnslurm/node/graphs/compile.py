@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.graphs import locks, neuron
-from trnslurm.node.graphs.manifest import CachedFile, CacheError, describe
+from trnslurm.node.graphs.manifest import CachedFile, CacheError, describe, shared_with_others
 from trnslurm.node.graphs.place import Place, read_place
 from trnslurm.rundir import RunFiles, load_json
 
@@ -39,7 +39,8 @@ def run_compile(command: Sequence[str]) -> int:
     try:
         place = read_place()
         compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
-        exit_code, result = compile_graphs(place, command)
+        with shared_with_others(place.cache):
+            exit_code, result = compile_graphs(place, command)
         reason = result["problem"]
         place.result_path(place.node).write_text(json.dumps(result, indent=1), encoding="utf-8")
     except CacheError as error:

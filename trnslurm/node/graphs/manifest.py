@@ -10,6 +10,7 @@
 Names of files in a manifest begin at CACHE.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,7 +93,7 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Ma
     path = key_dir(cache, key) / MANIFEST
     try:
         values = load_json(path)
-        refuse_untrusted(path, trusted)
+        refuse_untrusted(path, trusted, cache)
         if values["format"] != FORMAT:
             raise CacheError(f"{path}: of another version of trnslurm")
         manifest = Manifest(
@@ -153,7 +154,7 @@ def damaged(
         path = cache / file.name
         try:
             status = path.stat()
-            refuse_untrusted(path, trusted)
+            refuse_untrusted(path, trusted, cache)
             if status.st_size != file.bytes:
                 yield path, f"{path} has {status.st_size} bytes, not {file.bytes}"
             elif hashes and describe(cache, path) != file:
@@ -166,17 +167,75 @@ def damaged(
             yield path, str(error)
 
 
-def refuse_untrusted(path: Path, trusted: Collection[int]) -> None:
-    """Refuse what others wrote, or could write: compiled graphs are programs that will run."""
-    status = path.stat()
-    if status.st_uid not in {0, os.getuid(), *trusted}:
+def refuse_untrusted(path: Path, trusted: Collection[int], cache: Path) -> None:
+    """Refuse what others wrote, or could replace: compiled graphs are programs that will run."""
+    if (uid := _untrusted_owner(path, trusted)) is not None:
         raise CacheError(
-            f"{path}: was written by {user_name(status.st_uid)}, whom compile_trust does not name"
+            f"{path}: was written by {user_name(uid)}, whom compile_trust does not name"
         )
-    for place in (path, path.parent):
-        mode = place.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise CacheError(f"{place}: can be written by everybody: chmod o-w it")
+    _refuse_open(path)
+    for place in path.parents:
+        if place.is_relative_to(cache):
+            refuse_place(place, trusted, cache)
+
+
+def refuse_place(place: Path, trusted: Collection[int], cache: Path) -> None:
+    """Refuse a directory in which others can replace anything; the cache itself may be anybody's.
+
+    That one the profile has chosen.
+    """
+    uid = None if place == cache else _untrusted_owner(place, trusted)
+    if uid is not None:
+        raise foreign_place(place, uid)
+    _refuse_open(place)
+
+
+def foreign_place(place: Path, uid: int) -> CacheError:
+    """Return what is to be said of a directory of somebody who is not trusted."""
+    return CacheError(
+        f"{place}: belongs to {user_name(uid)}, whom compile_trust does not name: set "
+        "compile_cache to a directory of your own"
+    )
+
+
+def is_trusted(uid: int, trusted: Collection[int]) -> bool:
+    """Check whether graphs that a user compiled may run: our own, root's, and those named."""
+    return uid in {0, os.getuid(), *trusted}
+
+
+def mode_for_others(cache: Path) -> int:
+    """Return the mode of directories that are as open to others as the cache itself.
+
+    But everybody never writes there; and a group only if it is the cache's own, which is passed on.
+    """
+    mode = cache.stat().st_mode & 0o3777
+    return mode & ~(0o002 if mode & stat.S_ISGID else 0o022)
+
+
+@contextlib.contextmanager
+def shared_with_others(cache: Path) -> Iterator[None]:
+    """Keep what is written as open to others as the cache, whatever the job's umask."""
+    try:
+        umask = ~mode_for_others(cache) & 0o077
+    except OSError:  # there is none yet
+        umask = 0o077
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _untrusted_owner(path: Path, trusted: Collection[int]) -> int | None:
+    """Return who is not trusted and owns a path, or a link to it."""
+    owners = (path.stat().st_uid, path.lstat().st_uid)
+    return next((uid for uid in owners if not is_trusted(uid, trusted)), None)
+
+
+def _refuse_open(path: Path) -> None:
+    mode = path.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise CacheError(f"{path}: can be written by everybody: chmod o-w it")
 
 
 def user_ids(names: Iterable[str]) -> set[int]:

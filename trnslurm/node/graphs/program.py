@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.graphs import locks
+from trnslurm.node.graphs.claims import open_key_dir
 from trnslurm.node.graphs.compile import run_compile
 from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
@@ -26,6 +27,7 @@ from trnslurm.node.graphs.manifest import (
     describe,
     find_damage,
     read_manifest,
+    shared_with_others,
     user_name,
     write_manifest,
 )
@@ -82,6 +84,7 @@ def is_warm(place: Place) -> bool:
     elif not _discard_damaged(place, manifest):
         print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
         return True
+    open_key_dir(place.cache, place.key, trusted=place.trusted)
     for lock in locks.clear_stale(place.cache, place.key, _has_ended):
         print(f"removed a lock that a compile left when it was ended: {lock}")
     for lock in locks.all_locks(place.cache):
@@ -135,7 +138,8 @@ def commit(place: Place) -> None:
     )
     if damage := find_damage(place.cache, manifest, hashes=False, trusted=place.trusted):
         raise CacheError(damage)
-    path = write_manifest(place.cache, manifest)
+    with shared_with_others(place.cache):
+        path = write_manifest(place.cache, manifest)
     listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
     print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
 
@@ -196,7 +200,8 @@ def verify(place: Place) -> None:
     except CacheError as error:
         raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
-        with suppress(OSError):  # a team's cache may belong to somebody else
+        # A team's cache may belong to somebody else.
+        with suppress(OSError), shared_with_others(place.cache):
             (place.directory / "used").touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
     print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
