@@ -248,7 +248,7 @@ def _(town: Town) -> None:
     for command in (
         f"scancel {job}", f"scontrol requeue {job}", f"scontrol hold {job}",
         f"scontrol update JobId={job} TimeLimit=1", f"scontrol write batch_script {job} -",
-        f"srun --overlap --jobid={job} id", "srun --uid=alice id", "sbatch --uid=alice --wrap id",
+        f"srun --overlap --jobid={job} id", "sbatch --uid=alice --wrap id",
     ):  # fmt: skip
         done = town.run("bob", *command.split())
         assert re.search("denied|Invalid user id|only .* root", done.err) and not done.out, done
@@ -395,6 +395,23 @@ def _(town: Town) -> None:
     assert touched.stat().st_mode & 0o777 == 0o660
 
 
+@tried("plant the work directory of data that she prepares, in a data root for all")
+def _(town: Town) -> None:
+    code = (
+        "from pathlib import Path; from trnslurm.prepare.files import partial\n"
+        f"with partial(Path('{town.runs}/text'), 'key') as place: print(place)"
+    )
+    place, home = town.runs / ".text.partial-key", town.home("alice")
+    assert town.run("alice", sys.executable, "-c", code).out == f"{place}\n"
+    for plant in (f"mkdir -m 777 {place}", f"ln -s {home} {place}"):
+        assert town.shell("bob", plant).code == 0
+        assert f"{place}: somebody else put it there" in (
+            town.run("alice", sys.executable, "-c", code).err
+        )
+        assert town.shell("bob", f"rm -r {place}").code == 0
+    assert not (home / "lock").exists()
+
+
 @tried("end her run on this machine, without Slurm")
 def _(town: Town) -> None:
     words = ("--cluster", "local", "--detach", "--set", "group_readable=true", *WAITS)
@@ -416,6 +433,13 @@ def _(town: Town) -> None:
     assert town.sandbox.trnslurm("status").code == 0
     done = town.sandbox.trnslurm("exec", "--user", "bob", "--", "sh", "-c", "id -un; pwd; umask")
     assert done.ok == f"bob\n{town.home('bob')}\n{done.out.splitlines()[2]}\n"
+
+
+def test_users_stay_when_the_machine_gets_one(town: Town) -> None:
+    """useradd replaces /etc/passwd, and a mount on it would go with the old file."""
+    mounts = town.sandbox.trnslurm("exec", "--", "findmnt", "-nro", "TARGET,FSTYPE").ok.splitlines()
+    assert "/etc overlay" in mounts
+    assert not {"/etc/passwd", "/etc/group"} & {line.split()[0] for line in mounts}
 
 
 def test_what_is_left_of_an_ordinary_day(town: Town) -> None:

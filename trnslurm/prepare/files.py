@@ -51,7 +51,13 @@ def partial(output: Path, key: str) -> Iterator[Path]:
         file = next(path for path in output.parents if os.path.lexists(path))
         raise PrepareError(f"{output}: {file} is no directory: choose another name") from None
     directory = output.with_name(f".{output.name}.partial-{key}")
-    directory.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir()
+    if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+        # Another user of this data root could have put anything there, and would see to it.
+        raise PrepareError(
+            f"{directory}: somebody else put it there: remove it, or choose another name"
+        )
     with (directory / "lock").open("w") as lock:
         # No link: it was removed between mkdir and the lock.
         if not _lock(lock) or not os.fstat(lock.fileno()).st_nlink:

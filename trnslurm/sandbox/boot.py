@@ -101,12 +101,16 @@ class Cluster:
         layout = self._layout
         run(["mount", "--make-rshared", "/"])  # the nodes see later mounts too
         run(["mount", "-t", "proc", "proc", "/proc"])
+        if self._users:
+            # Not a mount on each file: `useradd` on this machine puts new ones in their place, and
+            # the kernel drops what was mounted on the old.
+            lower = f"lowerdir={layout.accounts}:/etc"
+            run(["mount", "-t", "overlay", "-o", lower, "overlay", "/etc"])
         for source, target in (
             (layout.bin_inside, layout.bin),
             (layout.etc, Path("/etc/slurm")),
             (layout.etc, Path("/opt/slurm/etc")),
             (layout.etc / "hosts", Path("/etc/hosts")),
-            *((layout.etc / n, Path("/etc") / n) for n in ("passwd", "group") if self._users),
         ):
             if target.exists():
                 run(["mount", "--bind", str(source), str(target)])

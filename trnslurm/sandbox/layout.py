@@ -123,6 +123,11 @@ class Layout:
         return self.path / "state"
 
     @property
+    def accounts(self) -> Path:
+        """The passwd and group that stand in /etc inside, if it has users of its own."""
+        return self.path / "accounts"
+
+    @property
     def homes(self) -> Path:
         """The home directories of the sandbox's own users."""
         return self.path / "home"

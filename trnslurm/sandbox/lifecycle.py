@@ -119,7 +119,8 @@ def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
     if settings.users:
         found = [Path("/etc", name).read_text(encoding="utf-8") for name in ("passwd", "group")]
         passwd, group = configuration.accounts(layout, settings, *found)
-        texts |= {layout.etc / "passwd": passwd, layout.etc / "group": group}
+        texts |= {layout.accounts / "passwd": passwd, layout.accounts / "group": group}
+        layout.accounts.mkdir()
         layout.homes.mkdir()
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8")
