@@ -72,6 +72,11 @@ class RunFiles:
         return self.path / "git.patch"
 
     @property
+    def project_file(self) -> Path:
+        """What of the project of a script of one's own was not copied."""
+        return self.code / "project.json"
+
+    @property
     def code(self) -> Path:
         """The code that the nodes run."""
         return self.path / "code"
@@ -189,6 +194,23 @@ class RunFiles:
         """Who makes no progress, according to the first worker that noticed."""
         return self.state / f"stuck-{phase}-{attempt}.json"
 
+    @property
+    def saved_file(self) -> Path:
+        """The newest checkpoint that a script of one's own says it has saved."""
+        return self.state / "saved.json"
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint; 0 if none can be seen."""
+        return max(newest_step(self.checkpoints), _step_in(read_json(self.saved_file)))
+
+    def newest_checkpoint(self) -> Path | None:
+        """Return where the newest checkpoint is; None if there is none."""
+        said = read_json(self.saved_file)
+        path, own = said.get("path"), newest_step(self.checkpoints)
+        if isinstance(path, str) and path and _step_in(said) >= own and Path(path).exists():
+            return Path(path)
+        return self.checkpoints / checkpoint_name(own) if own else None
+
     def failed_file(self, phase: str, attempt: int, rank: int | str) -> Path:
         """What a worker died of."""
         return self.state / f"failed-{phase}-{attempt}-rank{rank}.json"
@@ -253,6 +275,21 @@ def newest_step(directory: Path) -> int:
         return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
     except OSError:
         return 0
+
+
+def _step_in(saved: dict[str, Any]) -> int:
+    step = saved.get("step")
+    return step if isinstance(step, int) and step > 0 else 0
+
+
+def changed_at(directory: Path) -> float:
+    """Return when something in a directory last changed, two levels deep; 0 if nothing is there."""
+    times = [0.0]
+    for pattern in ("*", "*/*"):
+        for path in directory.glob(pattern):
+            with contextlib.suppress(OSError):
+                times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def temporary_name(step: int, attempt: int) -> str:

@@ -24,8 +24,8 @@ from trnslurm.node.controller import Controller
 from trnslurm.node.ending import how_it_ended, read_facts, reason_to_give_up
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
-from trnslurm.node.state import CRASH, ERROR, RUN, now, read_state
-from trnslurm.rundir import newest_step, write_json
+from trnslurm.node.state import CRASH, ERROR, RUN, now, read_state, saved_by_now
+from trnslurm.rundir import write_json
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
@@ -162,7 +162,7 @@ class Attempt:
         """Refuse a cancelled run, a wrong node count, and a run that crashed too often."""
         state = self.state
         if self.trains:
-            state.checkpoint = newest_step(RUN.checkpoints)
+            state.checkpoint, state.changed = saved_by_now()
         if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
             state.state, state.reason = "CANCELLED", "cancelled before it started"
             message = "this run was cancelled; remove state/cancelled.json to run it all the same"
@@ -188,6 +188,8 @@ class Attempt:
         if self._ended_by_term:
             raise RefusedError(TERMINATED)
         self.state.hosts = os.environ["TRNSLURM_HOSTS"]
+        newest = RUN.newest_checkpoint()
+        os.environ["TRNSLURM_RESUME"] = str(newest.absolute()) if newest else ""
         self.doing = f"running on {self.state.hosts}"
         self.state.state = "RUNNING"
         self.state.write()

@@ -6,8 +6,8 @@ Crashes are counted per job, so whoever submits the run again starts at none.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trnslurm.node.state import CRASH, ERROR, RUN, State, read_state
-from trnslurm.rundir import newest_step, read_json
+from trnslurm.node.state import CRASH, ERROR, RUN, State, read_state, saved_by_now
+from trnslurm.rundir import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,9 @@ class Facts:
     exit_code: int
     newest: int
     """The newest checkpoint's step, 0 if there is none."""
+    changed: float = 0.0
+    """When a script of one's own, of whose steps nothing is known, last saved anything. It may be
+    half of a checkpoint, so after a crash it is no progress."""
     max_crashes: int
     requeue: bool
     """Whether the script may requeue its job."""
@@ -43,7 +46,7 @@ class Facts:
 
     @property
     def progress(self) -> bool:
-        return self.newest > self.last.checkpoint
+        return self.newest > self.last.checkpoint or self.changed > self.last.changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,9 +172,10 @@ def read_facts(
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
     newest = max(RUN.attempt_numbers("train"), default=0)
+    step, changed = saved_by_now()
     return Facts(
         attempts=[*earlier_attempts(state), state], exit_code=exit_code,
-        newest=newest_step(RUN.checkpoints),
+        newest=step, changed=changed,
         max_crashes=max_crashes, requeue=requeue, trouble=trouble, why=why, again=again,
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,

@@ -3,11 +3,12 @@
 Accounting is often off and Slurm forgets a finished job after MinJobAge: these files stay.
 """
 
+import os
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from trnslurm.rundir import RunFiles, read_json, write_json
+from trnslurm.rundir import RunFiles, changed_at, read_json, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
 CRASH, ERROR = "crash", "error"
@@ -32,6 +33,8 @@ class State:
     requeued, or nothing of these."""
     checkpoint: int = 0
     """The step of the newest checkpoint when a training began, 0 if there was none."""
+    changed: float = 0.0
+    """When the checkpoints of a script of one's own had last changed, as it began."""
     hosts: str = ""
     host: str = ""
     pid: int = 0
@@ -54,6 +57,8 @@ class State:
         data = asdict(self)
         if self.phase != "train":
             del data["cause"], data["checkpoint"]
+        if not self.changed:
+            del data["changed"]
         write_json(RUN.state_file(self.phase, self.attempt), data)
 
 
@@ -66,6 +71,12 @@ def read_state(phase: str, attempt: int) -> State:
         if name not in ("phase", "attempt") and isinstance(data[name], type(default)):
             setattr(state, name, data[name])
     return state
+
+
+def saved_by_now() -> tuple[int, float]:
+    """Return what is saved: the newest step, and when a script of one's own last saved anything."""
+    own = os.environ.get("TRNSLURM_CHECKPOINTS")
+    return RUN.newest_step(), changed_at(Path(own)) if own else 0.0
 
 
 def now() -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
 from trnslurm.plan.data import PREPARE
-from trnslurm.rundir import newest_step, read_json
+from trnslurm.rundir import read_json
 from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,
@@ -257,7 +257,7 @@ def _next_command(
     if PREPARE in record.phases:
         return ""  # submitted again, it continues where it was
     if state == "COMPLETED":
-        goes_on = ended and newest_step(run.checkpoints)
+        goes_on = ended and run.newest_step()
         return f"trnslurm resume {run.name}" if goes_on else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state in _QUEUED for phase in phases)

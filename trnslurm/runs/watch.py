@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
-from trnslurm.rundir import newest_step
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
@@ -61,7 +60,7 @@ def watch(
             return status
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
-        if (newest := newest_step(run.checkpoints)) > step:
+        if (newest := run.newest_step()) > step:
             step, used = newest, 0
         if used >= most:
             say(f"given up: resumed {most} times without a newer checkpoint")

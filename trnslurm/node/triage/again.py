@@ -17,7 +17,7 @@ from typing import Any
 from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import RunFiles, last_line, newest_step, read_json
+from trnslurm.rundir import RunFiles, last_line, read_json
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -136,7 +136,7 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
     newest, began_at = last_line(files.metrics_file), state.get("checkpoint")
     if newest.get("attempt") == attempt:
         return True
-    if isinstance(began_at, int) and newest_step(files.checkpoints) > began_at:
+    if isinstance(began_at, int) and files.newest_step() > began_at:
         return True
     if newest or chosen.kinds:  # the script tells its steps
         return False

@@ -1,0 +1,202 @@
+"""What a training script of one's own may tell trnslurm, and ask it.
+
+    import trnslurm
+
+    for step in range(first, steps + 1):
+        loss = train(step)
+        trnslurm.report(step=step, steps=steps, loss=loss)    # for status, runs, metrics, watch
+        if trnslurm.should_stop():                            # the time limit, cancel, preemption
+            save(step, path)
+            trnslurm.saved(step, path)                        # what the next attempt begins with
+            break
+
+All workers call these alike; worker 0 writes. Outside a run of trnslurm they do nothing, and
+should_stop() is False. What they do with files and variables any language can; docs/scripts.md is
+the whole contract. Standard library only: PyTorch is asked where the script has opened a process
+group of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trnslurm.rundir import RunFiles, write_json
+
+# The workers come together about so often to agree on a stop.
+_LOOK_S = 1.0
+_MOST_CALLS = 1000
+# A worker that gets TERM waits so long for a request to stop, which another node wrote.
+_TERM_PATIENCE_S = 5.0
+_TERMINATED, _USAGE = 128 + signal.SIGTERM, 2
+
+
+def report(*, step: int, steps: int | None = None, **numbers: Any) -> None:
+    """Tell that a step is done, of how many, and any numbers of it, such as its loss."""
+    if worker := _here():
+        worker.report(int(step), steps, numbers)
+
+
+def should_stop() -> bool:
+    """Return whether to save and to end now: a time limit, a cancel or a preemption is near.
+
+    All workers get the same answer at the same call, so all must call it, after every step.
+    """
+    worker = _here()
+    return worker is not None and worker.should_stop()
+
+
+def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
+    """Tell that the checkpoint of a step is whole, and where it is: {resume} will name it.
+
+    Without a path it is step-N, with at least eight digits, in {checkpoints}.
+    """
+    if worker := _here():
+        worker.saved(int(step), Path(path).absolute() if path is not None else None)
+
+
+class _Worker:
+    """This process's part in an attempt."""
+
+    def __init__(self, run_dir: str) -> None:
+        values = os.environ
+        self._files = RunFiles(Path(run_dir))
+        self._attempt = int(values.get("TRNSLURM_ATTEMPT", "1"))
+        self._rank = int(values.get("RANK", values.get("SLURM_PROCID", "0")))
+        self._stop_file = self._files.stop_file("train", self._attempt)
+        self._stops = False
+        self._calls, self._pause = 0, 1
+        self._looked = time.monotonic()
+        _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
+        self._follow_term()
+
+    def report(self, step: int, steps: int | None, numbers: dict[str, Any]) -> None:
+        """Write a line of metrics.jsonl."""
+        if self._rank:
+            return
+        line: dict[str, Any] = {"attempt": self._attempt, "step": step}
+        if steps is not None:
+            line["steps"] = int(steps)
+        values = {name: float(value) for name, value in numbers.items()}
+        # JSON has no nan and no infinity.
+        line |= {name: v if math.isfinite(v) else None for name, v in values.items()}
+        line["time"] = round(time.time(), 3)
+        with self._files.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    def saved(self, step: int, path: Path | None) -> None:
+        """Note a whole checkpoint."""
+        if not self._rank:
+            where = "" if path is None else str(path)
+            facts = {"step": step, "path": where, "attempt": self._attempt, "time": time.time()}
+            write_json(self._files.saved_file, facts)
+
+    def should_stop(self) -> bool:
+        """Agree with the other workers, at every call or, where steps are short, now and then."""
+        self._calls += 1
+        if not self._stops and self._calls >= self._pause:
+            self._stops = self._agree()
+            if self._stops and not self._rank:
+                atexit.register(self._note_stop)
+        return self._stops
+
+    def _agree(self) -> bool:
+        now = time.monotonic()
+        calls_per_look = _LOOK_S * self._calls / max(now - self._looked, 1e-9)
+        pause = max(1, min(int(calls_per_look), 2 * self._pause, _MOST_CALLS))
+        asked = int(self._stop_file.exists())
+        if distributed := _process_group():
+            # Worker 0, on the node of whoever asks, decides both for all.
+            asked, pause = _highest(distributed, (0, 0) if self._rank else (asked, pause))
+        self._calls, self._pause, self._looked = 0, pause, now
+        return asked > 0
+
+    def _note_stop(self) -> None:
+        """Tell the batch script that this end is a stop, and what is saved."""
+        step = self._files.newest_step()
+        with suppress(OSError):
+            write_json(
+                self._files.stopped_file("train", self._attempt),
+                {"step": step, "saved": step > 0, "time": time.time()},
+            )
+
+    def _follow_term(self) -> None:
+        """End on TERM unless a stop is asked for, unless the script has a handler of its own.
+
+        A thread does so: Python runs no handler while the main thread waits in a collective.
+        """
+        with suppress(ValueError):  # this is not the main thread
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+                return
+            reading, writing = os.pipe()
+            os.set_blocking(writing, False)
+            if (before := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) >= 0:
+                signal.set_wakeup_fd(before)  # the script's own
+                return
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.siginterrupt(signal.SIGTERM, False)
+            threading.Thread(target=self._await_term, args=(reading,), daemon=True).start()
+
+    def _await_term(self, reading: int) -> None:
+        while signal.SIGTERM not in os.read(reading, 64):
+            pass
+        end = time.monotonic() + _TERM_PATIENCE_S
+        # The directory is listed: NFS may answer from memory for a single file.
+        while self._stop_file.name not in os.listdir(self._files.state):  # noqa: PTH208
+            if time.monotonic() >= end:
+                os._exit(_TERMINATED)
+            time.sleep(0.1)
+
+
+def _refuse_lonely(world: int) -> None:
+    """End a worker that trains alone though it is one of many: its copy would be no result."""
+    distributed = sys.modules.get("torch.distributed")
+    if world < 2 or distributed is None or not distributed.is_available():
+        return
+    if not distributed.is_initialized():
+        print(
+            f"error: {world} workers were started, but this one has opened no process group: each "
+            "would train alone. Call torch.distributed.init_process_group(), or make the "
+            "Accelerator or Trainer, before trnslurm.report() or should_stop()",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(_USAGE)
+
+
+def _process_group() -> Any:
+    """Return torch.distributed if the script has opened a process group of several workers."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed if distributed.get_world_size() > 1 else None
+
+
+def _highest(distributed: Any, numbers: tuple[int, int]) -> tuple[int, int]:
+    """Return the highest of all workers' numbers."""
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = sys.modules["torch"].tensor(numbers, device=device)
+    distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+    first, second = tensor.tolist()
+    return first, second
+
+
+_worker: _Worker | None = None
+
+
+def _here() -> _Worker | None:
+    """Return this process's part; None outside a run."""
+    global _worker
+    run_dir = os.environ.get("TRNSLURM_RUN_DIR")
+    if _worker is None and run_dir and os.environ.get("TRNSLURM_PHASE") == "train":
+        _worker = _Worker(run_dir)
+    return _worker
