@@ -1,6 +1,6 @@
 """The rendered scripts for the clusters that matter; `make goldens` rewrites them.
 
-Five bundles are kept whole. Of each other one, the difference to the nearest of these is kept: so a
+Six bundles are kept whole. Of each other one, the difference to the nearest of these is kept: so a
 review shows what an option changes, and a changed line of a template once.
 """
 
@@ -112,6 +112,15 @@ NER_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     "ner-roberta-2-nodes": (2, "trn1", "conll2003_fixed", ["model.name=roberta-base"]),
 }
 
+# A script of one's own: GPUs over EFA by each launcher; this machine.
+OWN_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
+    "own-accelerate-p4d-2-nodes": (2, "p4d", None, ["slurm.time_min=60"]),
+    "own-deepspeed-p4d-2-nodes": (2, "p4d", "deepspeed", ["slurm.time_min=60"]),
+    "own-srun-p4d-2-nodes": (2, "p4d", "srun", ["slurm.time_min=60"]),
+    "own-script-p4d-2-nodes": (2, "p4d", "script", ["slurm.time_min=60"]),
+    "own-local-2-nodes": (2, "local", "torchrun", []),
+}
+
 JOB_CASES = {
     name: (recipe, *case)
     for recipe, cases in (
@@ -121,6 +130,7 @@ JOB_CASES = {
         ("llama3_clm", LLAMA_CASES),
         ("bert_mrpc", MRPC_CASES),
         ("bert_ner", NER_CASES),
+        ("own", OWN_CASES),
     )
     for name, case in cases.items()
 }
@@ -152,6 +162,10 @@ NEAREST = {
     "llama-tiny-local-2-nodes": "local-2-nodes",
     "mrpc-tiny-local-2-nodes": "local-2-nodes",
     "sentiment-tiny-local-2-nodes": "local-2-nodes",
+    "own-deepspeed-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
+    "own-srun-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
+    "own-script-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
+    "own-local-2-nodes": "local-2-nodes",
 }
 WHOLE = [name for name in [*JOB_CASES, *DATA_CASES] if name not in NEAREST]
 
@@ -161,7 +175,9 @@ DATA_NOT_CODE = ("--exclude=SC1091,SC2016",)
 
 @functools.cache
 def rendered(name: str) -> Bundle:
-    workspace = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
+    workspace = Workspace(
+        roots=(ROOT / "tests/project", packaged_root()), cluster=None, cluster_source=""
+    )
     if name in DATA_CASES:
         cluster, preset, own = DATA_CASES[name]
         config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset)
@@ -222,7 +238,7 @@ def test_differences_are_the_reviewed_ones(name: str, request: pytest.FixtureReq
 def test_every_golden_has_its_case() -> None:
     names = [*WHOLE, *(f"{name}.diff" for name in NEAREST)]
     assert sorted(path.name for path in GOLDENS.iterdir()) == sorted(names)
-    assert len(WHOLE) == 5
+    assert len(WHOLE) == 6
 
 
 @pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])

@@ -89,8 +89,9 @@ def files(*parts: str) -> list[Path]:
 PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PACKAGE.rglob("*.py")})
 # The launcher's floors, from the ground up: a room imports only rooms below it.
 FLOORS = [
-    "__init__",
     "rundir",
+    "contract",
+    "__init__",
     "errors",
     "declared",
     "config",

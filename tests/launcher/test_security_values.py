@@ -30,6 +30,7 @@ from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import render_data_job, render_job
+from trnslurm.render.project import PROJECT_FACTS
 
 from .hostile import FIELDS, HOSTILE, MARK, filled
 from .test_surface import COMMANDS, VERBS
@@ -47,7 +48,7 @@ case $2 in
 esac
 """
 # Hostile ones are not there to be run; another test has them, by names that can be.
-PROGRAMS = ("python", "slurm.bin_dir", "entry")
+PROGRAMS = ("python", "slurm.bin_dir", "entry", "project", "links")
 COMMANDS_OF_A_NODE = {
     "srun": 'touch "logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-node0.log"\n'
     'SLURM_NODEID=0 exec "${@: -3}"\n',
@@ -158,9 +159,10 @@ def _refusal(do: Callable[[], object]) -> str:
     return ""
 
 
-def _entry_only(recipe: str, job_dir: Path, entry: str, **more: Any) -> dict[str, bytes]:
+def _entry_only(config: Config, **more: Any) -> dict[str, bytes]:
     """In the place of the snapshot, for speed."""
-    return {f"code/jobs/{recipe}/{entry}": b""}
+    facts = {PROJECT_FACTS: b'{"links": {}}'} if config.recipe.project else {}
+    return {f"code/{config.code_name}/{config.recipe.entry}": b"", **facts}
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -271,7 +273,7 @@ def _options() -> list[tuple[str, str]]:
 
 BENIGN = {
     "RECIPE": "toy", "RUN": "last", "TARGET": "toy", "KEYS": "0123", "COMMAND": "true",
-    "SHELL": "bash",
+    "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine",
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -251,7 +250,7 @@ def test_the_strategy_is_in_the_key_of_the_graphs(site) -> None:
     flat = "strategy.xla_fsdp.xla_fsdp_settings.flatten_parameters=false"
     specs = [spec_of("xla_fsdp"), spec_of("xla_fsdp", flat), spec_of("xla_fsdp", "train.lr=1.0")]
     # The job's own code: its Settings mark what shapes no graph.
-    code = snapshot("llama3_clm", Path(specs[0].config.recipe_dir), "train.py")
+    code = snapshot(specs[0].config)
     ingredients = [files_of(spec, code=code)["graphs.json"] for spec in specs]
     assert ingredients[0] != ingredients[1]
     assert ingredients[0] == ingredients[2]

@@ -17,16 +17,17 @@ from trnslurm.cli import cli as group
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "--path -c/--cluster -p/--preset --set"
-SPEC = f"{CONFIG} --workers --from --time --name --sbatch --allow-idle"
+SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --allow-idle"
 SURFACE = {
     "recipes": "RECIPE -p/--preset --path --json",
-    "show": f"RECIPE {SPEC} --json",
-    "plan": f"RECIPE -n/--nodes {SPEC} --json",
-    "render": f"RECIPE -n/--nodes {SPEC} -o/--output --force --diff",
+    "show": f"RECIPE ARGUMENTS {SPEC} --json",
+    "plan": f"RECIPE ARGUMENTS -n/--nodes {SPEC} --json",
+    "render": f"RECIPE ARGUMENTS -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
-        f"RECIPE -n/--nodes {SPEC} --precompile --elastic --chain --rendered --dry-run -y/--yes "
-        "-f/--follow --detach --json"
+        f"RECIPE ARGUMENTS -n/--nodes {SPEC} --precompile --elastic --chain --rendered --dry-run "
+        "-y/--yes -f/--follow --detach --json"
     ),
+    "new": "NAME ARGUMENTS --from --launcher --force",
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
         f"RECIPE {CONFIG} --text/--input --output --tokenizer --holdout --processes --force "

@@ -18,6 +18,7 @@ _COMMANDS = {
     "plan": "plan",
     "render": "render",
     "submit": "submit",
+    "new": "new",
     "data": "data",
     "runs": "runs",
     "status": "runs",

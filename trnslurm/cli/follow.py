@@ -154,8 +154,12 @@ def last_line(run: RunDir) -> str:
 def _figures(metrics: dict[str, Any] | Any | None) -> str:
     if not metrics:
         return ""
-    loss = figure(metrics.get("loss"), ".4f")
-    return f"loss {loss}  {figure(metrics.get('tokens_per_s'), ',.0f')} tokens/s"
+    known = []
+    if "loss" in metrics:
+        known.append(f"loss {figure(metrics['loss'], '.4f')}")
+    if "tokens_per_s" in metrics:
+        known.append(f"{figure(metrics['tokens_per_s'], ',.0f')} tokens/s")
+    return "  ".join(known)
 
 
 def _scores(metrics: Mapping[str, Any]) -> str:
@@ -169,11 +173,12 @@ def _report(run: RunDir, status: RunStatus) -> None:
     reason = f" ({status.reason})" if status.reason else ""
     click.echo(f"{run.name}: {status.state}{reason}")
     first, last = run.first_metrics(), status.metrics
+    rate = last.get("tokens_per_s")
     if "loss" in first and "loss" in last:
         click.echo(
             f"loss {figure(first['loss'], '.4f')} at step {first['step']} -> "
-            f"{figure(last['loss'], '.4f')} at step {last['step']}, "
-            f"{figure(last.get('tokens_per_s'), ',.0f')} tokens/s"
+            f"{figure(last['loss'], '.4f')} at step {last['step']}"
+            + (f", {figure(rate, ',.0f')} tokens/s" if rate is not None else "")
         )
     if scores := _scores(last):
         click.echo(f"held out: {scores}")

@@ -13,6 +13,7 @@ _COLUMNS = {
     "step": "d", "attempt": "d", "loss": ".4f", "grad_norm": ".4f", "lr": ".3g",
     "samples_per_s": ".1f", "step_s": ".3f", "eval_loss": ".4f",
 }  # fmt: skip
+_MOST_OWN = 5
 
 
 @click.command("metrics")
@@ -42,5 +43,9 @@ def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) 
     if not steps:
         raise RunError(f"{directory.name} has no steps yet: trnslurm status {directory.name}")
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
+    if directory.project_file.exists():  # a script of one's own names its numbers itself
+        known = {*columns, "steps", "time"}
+        more = {name: ".4g" for step in steps[-lines:] for name in step if name not in known}
+        columns |= dict(list(more.items())[:_MOST_OWN])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))

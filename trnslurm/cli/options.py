@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from trnslurm.config import Cluster, Config, Workspace, flatten, presets_of, resolve
+from trnslurm.config.recipes import recipe_layers
+from trnslurm.config.schema import Launcher
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, TrnslurmError
@@ -91,10 +93,16 @@ def run_argument(command: Command, *, required: bool = True) -> Command:
     return click.argument("run", required=required, shell_complete=names)(command)
 
 
-def recipe_argument(*, required: bool = True) -> Callable[[Command], Command]:
-    """Add RECIPE."""
+def recipe_argument(
+    *, required: bool = True, with_arguments: bool = False
+) -> Callable[[Command], Command]:
+    """Add RECIPE, and what a script of one's own is given."""
     names = _complete(lambda workspace, ctx: sorted(workspace.recipes()))
-    return click.argument("recipe", required=required, shell_complete=names)
+    recipe = click.argument("recipe", required=required, shell_complete=names)
+    if not with_arguments:
+        return recipe
+    more = click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
+    return lambda command: recipe(more(command))
 
 
 def cluster_option(command: Command) -> Command:
@@ -134,6 +142,9 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     ),
     click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),
     click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
+    click.option(
+        "--launcher", type=click.Choice(get_args(Launcher)), help="What starts one's own script."
+    ),
     click.option(
         "--sbatch", multiple=True, metavar="OPTION",
         help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
@@ -179,9 +190,9 @@ def choose_cluster(
 
 def _recipes_cluster(workspace: Workspace, recipe: str) -> str:
     """Return the cluster for which a recipe is described where none is chosen."""
-    file = workspace.recipe_dir(recipe) / "recipe.yaml"
-    cluster = str(read_yaml(file).get("default_cluster", "trn1"))
-    workspace.cluster_file(cluster, f"{file}: default_cluster")
+    base, _ = recipe_layers(workspace.recipe_dir(recipe))
+    cluster = str(base.tree.get("default_cluster", "trn1"))
+    workspace.cluster_file(cluster, f"{base.source}: default_cluster")
     return cluster
 
 
@@ -291,6 +302,10 @@ def _option_layers(options: dict[str, Any]) -> dict[str, tuple[str, Any]]:
         layers["slurm.sbatch"] = ("--sbatch", options["sbatch"])
     if options["allow_idle"]:
         layers["batch.allow_idle"] = ("--allow-idle", True)
+    if options.get("arguments"):
+        layers["arguments"] = ("--", options["arguments"])
+    if options.get("launcher"):
+        layers["launcher"] = ("--launcher", options["launcher"])
     if options.get("precompile"):
         layers["precompile"] = ("--precompile", options["precompile"])
     return layers

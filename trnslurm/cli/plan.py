@@ -31,7 +31,7 @@ from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.keys import keys_of
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
-from trnslurm.plan.spec import JobSpec, make_spec, where_set
+from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
 _NARROW = 20  # where much stands beside it
@@ -127,7 +127,7 @@ def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
 
 
 @click.command("show")
-@recipe_argument()
+@recipe_argument(with_arguments=True)
 @spec_options
 @json_option
 def show_command(recipe: str, as_json: bool, **options: Any) -> None:
@@ -154,7 +154,7 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
 
 
 @click.command("plan")
-@recipe_argument()
+@recipe_argument(with_arguments=True)
 @click.option("-n", "--nodes", default="1,2,4,8,16", show_default=True, help="Node counts.")
 @spec_options
 @json_option
@@ -168,6 +168,12 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
     config = config_of(workspace, recipe, options, cluster, preset)
+    if has_own_batch(config.recipe):
+        raise ConfigError(
+            f"{config.title} decides its batch itself, so there is nothing to plan: "
+            "--set batch.global_batch=N --set batch.micro_batch=N, and give it to the script by "
+            "{micro_batch} and {accumulation}"
+        )
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
     specs: list[JobSpec] = []

@@ -26,6 +26,7 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, SubmitError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
+from trnslurm.render.project import PROJECT_CODE
 from trnslurm.runs.result import no_result
 from trnslurm.submit.here import check_here
 from trnslurm.submit.job import Job, Link, alone, make_job, read_job
@@ -37,7 +38,7 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 
 
 @click.command("submit")
-@recipe_argument(required=False)
+@recipe_argument(required=False, with_arguments=True)
 @click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @spec_options
 @click.option(
@@ -108,6 +109,8 @@ def submit_command(
     needs = needs_of(links, cache)
     for need in needs:
         click.echo(_size_line(need), err=not dry_run)
+        if line := _project_line(need.job):
+            click.echo(line, err=not dry_run)
         if line := graphs_line(need, cache):
             click.echo(line, err=not dry_run)
     ahead = [need_of(job, cache) for job in others]
@@ -169,6 +172,22 @@ def _size_line(need: Need) -> str:
             f"{dollars(expected.cost)}; "
         )
     return line + f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
+
+
+def _project_line(job: Job) -> str:
+    """Return what a script of one's own brings along, and where it stands."""
+    if job.project is None:
+        return ""
+    sizes = [len(data) for name, data in job.bundle.files.items() if name.startswith(PROJECT_CODE)]
+    line = f"taking along {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
+    if job.source_dir:
+        line += f" of {job.source_dir}"
+    if left_out := job.project["left_out"]:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        line += f", not {', '.join(left_out[:3])}{more} (.gitignore)"
+    if links := job.project["links"]:
+        line += f"; links to {', '.join(links)}"
+    return f"{line}; it runs in a copy of it, work/ of the run directory"
 
 
 def _confirm(needs: Sequence[Need]) -> None:

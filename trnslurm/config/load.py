@@ -22,6 +22,7 @@ from trnslurm.config.recipes import (
     recipe_layers,
 )
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
+from trnslurm.config.script import script_name
 from trnslurm.config.search import Workspace, parse_yaml, read_yaml
 from trnslurm.config.tree import (
     Layer,
@@ -59,10 +60,10 @@ def resolve(
 
     `settings` are `key=value` words; `options` maps a dotted key to (option name, value).
     """
-    recipe_dir, profile = workspace.recipe_dir(recipe), workspace.cluster_file(cluster)
+    place, profile = workspace.recipe_dir(recipe), workspace.cluster_file(cluster)
     layers = [Layer(name="default", source="", tree=defaults_of(Cluster) | defaults_of(Recipe))]
     layers.append(_profile_layer(profile))
-    base, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    base, presets = recipe_layers(place)
     chosen = preset or base.tree.get("default_preset")
     layers.append(base)
     if chosen is not None:
@@ -75,13 +76,13 @@ def resolve(
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
     # The command line may name the model, and change single values of it.
     layers += [*published_layer(_merged([*layers, *asked]))]
-    layers += [*deepspeed_layer(_merged([*layers, *asked]), recipe_dir), *asked]
+    layers += [*deepspeed_layer(_merged([*layers, *asked]), place), *asked]
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)
     return Config(
-        recipe_name=recipe,
-        recipe_dir=str(recipe_dir),
+        recipe_name=recipe if place.is_dir() else script_name(place),
+        recipe_dir=str(place),
         preset=chosen,
         cluster_name=cluster,
         cluster=build(Cluster, tree),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.script import script_tree
 from trnslurm.config.search import read_yaml
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
 from trnslurm.errors import ConfigError, did_you_mean
@@ -23,32 +24,38 @@ _RECIPE_LAYER = {
 }
 
 
-def presets_of(recipe_dir: Path) -> list[str]:
+def presets_of(recipe: Path) -> list[str]:
     """Return the names of a recipe's presets."""
-    _, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    _, presets = recipe_layers(recipe)
     return list(presets)
 
 
-def chain_of(recipe_dir: Path, preset: str | None) -> dict[str, dict[str, Any]]:
+def chain_of(recipe: Path, preset: str | None) -> dict[str, dict[str, Any]]:
     """Return a preset and its followers, in order, each with the values it sets by dotted key.
 
     None means the recipe's default preset; without one the chain is empty.
     """
-    base, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    base, presets = recipe_layers(recipe)
     chosen = preset or base.tree.get("default_preset")
     names = [] if chosen is None else _followed(presets, str(chosen))
-    layers = [preset_layer(presets, name, recipe_dir.name, base) for name in names]
+    layers = [preset_layer(presets, name, recipe.name, base) for name in names]
     return {name: dict(flatten(layer.tree)) for name, layer in zip(names, layers, strict=True)}
 
 
-def preset_before(recipe_dir: Path, preset: str | None) -> str | None:
+def preset_before(recipe: Path, preset: str | None) -> str | None:
     """Return the preset from whose result another one continues, or None."""
-    _, presets = recipe_layers(recipe_dir / "recipe.yaml")
+    _, presets = recipe_layers(recipe)
     return next((name for name in presets if preset and _then(presets, name) == preset), None)
 
 
-def recipe_layers(file: Path) -> tuple[Layer, dict[str, Any]]:
-    """Return the values for all presets, and the presets as they are in the file."""
+def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
+    """Return the values for all presets, and the presets as they are in the file.
+
+    A recipe is a directory with a recipe.yaml, or a script, which says the same by what it is.
+    """
+    if not recipe.is_dir():
+        return Layer(name="script", source=str(recipe), tree=script_tree(recipe)), {}
+    file = recipe / "recipe.yaml"
     tree = read_yaml(file)
     tree.pop("description", None)
     presets = tree.pop("presets", None) or {}

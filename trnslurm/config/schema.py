@@ -6,10 +6,14 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 """What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
+
+Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
+"""What starts a script of one's own: the first four once per worker, the others once per node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +254,22 @@ class Recipe:
     """One training job: what to train, never where."""
 
     entry: str = "train.py"
-    """The script that torchrun starts, in the recipe's directory."""
+    """The script that is started, in the recipe's directory, or in `project`."""
+    project: str = ""
+    """The directory of a script that is not written for trnslurm, relative to the recipe's; it is
+    taken along whole. Empty: the script reads plan.json."""
+    arguments: tuple[str, ...] = ()
+    """What such a script is given; places in braces, as {micro_batch}, are filled in."""
+    launcher: Launcher = "torchrun"
+    """What starts it: torchrun, accelerate, deepspeed or srun, once per worker; python, or script
+    for a program that is no Python, once per node."""
+    launcher_arguments: tuple[str, ...] = ()
+    """Options for the launcher itself, such as --config_file of accelerate."""
+    links: tuple[str, ...] = ()
+    """What of the project is not taken along, but linked to where it lies, such as its data."""
+    checkpoints: str = ""
+    """Where it saves, relative to its working directory; empty: {checkpoints}, if it is given
+    that."""
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None
@@ -300,6 +319,7 @@ class Config:
 
     recipe_name: str
     recipe_dir: str
+    """Where its recipe.yaml is; a script of one's own that has none: the script itself."""
     preset: str | None
     cluster_name: str
     cluster: Cluster
@@ -308,6 +328,16 @@ class Config:
     """The resolved values as one plain tree, as saved in config.yaml."""
     origins: Mapping[str, Origin]
     """Dotted key -> where its value came from."""
+
+    @property
+    def code_dir(self) -> Path:
+        """Return the directory that a run has a copy of: the recipe's, or its project."""
+        return Path(os.path.normpath(Path(self.recipe_dir, self.recipe.project)))
+
+    @property
+    def code_name(self) -> str:
+        """Return where that copy is in a run's code."""
+        return "project" if self.recipe.project else f"jobs/{self.recipe_name}"
 
     @property
     def title(self) -> str:

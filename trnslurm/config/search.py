@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from trnslurm.config.script import is_script
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import read_file
 
@@ -74,7 +75,14 @@ class Workspace:
         return {f.stem: f for f in found}
 
     def recipe_dir(self, name: str) -> Path:
-        """Return the directory of a recipe, or raise an error that suggests the nearest name."""
+        """Return the directory of a recipe, or raise an error that suggests the nearest name.
+
+        What is a path names no recipe, but a script of one's own.
+        """
+        if is_script(name):
+            if Path(name).is_dir():
+                raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
+            return Path(name).absolute()
         return _known("recipe", name, self.recipes(), "trnslurm recipes")
 
     def cluster_file(self, name: str, place: str = "") -> Path:

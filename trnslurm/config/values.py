@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.config.tree import flatten, lookup
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.rundir import CHECKPOINTS
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
@@ -27,7 +28,7 @@ _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)")
 # Without these the scripts break, or the ranks do not find each other. `activate` can extend PATH.
 _RESERVED = re.compile(
     r"PATH|PYTHONPATH|HOME|USER|HOSTNAME|ENV|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
-    r"|RANK|WORLD_SIZE|LOCAL_RANK|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID|XLA_COORDINATOR_PORT"
+    r"|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID|XLA_COORDINATOR_PORT"
     # bash's own variables
     r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
     r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
@@ -59,6 +60,12 @@ _NOT_EMPTY = (
 )  # fmt: skip
 
 
+_OF_A_SCRIPT: dict[str, Any] = {
+    "arguments": [], "launcher": "torchrun", "launcher_arguments": [], "links": [],
+    CHECKPOINTS: "",
+}  # fmt: skip
+
+
 def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
@@ -75,6 +82,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for dotted in _NOT_EMPTY:
         if lookup(tree, dotted) == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
+    _check_script(tree)
     _check_data(tree)
     cache = tree["compile_cache"]
     if cache is not None and not re.match(r"/|\w+://", cache):  # Neuron takes it literally
@@ -92,6 +100,21 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for reference in tree["reference"]:
         if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:
             raise ConfigError(f"reference: {reference!r} needs nodes and samples_per_s above zero")
+
+
+def _check_script(tree: Mapping[str, Any]) -> None:
+    """Refuse keys for a script of one's own where there is none, and paths that leave its copy."""
+    if not tree["project"]:
+        for key, default in _OF_A_SCRIPT.items():
+            if tree[key] != default:
+                raise ConfigError(
+                    f"{key} is set, but this recipe's job reads plan.json: only a script of one's "
+                    "own, which has a project, has arguments and a launcher"
+                )
+    for key, paths in (("links", tree["links"]), (CHECKPOINTS, [tree[CHECKPOINTS]])):
+        for path in paths:
+            if path.startswith(("/", "~")) or ".." in path.split("/") or path == ".":
+                raise ConfigError(f"{key}: {path!r}: it must be a path inside the project")
 
 
 def check_cluster_values(tree: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ it is. The first that fails ends the others. All end with the script that starte
 """
 
 import argparse
+import itertools
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes.die_with_parent(parent)
     processes.become_subreaper()
     try:
-        nodes = start_nodes(options.command, options.nodes, options.output)
+        nodes = start_nodes(options.command, options.nodes, options.tasks, options.output)
         return wait_for_nodes(nodes, signals, options.kill_wait)
     except OSError as error:
         processes.say(f"error: local_srun: {error}")
@@ -41,6 +42,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="local_srun", usage="%(prog)s --nodes N [options] -- COMMAND [ARGUMENT ...]"
     )
     parser.add_argument("--nodes", type=positive, required=True, help="how often to run COMMAND")
+    parser.add_argument(
+        "--tasks", type=positive, default=1, help="on each node: how often to run it there"
+    )
     parser.add_argument("--output", help="log file to append to; %%n is the node's number")
     parser.add_argument(
         "--kill-wait", type=float, default=30.0, help="seconds between TERM and KILL"
@@ -57,7 +61,9 @@ def positive(text: str) -> int:
     return number
 
 
-def start_nodes(command: Sequence[str], num_nodes: int, output: str | None) -> dict[int, int]:
+def start_nodes(
+    command: Sequence[str], num_nodes: int, tasks: int, output: str | None
+) -> dict[int, int]:
     """Start every node; return the nodes' numbers by pid."""
     numbers = range(num_nodes)
     # All logs before any node: a wrong path then costs nothing.
@@ -65,20 +71,22 @@ def start_nodes(command: Sequence[str], num_nodes: int, output: str | None) -> d
         processes.open_log(output.replace("%n", str(node))) if output else None for node in numbers
     ]
     nodes = {}
-    for node, log_fd in zip(numbers, logs, strict=True):
-        environ = os.environ | node_environment(node, num_nodes)
+    for node, task in itertools.product(numbers, range(tasks)):
+        environ = os.environ | task_environment(node, num_nodes, task, tasks)
+        log_fd = logs[node]
         nodes[processes.spawn(command, output_fd=log_fd, environ=environ)] = node
     return nodes
 
 
-def node_environment(node: int, num_nodes: int) -> dict[str, str]:
-    """Return the variables of Slurm that tell a task with one task per node where it is."""
+def task_environment(node: int, num_nodes: int, task: int, tasks: int) -> dict[str, str]:
+    """Return the variables of Slurm that tell a task where it is."""
     return {
         "SLURM_NNODES": str(num_nodes),
         "SLURM_JOB_NUM_NODES": str(num_nodes),
         "SLURM_NODEID": str(node),
-        "SLURM_PROCID": str(node),
-        "SLURM_LOCALID": "0",
+        "SLURM_PROCID": str(node * tasks + task),
+        "SLURM_LOCALID": str(task),
+        "SLURM_NTASKS": str(num_nodes * tasks),
         "SLURMD_NODENAME": f"local-{node}",
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trnslurm.config import Config, Reference
+from trnslurm.config import Config, Recipe, Reference
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.tree import flatten
 from trnslurm.config.values import LONGEST_MIN
@@ -75,10 +75,11 @@ def make_spec(
     job_name = check_job_name(name or config.recipe_name)
     _check_nodes(config, instance, nodes, device)
     instance.check_workers(workers, nodes)
+    own = has_own_batch(recipe)
     batch = plan_batch(
-        mode=recipe.batch.mode,
+        mode="per_worker" if own else recipe.batch.mode,
         global_batch=recipe.batch.global_batch,
-        per_worker=recipe.batch.per_worker,
+        per_worker=recipe.batch.micro_batch if own else recipe.batch.per_worker,
         micro_batch=recipe.batch.micro_batch,
         nodes=nodes,
         workers_per_node=workers,
@@ -103,6 +104,11 @@ def make_spec(
         phases=phases,
         time_min=_time_limits(config, instance, phases, expected) if need_time else {},
     )
+
+
+def has_own_batch(recipe: Recipe) -> bool:
+    """Check whether a script of one's own decides its batch, and nobody here knows it."""
+    return bool(recipe.project) and recipe.batch.mode == "fixed" and not recipe.batch.global_batch
 
 
 def check_job_name(name: str) -> str:

@@ -41,14 +41,18 @@ def check_declared(config: Config) -> None:
 
     A job without these classes declares nothing, and is not checked.
     """
-    entry = Path(config.recipe_dir) / config.recipe.entry
+    entry = config.code_dir / config.recipe.entry
     if not entry.is_file():  # what is rendered says so
+        return
+    if config.recipe.project and entry.suffix != ".py":
         return
     try:
         check_python(read_file(entry), str(entry))
     except OSError as error:
         raise ConfigError(f"{entry}: cannot be read ({error.strerror})") from None
     recipe = config.recipe
+    if recipe.project:  # its values are its arguments
+        return
     around: dict[str, Any] = {
         "seq_len": recipe.seq_len,
         "precision": recipe.precision,

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from trnslurm.config import Config
 from trnslurm.errors import RenderError
+from trnslurm.render.project import PROJECT_CODE, project_files
 from trnslurm.rundir import (
     CONFIG,
     INGREDIENTS,
@@ -22,7 +24,8 @@ from trnslurm.rundir import (
 _PACKAGE = Path(__file__).resolve().parent.parent
 # The parts of this package that training needs on nodes, and every job.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
-_SHARED = ("__init__.py", "rundir.py")
+_SHARED = ("__init__.py", "contract.py", "rundir.py")
+_PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
@@ -46,6 +49,8 @@ class Bundle:
             target = directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
+            if name.startswith(PROJECT_CODE) and data.startswith(_PROGRAMS):
+                target.chmod(target.stat().st_mode | 0o100)
 
 
 def read_bundle(directory: Path) -> Bundle:
@@ -96,18 +101,18 @@ def package_files(parts: Sequence[str]) -> dict[str, bytes]:
     return files
 
 
-def snapshot(
-    recipe_name: str, job_dir: Path, entry: str, *, parts: Sequence[str] = ON_NODES
-) -> dict[str, bytes]:
+def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, bytes]:
     """Return the code that the nodes run: the job's directory, and the parts of this package."""
-    files = package_files(parts)
+    files, recipe, job_dir = package_files(parts), config.recipe, config.code_dir
+    if recipe.project:
+        return files | project_files(job_dir, recipe.entry, recipe.links)
     jobs = job_dir.resolve().parent
     for file in job_dir.rglob("*"):
         if file.is_symlink() and not file.resolve().is_relative_to(jobs):
             raise RenderError(f"{file} is a link that leads out of {jobs}: copy what it names")
-    files |= dict(_tree(job_dir, f"code/jobs/{recipe_name}"))
-    if f"code/jobs/{recipe_name}/{entry}" not in files:
-        raise RenderError(f"{job_dir}: the recipe's entry {entry} is not there")
+    files |= dict(_tree(job_dir, f"code/{config.code_name}"))
+    if f"code/{config.code_name}/{recipe.entry}" not in files:
+        raise RenderError(f"{job_dir}: the recipe's entry {recipe.entry} is not there")
     mib = sum(map(len, files.values())) / 2**20
     if mib > _MAX_CODE_MIB:
         raise RenderError(

@@ -15,16 +15,19 @@ _ROOT = "code/"
 # Our version, names of files, checks of values: nothing that shapes a graph.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
-    for name in ("__init__", "declared", "errors", "rundir", "train/models")
+    for name in ("__init__", "contract", "declared", "errors", "rundir", "train/models")
 }
 
 
-def checksums(files: Mapping[str, bytes], entry: str) -> dict[str, str]:
-    """Return the checksum of the entry script and of every file that it imports."""
-    return {
-        name.removeprefix(_ROOT): _checksum(files[name])
-        for name in sorted(_closure(files, f"{_ROOT}{entry}") - _OURS)
-    }
+def checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
+    """Return the checksum of the entry script and of every file that it imports.
+
+    Of a project, of which nothing is known, that of all its files: `entry` is None.
+    """
+    names = {name for name in files if name.startswith(f"{_ROOT}project/")}
+    if entry is not None:
+        names = _closure(files, f"{_ROOT}{entry}") - _OURS
+    return {name.removeprefix(_ROOT): _checksum(files[name]) for name in sorted(names)}
 
 
 def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:

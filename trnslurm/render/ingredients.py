@@ -36,7 +36,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
     environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
     flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
     strategy = recipe.strategy.name
-    entry = f"jobs/{spec.config.recipe_name}/{recipe.entry}"
+    entry = f"{spec.config.code_name}/{recipe.entry}"
     sharding = {"strategy": {strategy: getattr(recipe.strategy, strategy)}} if strategy else {}
     return {
         "device": spec.device,
@@ -51,7 +51,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         **sharding,
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
-        "source": source.checksums(files, entry),
+        "source": source.checksums(files, None if recipe.project else entry),
     }
 
 

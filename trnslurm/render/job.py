@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from trnslurm.config.catalog import ON_GPUS, WITH_EFA
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
-from trnslurm.plan.spec import COMPILING, JobSpec
+from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch
+from trnslurm.render.arguments import argument_words
 from trnslurm.render.bundle import Bundle, kept_directories, snapshot
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
+from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.render.template import fill, open_templates
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY
 
@@ -39,19 +43,19 @@ def render_job(
     """Return the bundle of a training job, with a snapshot of its code or the given `code`."""
     environment = open_templates(template_dirs)
     files: dict[str, bytes] = {}
+    code = code or snapshot(spec.config)
     for phase in spec.phases:
-        values = _values(spec, phase)
+        values = _values(spec, phase, code)
         text = fill(environment, "batch.sbatch.j2", values)
         files[script_name(phase, spec.config.cluster.scheduler)] = text.encode()
-    files[NODE_SCRIPT] = fill(environment, "node.sh.j2", _values(spec, "train")).encode()
+    files[NODE_SCRIPT] = fill(environment, "node.sh.j2", _values(spec, "train", code)).encode()
     files[PLAN] = to_json(plan_data(spec))
     if spec.strategy is not None:
         files[STRATEGY] = to_json(spec.strategy)
     files[CONFIG] = _config_yaml(
         spec.config, name=spec.name, nodes=spec.nodes, phases=spec.phases, time_min=spec.time_min
     )
-    recipe = spec.config.recipe
-    files |= code or snapshot(spec.config.recipe_name, Path(spec.config.recipe_dir), recipe.entry)
+    files |= code
     script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
     files[INGREDIENTS] = to_json(ingredients(spec, files, script))
     files |= kept_directories()
@@ -70,9 +74,7 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
             config, name=job.name, nodes=1, phases=[PREPARE], time_min={PREPARE: job.time_min}
         ),
     }
-    recipe = config.recipe
-    parts = ("prepare", "node")
-    files |= snapshot(config.recipe_name, Path(config.recipe_dir), recipe.entry, parts=parts)
+    files |= snapshot(config, parts=("prepare", "node"))
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
@@ -100,7 +102,10 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "nodes": batch.nodes,
         "workers_per_node": batch.workers_per_node,
         "workers": batch.workers,
-        "batch": {
+        # Of a script of one's own that decides it, and does not say.
+        "batch": None
+        if has_own_batch(recipe)
+        else {
             "mode": batch.mode,
             "global_batch": batch.global_batch,
             "micro_batch": batch.micro_batch,
@@ -130,7 +135,7 @@ def to_json(values: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(values, indent=2)}\n".encode()
 
 
-def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
+def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, Any]:
     config, cluster = spec.config, spec.config.cluster
     title = f"{config.title} on {spec.nodes} x {spec.instance.name}, cluster {config.cluster_name}"
     neuron_env = config.recipe.neuron.env if spec.device == "neuron" else {}
@@ -148,9 +153,7 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "steps": spec.steps,
         "padding_percent": f"{100 * spec.batch.padding:.1f}",
         "by_hand": _by_hand(spec),
-        "task_reason": "one launcher per node; torchrun starts the workers",
-        "cpus_per_task": cluster.slurm.cpus_per_task or spec.instance.vcpus,
-        "cpus_reason": "every CPU of the node, for its workers",
+        **_task_values(spec),
         "time_reason": _TIME_REASONS[phase],
         "time_limit": slurm_time(spec.time_min[phase]) if phase in spec.time_min else "",
         "directives": training_options(spec, phase) if spec.on_slurm else [],
@@ -166,8 +169,65 @@ def _values(spec: JobSpec, phase: str) -> dict[str, Any]:
         "compiles_once": _compiles_once(spec, phase),
         "env": sorted({**neuron_env, **cluster.env}.items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
-        "entry": f"code/jobs/{config.recipe_name}/{config.recipe.entry}",
+        **_script_values(spec, code),
     }
+
+
+def _task_values(spec: JobSpec) -> dict[str, Any]:
+    """Return how many tasks of Slurm a node has: one launcher, or the workers themselves."""
+    cpus = spec.config.cluster.slurm.cpus_per_task or spec.instance.vcpus
+    tasks = spec.batch.workers_per_node if spec.config.recipe.launcher == "srun" else 1
+    reason = "one launcher per node; torchrun starts the workers"
+    if tasks > 1 or spec.config.recipe.launcher == "srun":
+        reason = "the workers of a node, each of which srun starts"
+    return {
+        "tasks": tasks,
+        "task_reason": reason,
+        "cpus_per_task": max(1, cpus // tasks),
+        "cpus_reason": "every CPU of the node, for its workers",
+    }
+
+
+def _world_info(spec: JobSpec) -> str:
+    """Return the nodes and their devices, as DeepSpeed's launcher on each node takes them."""
+    devices = list(range(spec.batch.workers_per_node))
+    world = {f"node-{node}": devices for node in range(spec.nodes)}
+    return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+
+
+def _script_values(spec: JobSpec, code: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what is started on each node: `script` and `resuming` are words of a shell."""
+    config, recipe = spec.config, spec.config.recipe
+    if not recipe.project:
+        entry = shlex.quote(f"code/{config.code_name}/{recipe.entry}")
+        return {"launcher": "torchrun", "script": f"{entry} plan.json"}
+    every, resuming = argument_words(spec)
+    facts = json.loads(code[PROJECT_FACTS])
+    return {
+        "project": True,
+        "links": sorted(facts["links"].items()),
+        "saves_in": recipe.checkpoints,
+        "launcher": recipe.launcher,
+        "world_info": _world_info(spec),
+        "once_per_node": recipe.launcher in ("python", "script"),
+        "script": " ".join([*_launched(recipe), *every]),
+        "resuming": " ".join(resuming),
+        "steps": "its own" if recipe.steps == Recipe.steps else spec.steps,
+        "knows_batch": not has_own_batch(recipe),
+    }
+
+
+def _launched(recipe: Recipe) -> list[str]:
+    """Return the script after the launcher's own options, or after what runs it."""
+    by_itself = recipe.launcher in ("srun", "python", "script")
+    python = recipe.launcher == "python" or (by_itself and recipe.entry.endswith(".py"))
+    options = [*recipe.launcher_arguments]
+    if recipe.launcher == "accelerate" and not options:
+        options = ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
+    program = (by_itself and not python) or recipe.entry.startswith("-")
+    entry = f"./{recipe.entry}" if program else recipe.entry
+    words = [*(shlex.quote(word) for word in options), shlex.quote(entry)]
+    return ['"$TRNSLURM_PYTHON"', *words] if python else words
 
 
 def _cc_flags(flags: str) -> str:
@@ -242,6 +302,7 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "verifies_nothing": False,
         "nodes": 1,
         "by_hand": [f"sbatch {script_name(PREPARE, 'slurm')}"],
+        "tasks": 1,
         "task_reason": "one program; it starts the others",
         "cpus_per_task": config.cluster.slurm.data_cpus,
         "cpus_reason": "slurm.data_cpus: a process on each",
@@ -263,6 +324,12 @@ def _common_values(config: Config) -> dict[str, Any]:
         "activate": cluster.activate,
         "python": cluster.python,
         "srun_wait_s": cluster.slurm.srun_wait_s,
+        # Of a script of one's own only.
+        "project": False,
+        "links": [],
+        "once_per_node": False,
+        "resuming": "",
+        "knows_batch": True,
     }
 
 

@@ -37,10 +37,17 @@ def check_here(job: Job) -> list[str]:
     return [*_python(job), *_first_parameters(job, plan), *_packages(job, plan)]
 
 
-def find_python(configured: str) -> str:
-    """Return the interpreter of a local job: the profile's, or this one if it has torch."""
+def find_python(job: Job) -> str:
+    """Return the interpreter of a local job: the profile's, or this one if it has torch.
+
+    A script of one's own is started by the Python of the environment that is active here.
+    """
+    configured = job.profile.python
     if configured != "python3":
         return configured
+    if job.project is not None:
+        active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+        return (shutil.which("python3") if active else None) or sys.executable
     for module in ("torch", "transformers"):
         if importlib.util.find_spec(module) is None:
             raise SubmitError(
@@ -61,7 +68,7 @@ def _plan_of(job: Job) -> Mapping[str, Any]:
 
 def _python(job: Job) -> Iterator[str]:
     """Refuse a Python that this machine lacks, or that cannot be run; warn of one elsewhere."""
-    python = find_python(job.profile.python) if job.local else job.profile.python
+    python = find_python(job) if job.local else job.profile.python
     path = Path(python)
     if not path.is_absolute():
         if job.local and not job.profile.activate and not shutil.which(python):
@@ -210,7 +217,7 @@ def _cached(job: Job, model: str) -> Path:
 def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     """Refuse values that need a package which this Python lacks; warn of another one's."""
     train = plan["train"] if plan else {}
-    python = find_python(job.profile.python) if job.local else job.profile.python
+    python = find_python(job) if job.local else job.profile.python
     for (key, value), (module, install) in _PACKAGES.items():
         if train.get(key) != value or _has(python, module):
             continue

@@ -17,6 +17,7 @@ from trnslurm.plan.data import PREPARE, DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
+from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
@@ -50,6 +51,12 @@ class Job:
     def local(self) -> bool:
         """Check whether it runs on this machine, without Slurm."""
         return self.profile.scheduler == "local"
+
+    @property
+    def project(self) -> Mapping[str, Any] | None:
+        """What is said of the project of a script of one's own; None: it has none."""
+        text = self.bundle.files.get(PROJECT_FACTS)
+        return json.loads(text) if text is not None else None
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:
@@ -90,7 +97,7 @@ def make_job(
         time_min=spec.time_min,
         estimate=spec.estimate,
         data=data_path(config),
-        source_dir=config.recipe_dir,
+        source_dir=str(config.code_dir),
         profile=config.cluster,
         precompile=config.recipe.precompile,
     )
@@ -111,7 +118,7 @@ def make_prepare_job(data_job: DataJob, template_dirs: Sequence[Path]) -> Job:
         time_min={PREPARE: data_job.time_min},
         estimate=None,
         data="",
-        source_dir=config.recipe_dir,
+        source_dir=str(config.code_dir),
         profile=config.cluster,
         precompile="never",
     )
@@ -145,7 +152,8 @@ def read_job(directory: Path) -> Job:
             precompile=str(tree["precompile"]),
         )
         planned = plan["nodes"]
-        entry = f"code/jobs/{recipe}/{tree['entry']}"
+        folder = "project" if tree.get("project") else f"jobs/{recipe}"
+        entry = f"code/{folder}/{tree['entry']}"
     except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(
             f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or "

@@ -18,10 +18,10 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.config import Config, parse_yaml, read_config
 from trnslurm.errors import ConfigError, PlanError, RunError
-from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.render.bundle import Bundle
 from trnslurm.render.job import render_job, to_config_yaml, to_json
-from trnslurm.rundir import CONFIG, INGREDIENTS, PLAN, newest_step
+from trnslurm.rundir import CONFIG, INGREDIENTS, PLAN
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
@@ -51,7 +51,7 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
         if near:
             why += f"; nearest: {' or '.join(map(str, near))} nodes"
         raise RunError(f"{run.name} cannot continue with --nodes {nodes}: {why}") from None
-    if spec.batch.global_batch != was.batch.global_batch:
+    if spec.batch.global_batch != was.batch.global_batch and not has_own_batch(config.recipe):
         raise RunError(
             f"{run.name} grows its global batch with the nodes (batch.mode per_worker): "
             f"{was.batch.global_batch} on {job.nodes}, {spec.batch.global_batch} on {nodes}; "
@@ -71,7 +71,7 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
         raise RunError(f"{option}: its recipe has no train.stop_at")
     if step > plan["steps"]:
         raise RunError(f"{option}: it has {plan['steps']} steps; to the last without the option")
-    if 0 < step <= (done := newest_step(run.checkpoints)):
+    if 0 < step <= (done := run.newest_step()):
         raise RunError(f"{option}: it has a checkpoint of step {done}; take a later step")
     if plan["train"]["stop_at"] == step:
         return job

@@ -69,7 +69,7 @@ def starter(job: Job, *, detach: bool, after: str = "") -> Callable[[Sequence[Ru
     if job.local:
         from trnslurm.submit import on_this_machine
 
-        python = find_python(job.profile.python)
+        python = find_python(job)
         return lambda runs: on_this_machine.start(runs, python, detach=detach)
     from trnslurm.submit import on_slurm
 

@@ -70,6 +70,6 @@ export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
 # save, and requeues the job or gives it up. It has this script's pid; srun's exit code is its own.
 exec "$TRNSLURM_PYTHON" -m trnslurm.node.attempt \
   --graphs -- \
-  "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 \
+  "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 --tasks 1 \
   --output "logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-node%n.log" \
   -- bash node.sh precompile

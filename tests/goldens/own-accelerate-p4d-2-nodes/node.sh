@@ -1,0 +1,44 @@
+#!/bin/bash
+# own on 2 x p4d.24xlarge, cluster p4d: one node's part
+# Its environment comes from the batch script; its rank is known only here, inside the step.
+set -euo pipefail
+export TRNSLURM_PHASE=${1:?usage: node.sh precompile or node.sh train}
+: "${SLURM_NODEID:?SLURM_NODEID is set by srun: this script is not for running by hand}"
+: "${MASTER_ADDR:?}" "${MASTER_PORT:?}" "${TRNSLURM_PYTHON:?}"
+
+echo "$(date -u +%FT%TZ) $TRNSLURM_PHASE: node $SLURM_NODEID of 2 on ${HOSTNAME:-?}," \
+  "master $MASTER_ADDR:$MASTER_PORT"
+if ! command -v "$TRNSLURM_PYTHON" > /dev/null; then
+  echo "error: no Python at $TRNSLURM_PYTHON on ${HOSTNAME:-this node}:" \
+    "set python: in the cluster profile" >&2
+  exit 1
+fi
+if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
+  ulimit -n "$(ulimit -Hn)"
+fi
+ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
+# Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
+GLOO_SOCKET_IFNAME=$(ip -o -4 addr show to "$MASTER_ADDR" | awk '{ print $2 }')
+if [ -z "$GLOO_SOCKET_IFNAME" ]; then
+  GLOO_SOCKET_IFNAME=$(ip -o route get "$MASTER_ADDR" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+fi
+export GLOO_SOCKET_IFNAME
+
+# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+"$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
+  --workers=8 --efa=4 --data=''
+
+TRNSLURM_COMMAND=(
+  "$TRNSLURM_PYTHON" -m accelerate.commands.launch --rdzv_backend=static --same_network
+  --num_machines=2 --machine_rank="$SLURM_NODEID" --num_processes=16
+  --main_process_ip="$MASTER_ADDR" --main_process_port="$MASTER_PORT"
+  --multi_gpu --mixed_precision=no --dynamo_backend=no train.py --batch-size=2 --accum=2 --out 'out of '"$TRNSLURM_RUN_DIR"
+)
+if [ -n "$TRNSLURM_RESUME" ]; then          # the newest whole checkpoint
+  TRNSLURM_COMMAND+=(--resume "$TRNSLURM_RESUME")
+fi
+# Its working directory has a copy of the project: relative paths mean there what they mean here.
+TRNSLURM_COMMAND=(
+  bash -c 'cd work && PYTHONPATH="$PWD:$PYTHONPATH" exec "$@"' bash "${TRNSLURM_COMMAND[@]}"
+)
+exec "${TRNSLURM_COMMAND[@]}"

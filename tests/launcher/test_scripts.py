@@ -1,0 +1,306 @@
+"""A script of one's own: found, taken along with its project, and given what the plan knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trnslurm.config import Workspace, resolve
+from trnslurm.errors import TrnslurmError
+from trnslurm.plan.spec import make_spec
+from trnslurm.render.job import render_job
+from trnslurm.render.project import project_files
+
+from .hostile import HOSTILE, MARK
+
+CPU = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
+TIME = ("--time", "60")
+# Hostile texts that a file system takes as one name.
+FILE_NAMES = ("substitution", "backticks", "double quote", "single quote", "newline", "dash",
+              "expression", "shell's own")  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch) -> Path:
+    """A project with a package, in which the user stands."""
+    directory = tmp_path / "project"
+    for name, text in {
+        "train.py": "import widths\n", "scripts/other.py": "", "run.sh": "#!/bin/bash\necho $@\n",
+        "widths/__init__.py": "", "configs/base.yaml": "lr: 1\n",
+    }.items():  # fmt: skip
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def command_of(node_script: str, **variables: str) -> list[str]:
+    """What node.sh would start, with these variables."""
+    text = node_script[node_script.index("TRNSLURM_COMMAND=(") :]
+    text = text.replace(
+        'exec "${TRNSLURM_COMMAND[@]}"', "printf '%s\\0' \"${TRNSLURM_COMMAND[@]}\""
+    )
+    environment = {
+        "PATH": os.environ["PATH"], "TRNSLURM_PYTHON": "python", "SLURM_NODEID": "1",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000", "TRNSLURM_RUN_DIR": "/runs/a b",
+        "TRNSLURM_CHECKPOINTS": "/runs/a b/checkpoints", "TRNSLURM_RESUME": "",
+        "TRNSLURM_ATTEMPT": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "PYTHONPATH": "code",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-euc", text], env=environment | variables, capture_output=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    words = done.stdout.decode().split("\0")[:-1]
+    assert words[:2] == ["bash", "-c"] and words[2].startswith("cd work && ")
+    return words[4:]
+
+
+def rendered(site, cli, *words: str) -> dict[str, str]:
+    """The files of a script's bundle."""
+    done = cli(
+        "render", *words[:1], *CPU, *TIME, "-o", str(site.root / "out"), "--force", *words[1:]
+    )
+    assert done.code == 0, done.err
+    found = (site.root / "out").rglob("*")
+    return {
+        str(file.relative_to(site.root / "out")): file.read_text()
+        for file in found
+        if file.is_file()
+    }
+
+
+def test_a_script_needs_no_recipe(site, cli, project) -> None:
+    batch = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
+    arguments = (
+        "--", "--bs={micro_batch}", "--accum", "{accumulation}", "--resume", "{resume}", "--out",
+        "{checkpoints}/x y", "--at={attempt}", "$HOME `id`", "{{braces}}", '{"json": {"a": 1}}', "",
+    )  # fmt: skip
+    files = rendered(site, cli, "./train.py", "--nodes", "2", *batch, *arguments)
+    head = [
+        "python", "-m", "torch.distributed.run", "--nnodes=2", "--node_rank=1",
+        "--nproc_per_node=8", "--master_addr=10.0.0.1", "--master_port=4000", "train.py",
+    ]  # fmt: skip
+    given = [
+        "--bs=2", "--accum", "2", "--out", "/runs/a b/checkpoints/x y", "--at=2", "$HOME `id`",
+        "{braces}", '{"json": {"a": 1}}', "",
+    ]  # fmt: skip
+    assert command_of(files["node.sh"]) == [*head, *given]
+    resuming = command_of(files["node.sh"], TRNSLURM_RESUME="/runs/step 5")
+    assert resuming == [*head, *given, "--resume", "/runs/step 5"]
+    assert {name for name in files if name.startswith("code/project")} == {
+        "code/project.json", "code/project/train.py", "code/project/scripts/other.py",
+        "code/project/run.sh", "code/project/widths/__init__.py", "code/project/configs/base.yaml",
+    }  # fmt: skip
+    assert "precompile.sbatch" not in files and "global batch G" in files["train.sbatch"]
+
+
+def test_what_starts_a_script(site, cli, project) -> None:
+    def start(script: str, *options: str) -> list[str]:
+        files = rendered(site, cli, script, "--workers", "2", "--nodes", "2", *options, "--", "--a")
+        assert "global batch G" not in files["train.sbatch"]  # nobody here knows it
+        return command_of(files["node.sh"])
+
+    assert start("run.sh") == ["./run.sh", "--a"]
+    assert start("scripts/other.py", "--launcher=python") == ["python", "scripts/other.py", "--a"]
+    assert start("./train.py", "--launcher=srun") == ["python", "train.py", "--a"]
+    assert start("./run.sh", "--launcher=srun") == ["./run.sh", "--a"]
+    words = start("./train.py", "--launcher=accelerate")
+    assert words[:3] == ["python", "-m", "accelerate.commands.launch"]
+    assert {"--num_machines=2", "--machine_rank=1", "--num_processes=4", "--multi_gpu"} <= {*words}
+    config = ("--set", "launcher_arguments=[--config_file, a b.yaml]")
+    words = start("./train.py", "--launcher=accelerate", *config)
+    assert words[-4:] == ["--config_file", "a b.yaml", "train.py", "--a"]
+    assert "--multi_gpu" not in words  # the file says what it is
+    words = start("./train.py", "--launcher=deepspeed")
+    assert words[:3] == ["python", "-m", "deepspeed.launcher.launch"]
+
+
+def test_srun_starts_every_worker(site, cli, project) -> None:
+    options = ("--launcher=srun", "--nodes", "2", "--workers", "8")
+    script = rendered(site, cli, "./train.py", *options)["train.sbatch"]
+    assert "#SBATCH --ntasks-per-node=8 " in script and "#SBATCH --cpus-per-task=12 " in script
+    assert "srun --nodes=2 --ntasks-per-node=8 --cpus-per-task=12 " in script
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["./no.py"], "no.py: no such file"),
+        (["./configs"], "configs: a directory, not a script"),
+        (
+            ["./train.py", "--", "{microbatch}"],
+            "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
+            "{{microbatch}} for the braces themselves",
+        ),
+        (["./train.py", "--", "{x}"], "no place {x}: there are accumulation, attempt, "),
+        (["./train.py", "--", "{accumulation}"], "set it with --set batch.global_batch=N"),
+        (["./train.py", "--", "{steps}"], "the arguments have {steps}, which is not set"),
+        (["toy", "--", "--lr=1"], "arguments is set, but this recipe's job reads plan.json"),
+        (["./train.py", "--set", "links=[data]"], "/project/data does not exist"),
+        (["./train.py", "--set", "links=[../x]"], "it must be a path inside the project"),
+        (["./train.py", "--set", "checkpoints=/x"], "it must be a path inside the project"),
+        (["./train.py", "--set", "train.lr=1"], "--set train.lr=1: unknown key train.lr"),
+        (["./train.py", "--cluster", "trn"], "runs on cuda, cpu, and trn1.32xlarge has neuron"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) -> None:
+    site.profile("trn")
+    site.recipe()
+    options = CPU if "--cluster" not in words else ()
+    assert said in cli("render", *words[:1], *options, *TIME, *words[1:]).error
+
+
+def test_a_batch_that_nobody_knows(site, cli, project) -> None:
+    said = cli("plan", "./train.py", *CPU).error
+    assert "train decides its batch itself, so there is nothing to plan: --set batch" in said
+    known = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
+    assert "accumulation" in cli("plan", "./train.py", *CPU, *known).out
+    files = rendered(site, cli, "./train.py")
+    assert json.loads(files["plan.json"])["batch"] is None
+    assert "# train on 1 x p4d.24xlarge" in files["train.sbatch"]
+
+
+def test_a_script_that_is_no_python_is_refused(site, cli, project) -> None:
+    (project / "train.py").write_text("def (:\n")
+    assert "train.py:1: " in cli("render", "./train.py", *CPU, *TIME).error
+
+
+def test_a_script_elsewhere_brings_its_own_directory(site, cli, project, tmp_path) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else/go.py").write_text("")
+    files = rendered(site, cli, str(tmp_path / "else/go.py"))
+    assert [name for name in files if name.startswith("code/project/")] == ["code/project/go.py"]
+
+
+def test_what_is_taken_along(tmp_path: Path) -> None:
+    """As git would: what is ignored is left out, nearest rule first; secrets and caches always."""
+    root, outside = tmp_path / "p", tmp_path / "big"
+    outside.mkdir()
+    for name, text in {
+        "a.py": "", ".gitignore": "data/\n*.log\n/top.txt\nlib/*\n!lib/kept.py\n", ".env": "secret",
+        "data/x.txt": "", "run.log": "", "top.txt": "", "sub/top.txt": "", "lib/kept.py": "",
+        "lib/other.py": "", "sub/.gitignore": "!keep.log\n", "sub/keep.log": "", "sub/b.log": "",
+        "__pycache__/a.pyc": "", "venv/pyvenv.cfg": "", "venv/bin/python": "",
+    }.items():  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "same.py").symlink_to("a.py")
+    (root / "store").symlink_to(outside)
+    os.mkfifo(root / "pipe")
+    files = project_files(root, "a.py", ["data"])
+    taken = {name.removeprefix("code/project/") for name in files if "project/" in name}
+    assert taken == {"a.py", "same.py", "sub/top.txt", "lib/kept.py", "sub/keep.log"}
+    assert json.loads(files["code/project.json"]) == {
+        "links": {"data": str(root / "data"), "store": str(outside)},
+        "left_out": ["lib/other.py", "run.log", "sub/b.log", "top.txt"],
+    }
+
+
+def test_too_much_is_refused_by_name(site, cli, project) -> None:
+    (project / "weights.bin").write_bytes(b"x" * (65 << 20))
+    said = cli("render", "./train.py", *CPU, *TIME).error
+    assert f"{project} has more than 64 MiB, most of it in weights.bin" in said
+    assert "--set 'links=[weights.bin]'" in said
+    linked = ("--set", "links=[weights.bin]")
+    files = rendered(site, cli, "./train.py", *linked)
+    assert f"ln -s {project}/weights.bin work.new/weights.bin" in files["train.sbatch"]
+
+
+def test_programs_of_the_project_stay_programs(site, fake_slurm, cli, project) -> None:
+    (project / "prog").write_bytes(b"\x7fELF...")
+    assert cli("submit", "./run.sh", *CPU, *TIME).code == 0
+    run = site.run()
+    modes = {
+        f.name: f.stat().st_mode & 0o777 for f in (run.code / "project").glob("*") if f.is_file()
+    }
+    assert modes == {"prog": 0o700, "run.sh": 0o700, "train.py": 0o600}
+
+
+def test_the_working_directory(site, fake_slurm, cli, project) -> None:
+    """A copy of the project, made once; a link where the project has data."""
+    (project / "data").mkdir()
+    (project / "it's").mkdir()
+    (project / "it's/deep data").mkdir()
+    links = ("--set", 'links=[data, "it\'s/deep data"]')
+    assert cli("submit", "./train.py", *CPU, *TIME, *links).code == 0
+    run = site.run()
+    script = (run.path / "train.sbatch").read_text()
+    part = script[script.index("if [ ! -e work ]") :].partition("\nfi\n")[0] + "\nfi\n"
+    for _ in range(2):
+        subprocess.run(["bash", "-euc", part], cwd=run.path, check=True, timeout=60)
+        (run.path / "work/train.py").write_text("changed")
+    assert (run.path / "work/data").resolve() == project / "data"
+    assert (run.path / "work/it's/deep data").resolve() == project / "it's/deep data"
+    assert (run.path / "work/train.py").read_text() == "changed"
+    assert (run.code / "project/train.py").read_text() == "import widths\n"
+    assert shlex.split(run.record().command[-1])  # the whole command is on record
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) -> None:
+    """As argument, option of a launcher, directory, link and name of a script; or are refused."""
+    text = HOSTILE[what]
+    given: dict[str, Any] = {"arguments": [text, f"--x={text}{{run}}{text}"]}
+    tries = [given, {"launcher_arguments": [text]}, {"checkpoints": text}]
+    if what in FILE_NAMES:
+        (project / text).write_text("")
+        (project / f"{text}.dir").mkdir()
+        tries += [{"entry": text, "launcher": "script"}, {"links": [f"{text}.dir"]}]
+    accepted: dict[str, Any] = {}
+    templates = Workspace.discover([str(site.root)]).template_dirs()
+    for fields in tries:
+        tree = {"project": str(project), "entry": "train.py", "devices": ["cuda"], **fields}
+        site.recipe(yaml.safe_dump(tree | {"precompile": "never"}), name="own")
+        site.profile(instance_type="p4d.24xlarge")
+        try:
+            options = {"slurm.time_min": ("--time", 60)}
+            config = resolve(Workspace.discover(), "own", cluster="pc", options=options)
+            bundle = render_job(make_spec(config, 1), templates)
+        except TrnslurmError as error:
+            assert len(str(error).splitlines()) == 1
+            continue
+        accepted |= fields
+        home = tmp_path / f"run{len(accepted)}"
+        home.mkdir()
+        bundle.write(home)
+        script = (home / "train.sbatch").read_bytes().decode()
+        part = script[script.index("export TRNSLURM_CHECKPOINTS") :].partition("\nfi\n")[0]
+        checkpoints = subprocess.run(
+            ["bash", "-euc", f"{part}\nfi\nprintf %s \"$TRNSLURM_CHECKPOINTS\""], cwd=home,
+            check=True, capture_output=True, timeout=60,
+        ).stdout.decode()  # fmt: skip
+        named = f"work/{text}" if fields.get("checkpoints") else "checkpoints"
+        assert checkpoints == f"{home}/{named}"
+        words = command_of((home / "node.sh").read_bytes().decode())
+        for word in fields.get("launcher_arguments", []):
+            assert word in words
+        if "arguments" in fields:
+            assert words[-2:] == [text, *words[-1:]]
+            assert words[-1].startswith("--x=") and words[-1].count("/runs/a b") == 1
+        for name in fields.get("links", []):
+            assert (home / "work" / name).resolve() == project / name
+        assert not list(tmp_path.rglob(MARK))
+    assert accepted or what in ("NUL", "surrogate", "blank")
+
+
+def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
+    """It renders what the script itself renders, whatever its arguments are."""
+    arguments = ("--", "--lr", "1e-4", "{seed}", "yes", "a: b #c", "", "{x: 1}", 'q"\\', "-", "ünï")
+    done = cli("new", "mine", "--from", "scripts/other.py", "--launcher", "python", *arguments)
+    assert done.out.startswith("Wrote jobs/mine/recipe.yaml. ")
+    options = ("--launcher", "python", "--name", "mine")
+    of_script = rendered(site, cli, "scripts/other.py", *options, *arguments)
+    of_recipe = rendered(site, cli, "mine", "--path", ".")
+    del of_script["code/project.json"], of_recipe["code/project.json"]
+    assert command_of(of_recipe["node.sh"]) == command_of(of_script["node.sh"])
+    assert of_recipe["train.sbatch"].splitlines()[2:] == of_script["train.sbatch"].splitlines()[2:]
+    assert "jobs/mine/recipe.yaml exists" in cli("new", "mine", "--from", "train.py").error
+    assert cli("new", "mine", "--from", "train.py", "--force").code == 0
+    assert cli("show", "mine", "--path", ".", *CPU).code == 0

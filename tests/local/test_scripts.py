@@ -1,0 +1,104 @@
+"""Scripts of one's own on two emulated nodes, started for real; torchrun starts their workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BATCH = ("--set", "batch.global_batch=8", "--set", "batch.micro_batch=2")
+GIVEN = ("--batch-size", "{micro_batch}", "--accum", "{accumulation}", "--out", "{checkpoints}")
+LONELY = """
+import torch, trnslurm
+print("alone", flush=True)
+trnslurm.report(step=1, loss=torch.ones(()))
+"""
+
+
+class Project:
+    """A copy of tests/project, in which the user stands, and the user's runs."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.directory = home, home / "my project"
+        shutil.copytree(ROOT / "tests/project", self.directory)
+
+    def trnslurm(self, *words: str, code: int = 0) -> str:
+        environment = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "trnslurm", *words], env=environment, cwd=self.directory,
+            capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def submit(self, *words: str, code: int = 0) -> str:
+        return self.trnslurm("submit", *words[:1], "--nodes", "2", *words[1:], code=code)
+
+    @property
+    def run(self) -> Path:
+        """The newest run."""
+        return sorted((self.home / "trnslurm-runs").iterdir())[-1]
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.trnslurm("status", "last", "--json")))
+
+    def losses(self) -> dict[int, float]:
+        """By step, as metrics has them."""
+        lines = json.loads(self.trnslurm("metrics", "last", "--json"))
+        return {line["step"]: line["loss"] for line in lines}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_script_runs_as_it_is(project: Project) -> None:
+    """With its package and its relative paths; what it writes stays with the run."""
+    before = sorted(project.directory.rglob("*"))
+    project.submit("./train.py", *BATCH, "--", *GIVEN)
+    assert "2 workers, 2 x 2, loss " in project.trnslurm("logs", "last")
+    assert (project.run / "checkpoints/last.pt").is_file()
+    assert sorted(project.directory.rglob("*")) == before
+    project.submit("./run.sh", "--", "two words", "{nodes}")
+    said = [(project.run / f"work/said-{node}.txt").read_text() for node in (0, 1)]
+    assert said == [f"node {node} of 2: two words 2\n" for node in (0, 1)]
+
+
+def test_a_script_that_keeps_the_contract(project: Project) -> None:
+    """It is stopped, and resumed on another node count; then as if nothing had happened."""
+    told = ("./told.py", *BATCH, "--detach", "--", *GIVEN, "--resume", "{resume}")
+    project.submit(*told, "--hold", "12")
+    deadline = time.monotonic() + 120
+    while (seen := project.status())["metrics"].get("step") != 12:
+        assert seen["state"] in ("PENDING", "RUNNING") and time.monotonic() < deadline, seen
+    assert seen["metrics"]["steps"] == 30
+    project.trnslurm("cancel", "last")
+    seen = project.status()
+    assert (seen["state"], seen["reason"]) == ("CANCELLED", "saved step 12")
+    saved = sorted(file.name for file in project.run.glob("checkpoints/*"))
+    assert saved == ["step-10.pt", "step-12.pt"]
+    project.trnslurm("resume", "last", "--nodes", "1")
+    assert project.status()["state"] == "COMPLETED"
+    disturbed = project.losses()
+    assert [*disturbed] == [*range(1, 31)]
+    project.submit(*told)
+    project.trnslurm("watch", "last")
+    for step, loss in project.losses().items():
+        assert math.isclose(disturbed[step], loss, rel_tol=1e-9), step
+
+
+def test_workers_that_would_each_train_alone_are_ended(project: Project) -> None:
+    (project.directory / "lonely.py").write_text(LONELY)
+    said = project.submit("./lonely.py", code=1)
+    assert "2 workers were started, but this one has opened no process group" in said

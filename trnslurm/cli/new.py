@@ -1,0 +1,86 @@
+"""new: a recipe of a script of one's own, to be reviewed and changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import get_args
+
+import click
+import yaml
+
+from trnslurm.config import parse_yaml
+from trnslurm.config.schema import Launcher
+from trnslurm.config.script import script_tree
+from trnslurm.errors import ConfigError
+from trnslurm.plan.spec import check_job_name
+
+_TEXT = """\
+description: {entry}, with arguments of its own
+entry: {entry}
+project: {project}
+# The directory above is taken along whole, except what .gitignore names; the script runs in a copy
+# of it, work/ of the run directory, so what it writes to relative paths stays with the run.
+# links: [data]                # what lies there and is too big: linked to, not taken along
+launcher: {launcher}
+# torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
+precompile: never
+devices: [cuda, cpu]
+# If it trains on Trainium: precompile: auto, and neuron among the devices.
+arguments:{arguments}
+# In braces: micro_batch, accumulation, global_batch, workers, workers_per_node, nodes, seed, steps,
+# checkpoints (a directory of the run), resume (the newest checkpoint; left out where there is
+# none, with the option before it), run, attempt, node, master_addr, master_port, device, name.
+# batch: {{global_batch: 64, micro_batch: 4}}    # for micro_batch and accumulation
+# checkpoints: out             # where it saves if it is not told {{checkpoints}}: then a job that
+#                              # reaches its time limit with something new there is requeued
+# slurm: {{time_min: 60}}
+"""
+
+
+@click.command("new")
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
+@click.option("--from", "script", required=True, metavar="SCRIPT", help="The script to start.")
+@click.option("--launcher", type=click.Choice(get_args(Launcher)), help="What starts it.")
+@click.option("--force", is_flag=True, help="Replace a recipe of this name.")
+def new_command(
+    name: str, script: str, arguments: tuple[str, ...], launcher: str | None, force: bool
+) -> None:
+    """Write a recipe of one's own script: jobs/NAME/recipe.yaml.
+
+    It says what `trnslurm submit SCRIPT -- ARGUMENT...` does, with comments.
+
+    \b
+    Example:
+      trnslurm new ddp --from ./train.py -- --batch-size {micro_batch} --out {checkpoints}
+    """
+    check_job_name(name)
+    tree = script_tree(Path(script))
+    project = Path(tree["project"])
+    file = Path("jobs", name, "recipe.yaml")
+    if file.exists() and not force:
+        raise ConfigError(f"{file} exists: choose another NAME, or pass --force")
+    text = _TEXT.format(
+        entry=_scalar(tree["entry"]),
+        project=_scalar(os.path.relpath(project, file.parent.absolute())),
+        launcher=launcher or tree["launcher"],
+        arguments="".join(f"\n  - {_scalar(word)}" for word in arguments) or " []",
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    click.echo(f"Wrote {file}. Read it, then: trnslurm submit {name} --path . --nodes N")
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML has it on one line."""
+    try:
+        plain = re.fullmatch(r"[\w./-]+", text, re.ASCII) and parse_yaml(text) == text
+    except (yaml.YAMLError, ValueError):
+        plain = False
+    return text if plain else json.dumps(text)

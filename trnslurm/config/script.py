@@ -1,0 +1,45 @@
+"""A training script of one's own, named on the command line: a recipe without a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from trnslurm.errors import ConfigError
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def is_script(word: str) -> bool:
+    """Check whether a word names a script: recipes have names without a slash or a suffix."""
+    return "/" in word or (Path(word).suffix in (".py", ".sh") and Path(word).is_file())
+
+
+def script_name(file: Path) -> str:
+    """Return the name of the recipe that a script is."""
+    return _NO_NAME.sub("-", file.stem).strip("-.")[:40] or "script"
+
+
+def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
+    """Return what a recipe of the script would say.
+
+    Its project is the directory from which it is started here, so that its relative paths mean the
+    same there; or its own, if it lies elsewhere.
+    """
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such file")
+    entry, here = file.absolute(), Path.cwd()
+    root = (project or (here if entry.is_relative_to(here) else entry.parent)).absolute()
+    if not entry.is_relative_to(root):
+        raise ConfigError(f"{file} is not below its project {root}")
+    python = file.suffix == ".py"
+    return {
+        "entry": str(entry.relative_to(root)),
+        "project": str(root),
+        "launcher": "torchrun" if python else "script",
+        # Nothing is known of its graphs.
+        "default_cluster": "local",
+        "precompile": "never",
+        "devices": ["cuda", "cpu"],
+    }

@@ -1,0 +1,105 @@
+"""The arguments of a script of one's own: places in braces become what plan or node knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from trnslurm.config import Recipe
+from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.plan.spec import JobSpec, has_own_batch
+from trnslurm.rundir import CHECKPOINTS
+
+RESUME = "resume"
+# {{word}} stands for {word} itself; other braces, as those of JSON, mean nothing.
+_PLACE = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}")
+_ON_NODE = {
+    "run": "TRNSLURM_RUN_DIR", CHECKPOINTS: "TRNSLURM_CHECKPOINTS", RESUME: "TRNSLURM_RESUME",
+    "attempt": "TRNSLURM_ATTEMPT", "node": "SLURM_NODEID",
+    "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT",
+}  # fmt: skip
+"""What is known only when the script starts, and the variables that have it."""
+_OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
+
+
+def known_places(spec: JobSpec) -> dict[str, str]:
+    """Return the places that the plan fills."""
+    batch, recipe = spec.batch, spec.config.recipe
+    return {
+        "global_batch": str(batch.global_batch), "micro_batch": str(batch.micro_batch),
+        "accumulation": str(batch.accumulation), "workers": str(batch.workers),
+        "workers_per_node": str(batch.workers_per_node), "nodes": str(batch.nodes),
+        "steps": str(recipe.steps), "seed": str(recipe.seed), "seq_len": str(recipe.seq_len),
+        "device": spec.device, "name": spec.name,
+    }  # fmt: skip
+
+
+def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
+    """Return the arguments as words of a shell: those of every attempt, and those to resume.
+
+    What has {resume} in it is given only where there is a checkpoint, an option before it likewise.
+    """
+    every: list[str] = []
+    resuming: list[str] = []
+    known = known_places(spec)
+    _refuse_unknown(spec, known)
+    for argument in spec.config.recipe.arguments:
+        word = _word(argument, known)
+        if RESUME in _places(argument):
+            if not argument.startswith("-") and every and every[-1].startswith("-"):
+                resuming.append(every.pop())
+            resuming.append(word)
+        else:
+            every.append(word)
+    return every, resuming
+
+
+def _places(argument: str) -> list[str]:
+    return [match[2] for match in _PLACE.finditer(argument) if match[2]]
+
+
+def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
+    names = [*known, *_ON_NODE]
+    for argument in spec.config.recipe.arguments:
+        for place in _places(argument):
+            if place not in names:
+                hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
+                raise ConfigError(
+                    f"argument {argument!r}: no place {{{place}}}{hint}; {{{{{place}}}}} for the "
+                    "braces themselves"
+                )
+    recipe = spec.config.recipe
+    used = {place for one in recipe.arguments for place in _places(one)}
+    if used & {*_OF_THE_BATCH} and has_own_batch(recipe):
+        raise ConfigError(
+            "the arguments have places of the batch, of which nothing is known: set it with "
+            "--set batch.global_batch=N and --set batch.micro_batch=N"
+        )
+    for key in ("steps", "seq_len"):
+        if key in used and getattr(recipe, key) == getattr(Recipe, key):
+            raise ConfigError(f"the arguments have {{{key}}}, which is not set: --set {key}=N")
+
+
+def _word(argument: str, known: Mapping[str, str]) -> str:
+    """Return one word of a shell, quoted where it must be."""
+    return "".join(_parts(argument, known)) or "''"
+
+
+def _parts(argument: str, known: Mapping[str, str]) -> Iterator[str]:
+    literal, at = "", 0
+    for match in _PLACE.finditer(argument):
+        literal += argument[at : match.start()]
+        at = match.end()
+        place = match[2]
+        if place is None:
+            literal += match[1]
+        elif place in known:
+            literal += known[place]
+        else:
+            yield shlex.quote(literal) if literal else ""
+            yield f'"${_ON_NODE[place]}"'
+            literal = ""
+    literal += argument[at:]
+    if literal:
+        yield shlex.quote(literal)
