@@ -310,12 +310,19 @@ def _(town: Town) -> None:
     head -c 200000 /dev/zero | tr '\\0' '[' > 20991234-000000-bad4/run.json
     ln -s 20991235-000000-bad5 20991235-000000-bad5/run.json
     cp {town.started["open"]}/run.json 20991236-000000-bad6/
-    mkfifo 20991236-000000-bad6/metrics.jsonl 20991236-000000-bad6/state/train-1.json
-    chmod 700 20991233-000000-bad3"""
+    cd 20991236-000000-bad6
+    mkdir logs
+    mkfifo metrics.jsonl state/train-1.json state/heartbeat logs/train-1-node0.log
+    ln -s /dev/zero state/cancelled.json
+    chmod -R a+rX .
+    chmod 700 ../20991233-000000-bad3"""
     assert town.shell("bob", script).code == 0
     seen = town.trnslurm("alice", "runs")
     assert (seen.code, town.started["shared"].name in seen.out) == (0, True), seen
     assert not town.trnslurm("alice", "status", "last").ok.startswith("2099")
+    bad = town.runs / "20991236-000000-bad6"
+    assert town.trnslurm("alice", "status", bad).ok.startswith(bad.name)
+    assert "not a regular file" in town.trnslurm("alice", "logs", bad).error
 
 
 @tried("link to a run of hers from there, under a newer name")
