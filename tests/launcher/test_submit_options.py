@@ -210,6 +210,25 @@ def test_incomplete_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, nam
     assert fake_slurm.calls() == [] and not site.run_root.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("plan.json", '"lr": ', '"lr": -', "; it must be at least 0"),
+        ("plan.json", '"optimizer": "adamw"', '"optimizer": "adamv"', 'did you mean "adamw"?'),
+        ("plan.json", '"n_head": 25', '"n_head": 3', "model.n_head is 3; it must divide"),
+        ("code/jobs/gpt2_zero1/train.py", "def main() ->", "def main( ->", "it must be Python"),
+    ],
+)
+def test_reviewed_bundle_that_its_job_would_refuse(
+    site, fake_slurm, cli, reviewed: Path, name: str, old: str, new: str, said: str
+) -> None:
+    text = (reviewed / name).read_text()
+    assert old in text
+    (reviewed / name).write_text(text.replace(old, new))
+    assert said in cli("submit", "--rendered", reviewed).error
+    assert fake_slurm.calls() == [] and not site.run_root.exists()
+
+
 @pytest.mark.parametrize("text", [b"", b"- 1\n", b"a: [", b"config: 3\n", b"\xff\xfe\0", None])
 def test_damaged_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, text) -> None:
     (reviewed / "config.yaml").unlink()

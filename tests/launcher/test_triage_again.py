@@ -71,6 +71,7 @@ def found(run: RunDir) -> Finding:
         ("ValueError: 8 heads do not divide a width of 100", True),
         ("AssertionError", True),
         ("ModuleNotFoundError: No module named 'trnslurm.train.nothing'", True),
+        ("ModuleNotFoundError: No module named 'mine.part'", True),
         ("ImportError: cannot import name 'plan' from 'own' (/runs/x/code/jobs/toy/own.py)", True),
         # Another machine may have it, or have it now.
         ("ModuleNotFoundError: No module named 'h5py'", False),
@@ -102,6 +103,7 @@ def test_an_exception_of_the_jobs_own_code(run, error: str, again: bool) -> None
     (run.code / "trnslurm").mkdir(parents=True)
     (run.code / "jobs/toy").mkdir(parents=True)
     (run.code / "jobs/toy/own.py").touch()
+    (run.code / "project/mine").mkdir(parents=True)
     log(run, 0, traceback(error))
     assert found(run).again is again
     if found(run).kind == "cause":
@@ -137,11 +139,18 @@ def test_a_file_that_python_cannot_parse(run) -> None:
     )
 
 
+ARGPARSE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: plan.json\n"
+CLICK = (
+    "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\n"
+    "Error: unrecognized arguments: plan.json\n"
+)
+
+
 @pytest.mark.parametrize(("code", "again"), [(2, True), (1, False)])
-def test_arguments_that_a_script_does_not_take(run, code: int, again: bool) -> None:
+@pytest.mark.parametrize("usage", [ARGPARSE, CLICK], ids=["argparse", "click"])
+def test_arguments_that_a_script_does_not_take(run, usage: str, code: int, again: bool) -> None:
     error = "train.py: error: unrecognized arguments: plan.json"
     died = "E1122 01:45:01.6 7 torch/api.py:882] failed (exitcode: {}) local_rank: {} (pid: 9) of\n"
-    usage = f"usage: train.py [-h] [--lr LR]\n{error}\n"
     log(run, 0, usage * 2 + died.format(2, 0) + died.format(code, 1))
     finding = found(run)
     assert (finding.name, finding.again, finding.brief) == ("usage", again, error if again else

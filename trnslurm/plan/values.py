@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def check_declared(config: Config) -> None:
             _check_keys(config, declared, values)
         if problem := find_problem(declared, section, values, around):
             raise ConfigError(_located(config, problem))
+
+
+def check_plan(plan: Mapping[str, Any], entry: str, read: Read, where: str) -> None:
+    """Refuse a plan.json that the job of the same bundle would refuse; `where` is its place."""
+    check_python(read(entry) or b"", entry)
+    around = {key: plan.get(key) for key in ("seq_len", "precision", "device")}
+    around["data.path"] = plan.get("data")
+    for section, name in SECTIONS.items():
+        declared = read_declaration(read, entry, name)
+        if declared and (problem := find_problem(declared, section, plan[section], around)):
+            raise ConfigError(f"{where}: {problem.text}")
 
 
 def declarations(config: Config) -> dict[str, Declaration]:

@@ -15,6 +15,7 @@ from trnslurm.errors import SubmitError
 from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import PREPARE, DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
+from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
@@ -152,8 +153,10 @@ def read_job(directory: Path) -> Job:
             precompile=str(tree["precompile"]),
         )
         planned = plan["nodes"]
+        if not all(isinstance(plan[section], dict) for section in SECTIONS):
+            raise TypeError
         folder = "project" if tree.get("project") else f"jobs/{recipe}"
-        entry = f"code/{folder}/{tree['entry']}"
+        entry = f"{folder}/{tree['entry']}"
     except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         raise SubmitError(
             f"{directory} is not a rendered bundle: its {CONFIG} or {PLAN} is missing or "
@@ -161,8 +164,11 @@ def read_job(directory: Path) -> Job:
         ) from None
     refuse_locked(flatten(tree), str(directory))
     scripts = [script_name(p, cluster.scheduler) for p in job.phases]
-    if missing := [n for n in (*scripts, NODE_SCRIPT, entry) if n not in bundle.files]:
+    if missing := [n for n in (*scripts, NODE_SCRIPT, f"code/{entry}") if n not in bundle.files]:
         raise SubmitError(f"{directory}: the bundle lacks {', '.join(missing)}; render it again")
+    if entry.endswith(".py"):
+        code = bundle.files
+        check_plan(plan, entry, lambda path: code.get(f"code/{path}"), f"{directory}/{PLAN}")
     if planned != job.nodes:
         raise SubmitError(
             f"{directory}: {PLAN} is for {planned} nodes, {CONFIG} for {job.nodes}; render it again"

@@ -100,7 +100,7 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
     code = RunFiles(run).code
     return named is not None and any(
         (folder / name).exists()
-        for folder in (code, *code.glob("jobs/*"))
+        for folder in (code, code / "project", *code.glob("jobs/*"))
         for name in (named[1], f"{named[1]}.py")
     )
 

@@ -11,6 +11,7 @@ _BEGINS = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _RAISED = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: .*)?$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
+_CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
 _CARETS = re.compile(r"\s*[\^~]+\s*$")
@@ -86,6 +87,7 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
     closed: list[Traceback] = []
     errors = []
     programs: set[str] = set()
+    clicks = ""
     loose: list[str] = []
     """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
     for at, whole_line in enumerate(text.split("\n")):
@@ -103,6 +105,10 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
             programs.add(usage[1])
         elif (usage := _USAGE_ERROR.match(line)) and usage[1] in programs:  # argparse's
             errors.append((at, line.strip()))
+        elif usage := _CLICKS_USAGE.match(line):
+            clicks = usage[1]
+        elif clicks and line.startswith("Error: "):  # Click's, in argparse's words
+            errors.append((at, f"{clicks}: error: {line[7:].strip()}"))
         elif rank in open_by_rank:
             _add(open_by_rank[rank], line, closed)
         elif _ERROR.match(line):  # of a traceback whose beginning is lost
