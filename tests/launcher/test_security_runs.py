@@ -58,6 +58,15 @@ def test_runs_of_others_can_be_looked_at(make_run, fake_slurm, cli, tmp_path: Pa
     assert find_run("last", [run.path.parent]).path == own.path
 
 
+def test_last_is_no_directory_here(make_run, tmp_path: Path, monkeypatch) -> None:
+    """Somebody else may have put one there, as in /tmp."""
+    own = make_run("20260101-000000-own")
+    monkeypatch.chdir(tmp_path)
+    Path("last").mkdir()
+    Path("last/run.json").write_text("{}")
+    assert find_run("last", [own.path.parent]).path == own.path
+
+
 @root_only
 def test_reviewed_bundle_of_another_is_not_submitted(site, fake_slurm, cli) -> None:
     site.recipe()

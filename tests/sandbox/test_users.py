@@ -442,6 +442,13 @@ def _(town: Town) -> None:
     assert done.ok == f"bob\n{town.home('bob')}\n{done.out.splitlines()[2]}\n"
 
 
+def test_names_are_completed(town: Town) -> None:
+    words = {"COMP_WORDS": "trnslurm sandbox exec --user b", "COMP_CWORD": "4"}
+    completing = words | {"_TRNSLURM_COMPLETE": "bash_complete"}
+    argv = [sys.executable, "-m", "trnslurm"]
+    assert town.sandbox.run(argv, environ=completing).out == "plain,bob\n"
+
+
 def test_users_stay_when_the_machine_gets_one(town: Town) -> None:
     """useradd replaces /etc/passwd, and a mount on it would go with the old file."""
     mounts = town.sandbox.trnslurm("exec", "--", "findmnt", "-nro", "TARGET,FSTYPE").ok.splitlines()

@@ -16,7 +16,7 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     """Return the run that `word` names: a path, a name, a unique part of one, or `last`."""
     if not word:
         raise RunError("name a run, or say `last`")
-    if "/" in word or (Path(word) / RECORD).is_file():
+    if "/" in word or (word != "last" and (Path(word) / RECORD).is_file()):
         path = Path(word).absolute()
         if not (path / RECORD).is_file():
             raise RunError(f"{word}: no run there (no {RECORD})")
