@@ -143,7 +143,7 @@ def test_no_python_is_recorded(script: Script) -> None:
     assert script.run() == 127
     host = os.uname().nodename
     python = f"/nowhere{sys.executable}"
-    what = f"starting {python} on {host}: is python: of the profile right?"
+    what = f"starting {python} on {host}: is python: right, and code/ there?"
     assert script.reason() == f"exit code 127 while {what}"
     (line,) = [line for line in script.said.splitlines() if f"{python}: No such file" in line]
     cause = cause_of([line])

@@ -23,7 +23,7 @@ from trnslurm.config.recipes import (
 )
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.script import script_name
-from trnslurm.config.search import Workspace, parse_yaml, read_yaml
+from trnslurm.config.search import Workspace, parse_yaml, read_yaml, take_description
 from trnslurm.config.tree import (
     Layer,
     build,
@@ -133,7 +133,7 @@ def read_config(head: Mapping[str, Any], *, recipe_dir: str, where: str) -> Conf
 
 def describe(file: Path) -> str:
     """Return the one-line description in a recipe or profile."""
-    return str(read_yaml(file).get("description", ""))
+    return take_description(read_yaml(file), str(file))
 
 
 def _merged(layers: Sequence[Layer]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 def _profile_layer(file: Path) -> Layer:
     tree = read_yaml(file)
-    tree.pop("description", None)
+    take_description(tree, str(file))
     return Layer(name="cluster profile", source=str(file), tree=check(tree, _CLUSTER, str(file)))
 
 

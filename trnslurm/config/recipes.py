@@ -8,7 +8,7 @@ from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import script_tree
-from trnslurm.config.search import read_yaml
+from trnslurm.config.search import read_yaml, take_description
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import load_json
@@ -57,7 +57,7 @@ def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
         return Layer(name="script", source=str(recipe), tree=script_tree(recipe)), {}
     file = recipe / "recipe.yaml"
     tree = read_yaml(file)
-    tree.pop("description", None)
+    take_description(tree, str(file))
     presets = tree.pop("presets", None) or {}
     if not isinstance(presets, dict):
         raise ConfigError(f"{file}: presets must be a mapping of names, found {presets!r}")
@@ -126,8 +126,8 @@ def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer
         raise ConfigError(f"recipe {recipe} has no preset {name!r}{hint}")
     source = f"{base.source}: presets.{name}"
     tree = dict(presets[name] or {})
-    for key in ("description", "then"):  # about the preset, not the training
-        tree.pop(key, None)
+    take_description(tree, source)
+    tree.pop("then", None)  # about the preset, not the training
     checked = check(tree, _RECIPE_LAYER, source)
     for section in JOB_SECTIONS:
         if section in checked:

@@ -126,6 +126,14 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return tree
 
 
+def take_description(tree: dict[str, Any], where: str) -> str:
+    """Take the description, which is of no other use, out of a file's values."""
+    description = tree.pop("description", "")
+    if not isinstance(description, str):
+        raise ConfigError(f"{where}: description must be text, found {str(description)[:40]!r}")
+    return description
+
+
 def parse_yaml(text: str | bytes) -> Any:
     """Return the value of a YAML text: plain, no key twice, nothing that contains itself."""
     try:

@@ -55,7 +55,7 @@ export TRNSLURM_RUN_DIR="$PWD" TRNSLURM_DEVICE=xla-cpu
 export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and their manifests
 export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a part for each
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
-TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: of the profile right?"
+TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: right, and code/ there?"
 "$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # it is there, and this Python runs it
 
 # Rendezvous: where the workers meet.
