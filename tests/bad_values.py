@@ -46,6 +46,10 @@ BAD = [
      "model.model_type is 'robreta' (did you mean \"roberta\"?); expected one of bert, roberta, "),
     (MRPC, {"model.model_type": "distilbert"},
      "model.model_type is 'distilbert' and model.type_vocab_size is 2: a distilbert has no segm"),
+    (MRPC, {"model.model_type": "roberta", "model.pad_token_id": 1,
+            "model.max_position_embeddings": 64, "seq_len": 63},
+     "model.model_type is 'roberta' and model.pad_token_id is 1 and model.max_position_embeddings "
+     "is 64 and seq_len is 63: a roberta's positions begin after padding's, so two are left over"),
     (NER, {"model.type_vocab_size": 0},
      "model.model_type is 'bert' and model.type_vocab_size is 0: only a distilbert has no segmen"),
     (NER, {"train.keep_best": "f1"},

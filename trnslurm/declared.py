@@ -23,7 +23,7 @@ REFUSED = "REFUSED"
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 _RULE = re.compile(r"(at least|less than|divides) ([\w.]+)")
-_NO_MULTIPLE = "not a multiple of "
+_COMPARED = re.compile(r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?")
 _NEAREST = 10_000  # so far away a number that divides is looked for
 
 Read = Callable[[str], bytes | None]
@@ -56,7 +56,7 @@ class Declaration:
     fields: Mapping[str, Field]
     refused: tuple[Refused, ...] = ()
     """Values by key that are refused together, and why; a list means any of them. Beside values
-    there are the conditions "not empty" and "not a multiple of KEY"."""
+    there are the conditions "not empty", "not a multiple of KEY", "less than KEY + NUMBER"."""
     whole: bool = True
     """All base classes were found."""
 
@@ -157,16 +157,19 @@ def _name(key: str, section: str, values: Mapping[str, Any]) -> str:
 
 def _base(wanted: Any) -> str:
     """Return the key that a condition compares with, or nothing."""
-    condition = isinstance(wanted, str) and wanted.startswith(_NO_MULTIPLE)
-    return wanted.removeprefix(_NO_MULTIPLE) if condition else ""
+    match = _COMPARED.fullmatch(wanted) if isinstance(wanted, str) else None
+    return match[2] if match else ""
 
 
 def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
     """Check a condition, or for equality, in which true is not 1."""
     if wanted == "not empty":
         return bool(value)
-    if base := _base(wanted):
-        return bool(value) and (not values[base] or value % values[base] != 0)
+    if isinstance(wanted, str) and (match := _COMPARED.fullmatch(wanted)):
+        base = values[match[2]]
+        if match[1] == "less than":
+            return base is not None and bool(value < base + int(match[3] or 0))
+        return bool(value) and (not base or value % base != 0)
     any_of = wanted if isinstance(wanted, list | tuple) else [wanted]
     return any(type(value) is type(one) and value == one for one in any_of)
 

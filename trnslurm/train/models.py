@@ -136,6 +136,14 @@ class Encoder(Bert):
             {"model_type": "distilbert", "type_vocab_size": [1, 2]},
             "a distilbert has no segments: set model.type_vocab_size=0",
         ),
+        (
+            {
+                "model_type": "roberta",
+                "pad_token_id": 1,
+                "max_position_embeddings": "less than seq_len + 2",
+            },
+            "a roberta's positions begin after padding's, so two are left over",
+        ),
     )
 
 
