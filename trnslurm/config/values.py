@@ -137,6 +137,13 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key} is {value!r}: it must be a path")
     if (bin_dir := tree["slurm"]["bin_dir"]) and not bin_dir.startswith("/"):
         raise ConfigError(f"slurm.bin_dir is {bin_dir!r}: it must be absolute")
+    # They must not depend on the working directory, and variables are not expanded.
+    for key in ("run_root", "data_root"):
+        if tree[key] and not tree[key].startswith(("/", "~")):
+            raise ConfigError(
+                f"{key} is {tree[key]!r}: it must be absolute, or begin with ~; variables are not "
+                "expanded"
+            )
     for user in tree["compile_trust"]:
         if not re.fullmatch(r"[^\s-]\S*", user):
             raise ConfigError(f"compile_trust names {user!r}: it must be a user's name")
@@ -167,11 +174,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _check_data(tree: Mapping[str, Any]) -> None:
-    data, root = tree["data"], tree["data_root"]
+    data = tree["data"]
     holdout, masked = data["holdout"], data["bert"]["masked_lm_prob"]
-    # It must not depend on the working directory, and variables are not expanded.
-    if not root.startswith(("/", "~")):
-        raise ConfigError(f"data_root is {root!r}: it must be absolute, or begin with ~")
     if holdout is not None and not 0 <= holdout < 1:
         raise ConfigError(f"data.holdout is {holdout}; it must be 0 or more, and less than 1")
     if not 0 < masked < 1:
