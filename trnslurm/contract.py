@@ -18,7 +18,6 @@ group of it.
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
@@ -99,6 +98,8 @@ class _Worker:
             where = "" if path is None else str(path)
             facts = {"step": step, "path": where, "attempt": self._attempt, "time": time.time()}
             write_json(self._files.saved_file, facts)
+            if self._stops:
+                self._note_stop(step, saved=True)
 
     def should_stop(self) -> bool:
         """Agree with the other workers, at every call or, where steps are short, now and then."""
@@ -106,7 +107,7 @@ class _Worker:
         if not self._stops and self._calls >= self._pause:
             self._stops = self._agree()
             if self._stops and not self._rank:
-                atexit.register(self._note_stop)
+                self._note_stop(self._files.newest_step(), saved=False)
         return self._stops
 
     def _agree(self) -> bool:
@@ -120,14 +121,10 @@ class _Worker:
         self._calls, self._pause, self._looked = 0, pause, now
         return asked > 0
 
-    def _note_stop(self) -> None:
-        """Tell the batch script that this end is a stop, and what is saved."""
-        step = self._files.newest_step()
-        with suppress(OSError):
-            write_json(
-                self._files.stopped_file("train", self._attempt),
-                {"step": step, "saved": step > 0, "time": time.time()},
-            )
+    def _note_stop(self, step: int, *, saved: bool) -> None:
+        """Tell the batch script that an end from now on is a stop, and what was saved for it."""
+        facts = {"step": step, "saved": saved, "time": time.time()}
+        write_json(self._files.stopped_file("train", self._attempt), facts)
 
     def _follow_term(self) -> None:
         """End on TERM unless a stop is asked for, unless the script has a handler of its own.

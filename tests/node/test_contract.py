@@ -25,7 +25,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
     monkeypatch.setenv("TRNSLURM_ATTEMPT", "2")
     monkeypatch.setattr(contract, "_worker", None)
     monkeypatch.setattr(contract._Worker, "_follow_term", lambda worker: None)
-    monkeypatch.setattr(contract.atexit, "register", lambda call: None)
     return RunFiles(tmp_path)
 
 
@@ -79,13 +78,9 @@ def test_a_stop_is_told_to_the_batch_script(run: RunFiles) -> None:
     write_json(run.stop_file("train", 2), {"cause": "time limit"})
     while not trnslurm.should_stop():
         pass
-    worker = contract._worker
-    assert worker is not None
-    worker._note_stop()
     said = json.loads(run.stopped_file("train", 2).read_text())
     assert (said["step"], said["saved"]) == (0, False)
     trnslurm.saved(12)
-    worker._note_stop()
     said = json.loads(run.stopped_file("train", 2).read_text())
     assert (said["step"], said["saved"]) == (12, True)
 

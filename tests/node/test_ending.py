@@ -62,6 +62,20 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         # Asked for in another way, by a file that somebody wrote.
         ({"stop": "", **SAVED}, "STOPPED|STOPPED||saved step 40"),
         ({"stop": "terminated", **SAVED}, "STOPPED|STOPPED||terminated; saved step 40"),
+        # A script of one's own that was told, and ended without a word of a save.
+        (
+            {"stop": "time limit", "answered": True, "exit_code": 0},
+            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+        ),
+        (
+            {"stop": "time limit", "answered": True, "exit_code": 0, "newest": 30},
+            "REQUEUED|TIMEOUT|time limit|time limit; step 30 was saved before",
+        ),
+        (
+            {"stop": "time limit", "answered": True, "exit_code": 0, "changed": 7.0},
+            "REQUEUED|TIMEOUT|time limit|time limit",
+        ),
+        ({"stop": "", "answered": True, "exit_code": 0}, "STOPPED|STOPPED||"),
         # TERM.
         ({"attempts": TERM["CANCELLED"]}, "CANCELLED|CANCELLED||"),
         ({"attempts": TERM["CANCELLED"], **SAVED}, "CANCELLED|CANCELLED||saved step 40"),

@@ -27,6 +27,8 @@ class Facts:
     """Whether the script may requeue its job."""
     stop: str | None = None
     """Why the workers were asked to stop; None: they were not."""
+    answered: bool = False
+    """Whether they were told so, and end because of it; those of trnslurm.train save first."""
     saved: int | None = None
     """The step that they saved for it, and then ended all together."""
     cancelled: bool = False
@@ -64,7 +66,7 @@ def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
     if facts.newer:  # to begin again would be to take over from it in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
-    if facts.exit_code == 0 and facts.saved is None:
+    if facts.exit_code == 0 and not facts.answered and facts.saved is None:
         return _final("COMPLETED", "")  # by itself, even if it was asked to stop meanwhile
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
     if facts.cancelled:
@@ -78,12 +80,13 @@ def how_it_ended(facts: Facts) -> Ending:
         return _final("STOPPED" if stopped else "CANCELLED", _saved(facts))
     if by_slurm == "PREEMPTED":
         return _stopped_by(facts, "preempted", "PREEMPTED")
-    if by_slurm == "TIMEOUT" or (facts.saved is not None and facts.stop == "time limit"):
+    stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
+    if by_slurm == "TIMEOUT" or (stopped and facts.stop == "time limit"):
         if facts.progress:
             return _stopped_by(facts, "time limit", "TIMEOUT")
         # Requeued, it would only do the same again.
         return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
-    if facts.saved is not None:
+    if stopped:
         return _final("STOPPED", _and(facts.stop or "", _saved(facts)))
     return _crash(facts)
 
@@ -179,6 +182,7 @@ def read_facts(
         max_crashes=max_crashes, requeue=requeue, trouble=trouble, why=why, again=again,
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
+        answered=bool(stopped),
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=RUN.cancelled_file.exists(),
     )  # fmt: skip

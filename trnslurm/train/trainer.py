@@ -26,18 +26,70 @@ ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9
 - average gradients over workers and micro-batches, which is wrong where these are not equal.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.import_utils import is_accelerate_available, is_torch_xla_available
 
+import trnslurm
 from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.run import Evaluate, Run
+
+# So often at least, where Trainer logs only every so many steps.
+_REPORT_S = 5.0
+
+
+class RunCallback(TrainerCallback):
+    """What lets a Trainer that knows nothing of trnslurm report, stop when asked, save and resume.
+
+        trainer = Trainer(model, arguments, callbacks=[RunCallback()], …)
+        trainer.train(resume_from_checkpoint=options.resume)
+
+    with `--resume {resume}` among the script's arguments, and `--per_device_train_batch_size
+    {micro_batch} --gradient_accumulation_steps {accumulation}` for the plan's batch.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._numbers = 0, dict[str, float]()
+        self._reported = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let Trainer save and end if a stop is asked for."""
+        self._step = state.global_step
+        if trnslurm.should_stop():
+            control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Take the numbers of a step, and of an evaluation after it."""
+        numbers = (logs or {}).items()
+        self._numbers |= {name: value for name, value in numbers if isinstance(value, int | float)}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tell where the checkpoint is."""
+        step = state.global_step
+        trnslurm.saved(step, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the step before, of which all is known now: if it has numbers, or now and then."""
+        if self._numbers or time.monotonic() - self._reported > _REPORT_S:
+            self._report(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the last step."""
+        self._report(state)
+
+    def _report(self, state: Any) -> None:
+        if self._step:
+            trnslurm.report(step=self._step, steps=state.max_steps, **self._numbers)
+        self._step, self._numbers, self._reported = 0, {}, time.monotonic()
 
 
 class UnitTrainer(Trainer):
