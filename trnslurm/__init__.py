@@ -1,21 +1,78 @@
 """trnslurm: multi-node training jobs on Slurm, for AWS Trainium first.
 
-A training script of one's own may import it: see contract.py.
+A training script of one's own may import it too: see contract.py.
 """
 
+from __future__ import annotations
+
+import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trnslurm.api.plan import Plan, plan
+    from trnslurm.api.render import render
+    from trnslurm.api.run import Run, Runs, cancel, resume, runs
+    from trnslurm.api.submit import submit
     from trnslurm.contract import report, saved, should_stop
+    from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
 
 __version__ = "0.1.0"
-__all__ = ["report", "saved", "should_stop"]
+__all__ = [
+    "Plan",
+    "Run",
+    "RunFailedError",
+    "Runs",
+    "TrnslurmError",
+    "TrnslurmWarning",
+    "cancel",
+    "plan",
+    "render",
+    "report",
+    "resume",
+    "runs",
+    "saved",
+    "should_stop",
+    "submit",
+]
+
+# Each is imported when it is first used: on nodes there are few of these modules, and no others.
+_WHERE = {
+    "Plan": "trnslurm.api.plan",
+    "Run": "trnslurm.api.run",
+    "RunFailedError": "trnslurm.errors",
+    "Runs": "trnslurm.api.run",
+    "TrnslurmError": "trnslurm.errors",
+    "TrnslurmWarning": "trnslurm.errors",
+    "cancel": "trnslurm.api.run",
+    "plan": "trnslurm.api.plan",
+    "render": "trnslurm.api.render",
+    "report": "trnslurm.contract",
+    "resume": "trnslurm.api.run",
+    "runs": "trnslurm.api.run",
+    "saved": "trnslurm.contract",
+    "should_stop": "trnslurm.contract",
+    "submit": "trnslurm.api.submit",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a script calls when it is called: the command line needs none of it."""
-    if name not in __all__:
-        raise AttributeError(f"module 'trnslurm' has no attribute {name!r}")
-    from trnslurm import contract
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'trnslurm' has no attribute {name!r}")
 
-    return getattr(contract, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """The rooms plan, render, submit and runs are no attributes: these are the functions."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _WHERE and isinstance(value, types.ModuleType)):  # after an import of it
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -10,6 +10,10 @@ class TrnslurmError(Exception):
     """The base of all errors that the user can fix; says where, what was set, what to do."""
 
 
+class TrnslurmWarning(UserWarning):
+    """What the user should know of what was asked for, and can be done all the same."""
+
+
 class ConfigError(TrnslurmError):
     """A profile, recipe, preset or option that cannot be used."""
 
@@ -24,6 +28,10 @@ class RenderError(TrnslurmError):
 
 class RunError(TrnslurmError):
     """A run directory that is missing, damaged or another user's."""
+
+
+class RunFailedError(RunError):
+    """A run that has ended and not completed, with its cause as far as it is known."""
 
 
 class NotYetError(RunError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.cli import options
+from trnslurm.api import choice
 
 SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
 
@@ -169,7 +169,7 @@ def test_the_place_where_an_unknown_cluster_is_named(site, refused, monkeypatch)
 
 
 def test_plan_says_for_what_it_plans_where_nothing_is_chosen(site, cli, monkeypatch) -> None:
-    monkeypatch.setattr(options, "slurm_hint", lambda: (None, False))
+    monkeypatch.setattr(choice, "slurm_hint", lambda: (None, False))
     done = cli("plan", "gpt2_zero1", "--nodes", "2")
     would = "submit here would use --cluster local --preset tiny"
     assert f"Using --cluster trn1 --preset xl, as the recipe says; {would}\n" in done.err
@@ -245,7 +245,7 @@ HINTS = {
 @pytest.mark.parametrize("what", HINTS)
 def test_nothing_is_guessed_where_slurm_may_be(refused, monkeypatch, what: str) -> None:
     hint, words = HINTS[what]
-    monkeypatch.setattr(options, "slurm_hint", lambda: hint)
+    monkeypatch.setattr(choice, "slurm_hint", lambda: hint)
     error = refused("submit", "gpt2_zero1")
     assert words in error
     assert "--cluster" in error

@@ -101,6 +101,7 @@ FLOORS = [
     "runs",
     "cluster",
     "submit",
+    "api",
     "cli",
     "__main__",
 ]
@@ -137,7 +138,7 @@ TRAIN_FLOORS = [
 ]
 # The rooms of data preparation, in turn; what lies at the top of prepare/ is their ground.
 PREPARE_FLOORS = [{"text"}, {"options"}, {"tokens", "bert", "labelled"}, {"fetch"}, {"__main__"}]
-# What launcher rooms may import of these: two libraries of the nodes, and cli the sandbox.
+# What launcher rooms may import of these: two libraries of the nodes; api, cli: the sandbox.
 SHARED = {"node.graphs", "node.triage"}
 
 
@@ -146,7 +147,7 @@ def allowed(part: str) -> set[str]:
     if part in BESIDE:
         return BESIDE[part] | {part}
     below = set(FLOORS[: FLOORS.index(part) + 1]) | SHARED
-    return below | {"sandbox"} if part == "cli" else below
+    return below | {"sandbox"} if part in ("api", "cli") else below
 
 
 def test_every_part_has_its_floor() -> None:
@@ -159,10 +160,32 @@ def test_the_reader_of_imports_sees_them_all(tmp_path: Path) -> None:
     assert set(imports(file)) == {"a.b", "c", "c.d", "e", "g.h", "g.h.i"}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [p for p in PARTS if p != "__init__"])
 def test_part_imports_only_what_it_may(part: str) -> None:
     for file in files(part):
         assert ours(file) <= allowed(part), file
+
+
+def test_the_package_itself_imports_nothing_of_ours() -> None:
+    """It is on the nodes, without the launcher: what it offers is imported when it is used."""
+    assert modules_behind(PACKAGE / "__init__.py") == set()
+    program = """
+import sys
+before = {*sys.modules}
+import trnslurm
+print(*{*sys.modules} - before)
+trnslurm.submit, trnslurm.Run, trnslurm.plan
+print(*{*sys.modules} - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    first, all_of_them = (line.split() for line in done.stdout.splitlines())
+    foreign_to_python = {n for n in first if n.partition(".")[0] not in sys.stdlib_module_names}
+    assert foreign_to_python == {"trnslurm"}
+    loaded = {name.partition(".")[0] for name in all_of_them}
+    assert not loaded & (HEAVY | {"submitit", "cloudpickle", "jinja2", "click"})
 
 
 def test_the_rooms_of_train_import_only_lower_ones() -> None:

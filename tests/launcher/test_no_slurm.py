@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.cli import options
+from trnslurm.api import choice
 from trnslurm.slurm.commands import slurm_hint
 
 
 @pytest.fixture
 def nothing_hints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(options, "slurm_hint", lambda: slurm_hint(tmp_path / "root"))
+    monkeypatch.setattr(choice, "slurm_hint", lambda: slurm_hint(tmp_path / "root"))
 
 
 def test_fixture_has_no_slurm(home) -> None:

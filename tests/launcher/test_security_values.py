@@ -28,6 +28,7 @@ from trnslurm.config.values import check_cluster_values
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
+from trnslurm.render import job as job_room
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import render_data_job, render_job
 from trnslurm.render.project import PROJECT_FACTS
@@ -168,7 +169,7 @@ def _entry_only(config: Config, **more: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("what", HOSTILE)
 def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     text = HOSTILE[what]
-    monkeypatch.setattr("trnslurm.render.job.snapshot", _entry_only)
+    monkeypatch.setattr(job_room, "snapshot", _entry_only)
     changes = [
         (cls, nest(dotted, filled(dotted, hint, text, attack.home)))
         for cls, fields in FIELDS.items()
@@ -179,7 +180,7 @@ def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     accepted = _joined(
         [(c, t) for c, t in rendered if not {k for k, _ in flatten(t)} & {*PROGRAMS}]
     )
-    monkeypatch.setattr("trnslurm.render.job.snapshot", snapshot)
+    monkeypatch.setattr(job_room, "snapshot", snapshot)
     config = attack.config(accepted)
     run = attack.run(config)
     if what not in ("NUL", "surrogate"):

@@ -15,8 +15,9 @@ from pathlib import Path
 import click
 
 from trnslurm import __version__
-from trnslurm.cli.follow import INTERRUPTED, last_line, say, say_state
-from trnslurm.cli.output import count, echo_json
+from trnslurm.api.tables import count
+from trnslurm.cli.follow import INTERRUPTED, last_line, say_state
+from trnslurm.cli.output import echo_json, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.checkup import Expected, Found, Line, expected_of, host_of, judge, read_found
 from trnslurm.config import Workspace, resolve_cluster

@@ -10,20 +10,23 @@ from typing import Any
 
 import click
 
-from trnslurm.cli.graphs import age_since, ingredients_of
-from trnslurm.cli.options import (
+from trnslurm.api.choice import (
     choose_cluster,
     choose_data_cluster,
-    cluster_option,
     config_of,
+    run_roots,
+    workspace_of,
+)
+from trnslurm.api.tables import count
+from trnslurm.cli.graphs import age_since, ingredients_of
+from trnslurm.cli.options import (
+    cluster_option,
     json_option,
     path_option,
     recipe_argument,
-    run_roots,
     spec_options,
-    workspace_of,
 )
-from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.cli.output import echo_json, echo_table, say
 from trnslurm.cluster.cache import (
     CompileCache,
     GraphSource,
@@ -85,8 +88,8 @@ def key_command(
     if diff is not None:
         sys.exit(_show_differences(workspace, options, diff, as_json=as_json))
     assert recipe is not None
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = config_of(workspace, recipe, options, cluster, preset)
+    cluster, preset = choose_cluster(workspace, recipe, options)
+    config = config_of(workspace, recipe, options, cluster, preset, say=say)
     spec = make_spec(config, nodes, name=options["name"], need_time=False)
     cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, workspace)
     found = cache.look_up(ingredients)
@@ -111,7 +114,7 @@ def key_command(
 def _show_differences(
     workspace: Workspace, options: dict[str, Any], words: tuple[str, str], *, as_json: bool
 ) -> int:
-    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
     a, b = (find_source(word, CompileCache(cluster), run_roots(workspace)) for word in words)
     found = [*differences(_all_of(a, b), _all_of(b, a))]
     if as_json:
@@ -240,7 +243,7 @@ def gc_command(
 
 def _cache_of(options: dict[str, Any]) -> tuple[Workspace, CompileCache]:
     workspace = workspace_of(options)
-    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
     return workspace, CompileCache(cluster)
 
 

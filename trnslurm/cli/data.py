@@ -8,13 +8,10 @@ from typing import Any
 
 import click
 
+from trnslurm.api.choice import choose_data_cluster, workspace_of
 from trnslurm.cli.data_options import KEYS, KindCommand, kind_option, kind_options, refuse_others
-from trnslurm.cli.options import (
-    choose_data_cluster,
-    config_options,
-    recipe_argument,
-    workspace_of,
-)
+from trnslurm.cli.options import config_options, recipe_argument
+from trnslurm.cli.output import say
 from trnslurm.cli.submit import submit_job
 from trnslurm.cluster.prepare import prepare_here
 from trnslurm.config import Config, resolve, resolve_cluster
@@ -187,7 +184,7 @@ def verify_command(target: str, **options: Any) -> None:
         raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
     else:
         workspace = workspace_of(options)
-        cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options))
+        cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
         directory = str(Path(target).absolute())
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
 
@@ -203,7 +200,7 @@ def _refuse_both(options: dict[str, Any]) -> None:
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
     workspace = workspace_of(options)
-    cluster = choose_data_cluster(workspace, options)
+    cluster = choose_data_cluster(workspace, options, say)
 
     def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
         return resolve(

@@ -9,15 +9,10 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.cli.options import (
-    cluster_option,
-    json_option,
-    path_option,
-    run_argument,
-    run_roots,
-    workspace_of,
-)
-from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.tables import count
+from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
+from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config import resolve_cluster
 from trnslurm.runs.find import find_run

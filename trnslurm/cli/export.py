@@ -8,15 +8,9 @@ from pathlib import Path
 
 import click
 
-from trnslurm.cli.options import (
-    choose_data_cluster,
-    cluster_option,
-    json_option,
-    path_option,
-    run_argument,
-    run_roots,
-    workspace_of,
-)
+from trnslurm.api.choice import choose_data_cluster, run_roots, workspace_of
+from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
+from trnslurm.cli.output import say
 from trnslurm.cluster.export import export, export_file
 from trnslurm.config import resolve
 from trnslurm.runs.find import find_run
@@ -94,6 +88,6 @@ def export_command(
         sys.exit(export(find_run(run, run_roots(workspace)), options))
     if step is not None or output is None:
         raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
-    chosen = choose_data_cluster(workspace, {"cluster": cluster})
+    chosen = choose_data_cluster(workspace, {"cluster": cluster}, say)
     config = resolve(workspace, recipe, cluster=chosen, preset=preset, settings=(), options={})
     sys.exit(export_file(config, Path(run), options))

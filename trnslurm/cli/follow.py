@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from trnslurm.cli.output import echo_json, figure
+from trnslurm.api.tables import figure
+from trnslurm.cli.output import echo_json
 from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
 from trnslurm.rundir import load_json
@@ -46,11 +47,6 @@ def report_started(
 def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:
     jobs = {} if local else dict(run.record().jobs)
     return {"run": run.name, "directory": str(run.path), "jobs": jobs}
-
-
-def say(text: str) -> None:
-    """Print a remark on stderr."""
-    click.echo(text, err=True)
 
 
 def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:

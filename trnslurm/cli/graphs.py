@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trnslurm.cli.output import count, hours
+from trnslurm.api.tables import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
 from trnslurm.node.graphs.manifest import Manifest

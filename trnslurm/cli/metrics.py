@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
-from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.cli.output import echo_json, echo_table, figure
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.tables import figure
+from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_run
 

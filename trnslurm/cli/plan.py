@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trnslurm.cli.graphs import graphs_facts, plan_lines
-from trnslurm.cli.options import (
+from trnslurm.api.choice import (
     choose_cluster,
     config_of,
-    json_option,
     parse_nodes,
+    workspace_of,
+)
+from trnslurm.api.plan import make_plan
+from trnslurm.api.tables import count
+from trnslurm.cli.graphs import graphs_facts, plan_lines
+from trnslurm.cli.options import (
+    json_option,
     path_option,
     preset_option,
     recipe_argument,
-    say_what_submit_would_use,
     spec_options,
-    workspace_of,
 )
-from trnslurm.cli.output import count, dollars, echo_json, echo_table, hours
+from trnslurm.cli.output import echo_json, echo_table, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.config import Workspace, describe, presets_of, resolve
 from trnslurm.config.tree import flatten, plain
-from trnslurm.errors import ConfigError, PlanError, TrnslurmError
-from trnslurm.plan.batch import even_nodes, without_padding
+from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of
-from trnslurm.plan.memory import Memory, check_memory, estimate_memory
-from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
 
 _SHOWN_CHARS = 60  # of a value in a table; --json has all of it
 _NARROW = 20  # where much stands beside it
@@ -138,8 +137,8 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
       trnslurm show gpt2_zero1 --preset tiny --set steps=50
     """
     workspace = workspace_of(options)
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = config_of(workspace, recipe, options, cluster, preset)
+    cluster, preset = choose_cluster(workspace, recipe, options)
+    config = config_of(workspace, recipe, options, cluster, preset, say=say)
     if as_json:
         origins = {key: asdict(origin) for key, origin in config.origins.items()}
         echo_json({"config": plain(config.tree), "origins": origins})
@@ -166,163 +165,24 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
       trnslurm plan gpt2_zero1 --nodes 1,2,3,4,8,16
     """
     workspace = workspace_of(options)
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = config_of(workspace, recipe, options, cluster, preset)
-    if has_own_batch(config.recipe):
-        raise ConfigError(
-            f"{config.title} decides its batch itself, so there is nothing to plan: "
-            "--set batch.global_batch=N --set batch.micro_batch=N, and give it to the script by "
-            "{micro_batch} and {accumulation}"
-        )
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    specs: list[JobSpec] = []
-    refused: list[tuple[int, TrnslurmError]] = []
-    for number in parse_nodes(nodes):
-        try:
-            spec = make_spec(config, number, name=options["name"], need_time=False)
-            check_memory(spec)
-            specs.append(spec)
-        except (ConfigError, PlanError) as error:
-            refused.append((number, error))
-    if not specs:
-        raise refused[0][1]
+    found = make_plan(workspace, recipe, options, parse_nodes(nodes), say=say)
+    refused = [(n, str(error)) for n, error in found.refused.items()]
     if as_json:
-        cache = CompileCache(config.cluster)
-        rows = [_plan_row(spec) | graphs_facts(spec, cache, workspace) for spec in specs]
-        errors = [{"nodes": n, "error": str(error)} for n, error in refused]
-        echo_json({"recipe": recipe, "cluster": cluster, "plans": rows, "refused": errors})
+        cache = CompileCache(found.specs[0].config.cluster)
+        facts = [graphs_facts(spec, cache, workspace) for spec in found.specs]
+        rows = [row | graphs for row, graphs in zip(found.rows, facts, strict=True)]
+        errors = [{"nodes": n, "error": error} for n, error in refused]
+        echo_json({"recipe": recipe, "cluster": found.cluster, "plans": rows, "refused": errors})
     else:
-        say_what_submit_would_use(workspace, config, options)
-        _print_plan(specs)
-        _print_memory(specs)
-        for line in (*plan_lines(specs, workspace), *([] if asked else _not_on(refused))):
+        if found.note:
+            say(found.note)
+        not_on = [] if asked else found.not_on()
+        for line in (*found.lines(), *plan_lines(found.specs, workspace), *not_on):
             click.echo(line)
     if refused and asked:
-        raise TrnslurmError("; ".join(f"{count(n, 'node')}: {e}" for n, e in refused))
-
-
-def _not_on(refused: Sequence[tuple[int, TrnslurmError]]) -> Iterator[str]:
-    """Yield a line for each reason why the job cannot run on some node counts."""
-    alike: dict[str, list[tuple[int, str]]] = {}
-    for nodes, error in refused:
-        why = str(error).partition("; ")[0]  # without the advice
-        alike.setdefault(re.sub(r"\d+", "", why), []).append((nodes, why))
-    for group in alike.values():
-        first, why = group[0]
-        example = f"on {first}, " if len(group) > 1 else ""
-        yield f"Not on {_on([str(nodes) for nodes, _ in group])}: {example}{why}"
-
-
-def _plan_row(spec: JobSpec) -> dict[str, Any]:
-    estimate = asdict(spec.estimate) if spec.estimate else None
-    memory = estimate_memory(spec)
-    return {
-        **asdict(spec.batch),
-        "padding": spec.batch.padding,
-        "even_nodes": even_nodes(spec.batch),
-        "seq_len": spec.config.recipe.seq_len,
-        "tokens_per_step": spec.tokens_per_step,
-        "steps": spec.steps,
-        "estimate": estimate,
-        "memory": memory.facts() | {"warning": check_memory(spec) or None} if memory else None,
-    }
-
-
-def _print_plan(specs: list[JobSpec]) -> None:
-    first = specs[0]
-    recipe, batch = first.config.recipe, first.batch
-    steps = {spec.steps for spec in specs}
-    click.echo(
-        f"{first.config.recipe_name} ({first.config.preset or 'no preset'}) on "
-        f"{first.instance.name}, "
-        f"{count(batch.workers_per_node, 'worker')} per node, {recipe.precision}, "
-        + (count(first.steps, "step") if len(steps) == 1 else f"{max(steps):,} steps at most")
-        + (f" of sequence length {recipe.seq_len}" if recipe.seq_len else "")
-    )
-    if batch.mode == "per_worker":
-        click.echo("The global batch GROWS with the nodes (batch.mode per_worker):")
-    click.echo()
-    header: tuple[str, ...] = (
-        "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
-        "tokens/step", "steps", "hours", "node-hours", "cost",
-    )  # fmt: skip
-    rows = [_plan_cells(spec) for spec in specs]
-    if len(steps) == 1:  # the first line says it
-        here = header.index("steps")
-        header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
-    echo_table(header, rows, right=",".join(header))
-    click.echo()
-    for spec in specs:
-        if spec.batch.padding_units:
-            click.echo(
-                f"{count(spec.nodes, 'node')}: {spec.batch.padding_units} of each step's "
-                f"{spec.batch.accumulation * spec.batch.workers} micro-batches have weight zero; "
-                f"{without_padding(spec.batch)}"
-            )
-    bases: dict[str, list[str]] = {}
-    for spec in specs:
-        if spec.estimate:
-            bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
-    for basis, counts in bases.items():
-        click.echo(f"Hours on {_on(counts)}: {basis}")
-    if not bases:
-        click.echo(
-            f"Hours: no throughput of this preset is known on {first.instance.name}"
-            f"{where_set(first.config, first.instance)}"
-        )
-
-
-def _print_memory(specs: list[JobSpec]) -> None:
-    """Print what a worker's device must hold, a line for all node counts that are alike."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for spec in specs:
-        if memory := estimate_memory(spec):
-            alike.setdefault(_memory_cells(spec, memory), []).append(str(spec.nodes))
-    if not alike:
-        return
-    rows = [(",".join(nodes), *cells) for cells, nodes in alike.items()]
-    header = (
-        "nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
-        "other way", "runtime", "total", "device",
-    )  # fmt: skip
-    used = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
-    other = "kept" if specs[0].config.recipe.train.get("gradient_checkpointing") else "recomputed"
-    shown = tuple(header[n].replace("other way", f"({other})") for n in used)
-    click.echo("\nGiB of a worker's device, an estimate:\n")
-    echo_table(shown, [tuple(row[n] for n in used) for row in rows], right=",".join(shown))
-    click.echo()
-    warnings: dict[str, list[str]] = {}
-    for spec in specs:
-        if text := check_memory(spec):
-            warnings.setdefault(text, []).append(str(spec.nodes))
-    for text, nodes in warnings.items():
-        click.echo(f"warning: on {_on(nodes)}, {text}")
-
-
-def _memory_cells(spec: JobSpec, memory: Memory) -> tuple[str, ...]:
-    recomputes = spec.config.recipe.train.get("gradient_checkpointing")
-    other = memory.activations_kept if recomputes else memory.activations_recomputed
-    cells = [memory.parameters, memory.gradients, memory.optimizer, memory.gathered]
-    cells += [memory.activations, 0.0 if recomputes is None else other, memory.runtime]
-    numbers = [f"{gib:.1f}" if gib else "-" for gib in cells]
-    return (*numbers, f"{memory.total:.1f}", f"{memory.available:g}")
-
-
-def _on(counts: list[str]) -> str:
-    return f"{', '.join(counts)} {'node' if counts == ['1'] else 'nodes'}"
-
-
-def _plan_cells(spec: JobSpec) -> tuple[str, ...]:
-    batch, estimate = spec.batch, spec.estimate
-    return (
-        str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
-        str(batch.accumulation), f"{100 * batch.padding:.1f}",
-        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-", f"{spec.steps:,}",
-        hours(estimate.hours if estimate else None),
-        hours(estimate.node_hours if estimate else None),
-        dollars(estimate.cost if estimate else None),
-    )  # fmt: skip
+        raise TrnslurmError("; ".join(f"{count(n, 'node')}: {error}" for n, error in refused))
 
 
 def _value(value: Any) -> str:

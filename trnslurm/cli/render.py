@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trnslurm.cli.options import (
-    choose_cluster,
-    config_of,
-    recipe_argument,
-    run_roots,
-    spec_options,
-    workspace_of,
-)
-from trnslurm.errors import RenderError
-from trnslurm.plan.memory import check_memory
-from trnslurm.plan.spec import make_spec
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.render import make_bundle, write_bundle
+from trnslurm.cli.options import recipe_argument, spec_options
+from trnslurm.cli.output import say
 from trnslurm.render.bundle import Bundle, diff, read_bundle
-from trnslurm.render.job import render_job
-from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY, RunFiles
+from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
-from trnslurm.runs.result import no_result
 
 _READING_ORDER = (
     "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", NODE_SCRIPT, PLAN, STRATEGY,
@@ -59,20 +48,10 @@ def render_command(
     if against is not None and output is not None:
         raise click.UsageError("--diff writes nothing: leave out -o")
     workspace = workspace_of(options)
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=False)
-    config = config_of(workspace, recipe, options, cluster, preset)
-    if problem := no_result(config):
-        click.echo(f"warning: {problem}", err=True)
-    spec = make_spec(config, nodes, name=options["name"])
-    if warning := check_memory(spec):
-        click.echo(f"warning: {warning}", err=True)
-    bundle = render_job(spec, workspace.template_dirs())
+    bundle = make_bundle(workspace, recipe, nodes, options, say=say)
     if against is not None:
-        other = (
-            Path(against)
-            if Path(against).is_dir()
-            else find_run(against, run_roots(workspace)).path
-        )
+        is_bundle = Path(against).is_dir()
+        other = Path(against) if is_bundle else find_run(against, run_roots(workspace)).path
         lines = list(diff(read_bundle(other), bundle))
         for line in lines:
             click.echo(line)
@@ -86,35 +65,6 @@ def render_command(
     click.echo(f"Wrote {len(bundle.files)} files to {output}. To run them by hand:")
     for line in bundle_instructions(bundle):
         click.echo(f"  {line}")
-
-
-def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
-    """Write a bundle to a new directory, whole or not at all."""
-    occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
-    if occupied:
-        _refuse_replacing(directory, force=force)
-    scratch = directory.absolute().with_name(f".{directory.name}.{os.getpid()}")
-    try:
-        scratch.mkdir(parents=True)
-        bundle.write(scratch)
-        if occupied:
-            shutil.rmtree(directory)
-        scratch.rename(directory)
-    except OSError as error:
-        raise RenderError(f"{directory}: cannot be written ({error.strerror})") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _refuse_replacing(directory: Path, *, force: bool) -> None:
-    files = RunFiles(directory)
-    if not files.plan_file.is_file():
-        raise RenderError(f"{directory} exists and is not a bundle: choose another name")
-    results = [f for d in (files.logs, files.state) for f in d.glob("[!.]*")]
-    if results or files.record_file.exists() or files.metrics_file.exists():
-        raise RenderError(f"{directory} holds the results of a run: choose another name")
-    if not force:
-        raise RenderError(f"{directory} already exists: pass --force to replace it")
 
 
 def bundle_instructions(bundle: Bundle) -> list[str]:

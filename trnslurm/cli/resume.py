@@ -8,9 +8,10 @@ import time
 
 import click
 
-from trnslurm.cli.follow import INTERRUPTED, report_started, say
-from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.cli.output import echo_json
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.cli.follow import INTERRUPTED, report_started
+from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.output import echo_json, say
 from trnslurm.errors import ConfigError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.watch import watch
@@ -54,10 +55,6 @@ def resume_command(
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
     """
-    if nodes is not None and nodes < 1:
-        raise ConfigError(f"--nodes {nodes}: a job needs at least one node")
-    if stop_at is not None and stop_at < 0:
-        raise ConfigError(f"--stop-at {stop_at}: steps count from 1; 0: the last")
     workspace = workspace_of({"path": path})
     directory = find_run(run, run_roots(workspace))
     done = resume(

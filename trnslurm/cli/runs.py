@@ -8,16 +8,18 @@ from typing import Any
 
 import click
 
-from trnslurm.cli.options import json_option, path_option, run_argument, run_roots, workspace_of
-from trnslurm.cli.output import count, echo_json, echo_table, figure
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.run import HEADER, RIGHT, cells, list_statuses, progress
+from trnslurm.api.tables import count
+from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cli.triage import echo_finding
 from trnslurm.cluster.execute import exec_in_run
-from trnslurm.errors import RunError
-from trnslurm.runs.find import find_run, list_runs
-from trnslurm.runs.logs import choose_log, follow_log, print_log
+from trnslurm.runs.find import find_run
+from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
-from trnslurm.submit.cancel import cancel, jobs_to_cancel
+from trnslurm.runs.status import RunStatus, run_status, why_it_failed
+from trnslurm.submit.cancel import cancel_unless_ended
 
 _SHOWN_ATTEMPTS = 5
 
@@ -39,8 +41,7 @@ def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None
     Example:
       trnslurm runs
     """
-    runs = list_runs(run_roots(workspace_of({"path": path})))
-    statuses, broken = statuses_of(runs if everything else runs[-20:])
+    statuses, broken = list_statuses(workspace_of({"path": path}), everything=everything)
     for error in broken:
         click.echo(f"warning: {error}", err=True)
     if as_json:
@@ -49,15 +50,7 @@ def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None
     if not statuses:
         click.echo("No runs yet: trnslurm submit gpt2_zero1 --nodes 2", err=True)
         return
-    header = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
-    rows = [(s.run, s.state, s.cluster, str(s.nodes), *_progress(s), s.reason) for s in statuses]
-    echo_table(header, rows, right="nodes,step,loss")
-
-
-def _progress(status: RunStatus) -> tuple[str, str]:
-    metrics = status.metrics
-    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
-    return step, figure(metrics.get("loss"), ".4f")
+    echo_table(HEADER, [cells(status) for status in statuses], right=RIGHT)
 
 
 @click.command("status")
@@ -95,7 +88,7 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"key of its graphs: {key}")
     _say_chain(status)
     if "step" in status.metrics:
-        step, loss = _progress(status)
+        step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}")
     _say_attempts(status)
     if found:
@@ -161,12 +154,7 @@ def logs_command(
             out.write(chunk)
             out.flush()
         return
-    file = choose()
-    if file is None:
-        status = run_status(directory)
-        reason = f": {status.reason}" if status.reason else ""
-        raise RunError(f"{directory.name} has no such log yet; it is {status.state}{reason}")
-    for chunk in print_log(file, wanted):
+    for chunk in print_log(log_of(directory, phase=phase, node=node, batch=batch), wanted):
         out.write(chunk)
 
 
@@ -187,14 +175,7 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
       trnslurm cancel last --now
     """
     directory = _run(run, path)
-    try:
-        before = run_status(directory, leftovers=True)
-    except RunError as error:
-        raise RunError(f"{error}{jobs_to_cancel(directory)}") from None
-    # What is lost may still run, and so may an early phase of what was refused.
-    settled = before.state != "LOST" and all(p.final for p in before.phases)
-    settled = settled and before.mend != f"trnslurm cancel {directory.name}"
-    cancelled = [] if before.final and settled else cancel(directory, now=now)
+    before, cancelled = cancel_unless_ended(directory, now=now)
     if as_json:
         echo_json([{"run": each.run.name, "saves": each.saves} for each in cancelled])
         return

@@ -14,8 +14,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from trnslurm.api.tables import count
 from trnslurm.cli.options import Command, json_option
-from trnslurm.cli.output import count, echo_json, echo_table
+from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.config.catalog import catalog
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.control import State, look

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from trnslurm.cli.options import cluster_option, json_option, path_option, workspace_of
+from trnslurm.api.choice import workspace_of
+from trnslurm.cli.options import cluster_option, json_option, path_option
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
 from trnslurm.cluster.shared import find_shared

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from trnslurm.cli.chain import links_of
-from trnslurm.cli.follow import report_started, say
+from trnslurm.api.choice import parse_nodes
+from trnslurm.api.submit import Proposal, propose, propose_bundle
+from trnslurm.api.tables import count, dollars, hours
+from trnslurm.cli.follow import report_started
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
-from trnslurm.cli.options import (
-    choose_cluster,
-    config_of,
-    parse_nodes,
-    recipe_argument,
-    spec_options,
-    workspace_of,
-)
-from trnslurm.cli.output import count, dollars, hours
+from trnslurm.cli.options import recipe_argument, spec_options
+from trnslurm.cli.output import say
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.errors import ConfigError, SubmitError
-from trnslurm.plan.memory import check_memory
-from trnslurm.plan.spec import make_spec
+from trnslurm.errors import SubmitError
 from trnslurm.render.project import PROJECT_CODE
-from trnslurm.runs.result import no_result
-from trnslurm.submit.here import check_here
-from trnslurm.submit.job import Job, Link, alone, make_job, read_job
-from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
-from trnslurm.submit.submit import submit_ahead, submit_chain
+from trnslurm.submit.job import Job, alone
+from trnslurm.submit.precompile import Need
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
@@ -96,67 +85,39 @@ def submit_command(
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     if rendered is not None:
         _refuse_options()
-        links, others = [alone(read_job(Path(rendered)))], list[Job]()
+        proposal = propose_bundle(Path(rendered), say)
     else:
         assert recipe is not None
         if chain and elastic:
             raise click.UsageError("--elastic does not work with --chain: leave out one of them")
-        links, others = _links(recipe, options, nodes, chain=chain, elastic=elastic)
-    for link in links:
-        for warning in check_here(link.job):
-            click.echo(f"warning: {warning}", err=True)
-    cache = CompileCache(links[0].job.profile)
-    needs = needs_of(links, cache)
-    for need in needs:
+        counts = parse_nodes(elastic, option="--elastic") if elastic else []
+        proposal = propose(recipe, nodes, options, chain=chain, elastic=counts, say=say)
+    for need in proposal.needs:
         click.echo(_size_line(need), err=not dry_run)
         if line := _project_line(need.job):
             click.echo(line, err=not dry_run)
-        if line := graphs_line(need, cache):
+        if line := graphs_line(need, proposal.cache):
             click.echo(line, err=not dry_run)
-    ahead = [need_of(job, cache) for job in others]
-    for need in ahead:
-        click.echo(graphs_ahead_line(need, cache), err=not dry_run)
+    for need in proposal.ahead:
+        click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
     if dry_run:
         return
-    ahead = [need for need in ahead if need.phases]
     if not yes:
-        _confirm([*needs, *ahead])
-    _submit_links(links, cache, ahead, follow=follow, detach=detach, as_json=as_json)
-
-
-def _links(
-    recipe: str, options: dict[str, Any], nodes: int, *, chain: bool, elastic: str | None
-) -> tuple[list[Link], list[Job]]:
-    """Return the jobs of the runs, and those that compile for other node counts."""
-    workspace = workspace_of(options)
-    cluster, preset = choose_cluster(workspace, recipe, options, to_submit=True)
-    if chain:
-        return links_of(workspace, recipe, options, nodes, cluster, preset), []
-    config = config_of(workspace, recipe, options, cluster, preset)
-    if problem := no_result(config):
-        raise ConfigError(problem)
-    spec = make_spec(config, nodes, name=options["name"])
-    if warning := check_memory(spec):
-        click.echo(f"warning: {warning}", err=True)
-    counts = parse_nodes(elastic, option="--elastic") if elastic else []
-    others = jobs_ahead(config, spec, counts, workspace.template_dirs()) if counts else []
-    return [alone(make_job(spec, workspace.template_dirs()))], others
+        _confirm(proposal)
+    _start(proposal, follow=follow, detach=detach, as_json=as_json)
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     """Submit a job and report it; follow the run if asked to, and exit with its result."""
     cache = CompileCache(job.profile)
-    _submit_links([alone(job)], cache, [], follow=follow, detach=detach, as_json=as_json)
+    proposal = Proposal(links=[alone(job)], needs=[], ahead=[], cache=cache)
+    _start(proposal, follow=follow, detach=detach, as_json=as_json)
 
 
-def _submit_links(
-    links: Sequence[Link], cache: CompileCache, ahead: Sequence[Need], *, follow: bool,
-    detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+def _start(proposal: Proposal, *, follow: bool, detach: bool, as_json: bool) -> None:
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    runs = submit_chain(links, command, cache=cache, detach=detach, say=say)
-    others = submit_ahead([need.job for need in ahead], command, cache=cache, say=say)
-    local = links[0].job.local
+    runs, others = proposal.start(command, detach=detach, say=say)
+    local = proposal.local
     report_started(runs, others, local=local, follow=follow, detach=detach, as_json=as_json)
 
 
@@ -190,12 +151,9 @@ def _project_line(job: Job) -> str:
     return f"{line}; it runs in a copy of it, work/ of the run directory"
 
 
-def _confirm(needs: Sequence[Need]) -> None:
-    first = needs[0].job
+def _confirm(proposal: Proposal) -> None:
+    first, expected = proposal.links[0].job, proposal.expected_node_hours
     limit = first.profile.ask_above_node_hours
-    expected = sum(
-        n.job.estimate.node_hours if n.job.estimate else n.limit_node_hours for n in needs
-    )
     if first.local or limit is None or expected <= limit:
         return
     if not sys.stdin.isatty():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from trnslurm.cluster.python import run_python
 from trnslurm.config import Cluster, Config, read_cluster
@@ -21,15 +22,42 @@ from trnslurm.runs.run import RunDir
 _MODULES = ("torch", "transformers", "safetensors")
 
 
-def export(run: RunDir, options: Sequence[str] = ()) -> int:
-    """Run the export script in a run's code, with its own options; return its exit code."""
+def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], None]) -> Path:
+    """Export a run's checkpoint, print nothing, and return the folder; its warnings are said."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = export(run, [*options, "--json"], streams=(out, err))
+        out.seek(0)
+        err.seek(0)
+        answer, words = (file.read().decode(errors="replace") for file in (out, err))
+    lines = words.strip().splitlines()
+    if code:
+        errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
+        raise RunError(
+            "; ".join(errors).removeprefix("error: ") or f"exit code {code} of its export.py"
+        )
+    for line in lines:
+        if line.startswith("warning: "):
+            say(line)
+    try:
+        return Path(json.loads(answer.strip().splitlines()[-1])["directory"])
+    except (ValueError, LookupError, TypeError):
+        raise RunError(f"{run.name}: its export.py answers --json with no directory") from None
+
+
+def export(
+    run: RunDir, options: Sequence[str] = (), *, streams: tuple[IO[bytes], IO[bytes]] | None = None
+) -> int:
+    """Run the export script in a run's code, with its own options; return its exit code.
+
+    It prints to our terminal, or to these `streams` in place of stdout and stderr.
+    """
     refuse_foreign(run.path, "export")
     record = run.record()
     saved = read_yaml(run.config_file).get("config")
     if not isinstance(saved, dict):
         raise RunError(f"{run.config_file}: damaged, it has no config")
     cluster = read_cluster(saved, str(run.config_file))
-    return _run_script(cluster, run, record.recipe, options, whose=run.name)
+    return _run_script(cluster, run, record.recipe, options, whose=run.name, streams=streams)
 
 
 def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
@@ -50,8 +78,9 @@ def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
 
 
 def _run_script(
-    cluster: Cluster, files: RunFiles, recipe: str, options: Sequence[str], *, whose: str
-) -> int:
+    cluster: Cluster, files: RunFiles, recipe: str, options: Sequence[str], *, whose: str,
+    streams: tuple[IO[bytes], IO[bytes]] | None = None,
+) -> int:  # fmt: skip
     script = files.code / "jobs" / recipe / "export.py"
     if not script.is_file():
         raise RunError(f"{whose}: {recipe} has no export.py, so it exports nothing")
@@ -62,4 +91,5 @@ def _run_script(
         pythonpath=files.code,
         modules=_MODULES,
         umask=0o027 if cluster.group_readable else 0o077,
+        streams=streams,
     )

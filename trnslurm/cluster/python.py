@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
@@ -124,17 +124,22 @@ def run_python(
     pythonpath: Path,
     modules: Sequence[str] = (),
     umask: int = -1,
+    streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
-    """Run the cluster's Python here until it ends, with our terminal; return its exit code.
+    """Run the cluster's Python here until it ends, and return its exit code.
+
+    It prints to our terminal, or to these `streams` in place of stdout and stderr.
 
     It must have the modules. On Ctrl-C it is asked to end (by TERM: a Python that still imports
     would answer INT with a traceback), and KeyboardInterrupt is raised when it has ended.
     """
     libc = ctypes.CDLL(None)
+    out, err = streams or (None, None)
     try:
         child = subprocess.Popen(
             ["/bin/bash", "-c", _script(cluster, arguments, pythonpath, modules)],
-            cwd=cwd, env=without_overrides(os.environ), stdin=subprocess.DEVNULL, umask=umask,
+            cwd=cwd, env=without_overrides(os.environ), stdin=subprocess.DEVNULL, stdout=out,
+            stderr=err, umask=umask,
             process_group=0,  # Ctrl-C comes from us, once, whoever sent it
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip

@@ -33,11 +33,15 @@ _PATTERNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Bundle:
     """All files of a rendered job, by their paths inside the bundle's directory."""
 
     files: Mapping[str, bytes]
+
+    def __repr__(self) -> str:
+        scripts = [name for name in self.files if "/" not in name]
+        return f"<Bundle of {len(self.files)} files: {', '.join(scripts)} …>"
 
     def sha256(self) -> dict[str, str]:
         """Return each file's checksum."""

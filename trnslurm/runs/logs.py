@@ -9,6 +9,7 @@ from pathlib import Path
 from trnslurm.errors import RunError
 from trnslurm.rundir import open_file
 from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
 
 _POLL_S = 0.5
 _CHUNK_BYTES = 1 << 16
@@ -33,6 +34,15 @@ def choose_log(
             if file.exists():
                 return file
     return None
+
+
+def log_of(run: RunDir, *, phase: str | None, node: int, batch: bool) -> Path:
+    """Return the log that choose_log would; if there is none yet, that is an error."""
+    if file := choose_log(run, phase=phase, node=node, batch=batch):
+        return file
+    status = run_status(run)
+    reason = f": {status.reason}" if status.reason else ""
+    raise RunError(f"{run.name} has no such log yet; it is {status.state}{reason}")
 
 
 def tail_offset(file: Path, lines: int | None) -> int:

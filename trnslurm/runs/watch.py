@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,15 +19,24 @@ _SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
 Say = Callable[[str], None]
 
 
-def follow(run: RunDir, every_s: float | None = None) -> Iterator[RunStatus]:
-    """Yield the status now and after every poll; the last one is final."""
+def follow(
+    run: RunDir, every_s: float | None = None, *, within_s: float | None = None
+) -> Iterator[RunStatus]:
+    """Yield the status now and after every poll; the last one is final.
+
+    If it is not after `within_s` seconds, that is an error.
+    """
+    deadline = time.monotonic() + (math.inf if within_s is None else within_s)
     poll_s = every_s or (_LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S)
     while True:
         status = run_status(run)
         yield status
         if status.final:
             break
-        time.sleep(poll_s)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise NotYetError(f"{run.name} is {status.state} after {within_s:g} s, and goes on")
+        time.sleep(min(poll_s, left_s))
     # A run that waited for this one goes on in the same local job.
     if status.then and status.state == "COMPLETED":
         return

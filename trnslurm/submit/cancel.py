@@ -12,7 +12,7 @@ from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.rundir import read_file, write_json
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable
 from trnslurm.runs.run import RunDir, utc_now
-from trnslurm.runs.status import is_complete
+from trnslurm.runs.status import RunStatus, is_complete, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
@@ -66,6 +66,18 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         for each in runs:
             each.cancelled_file.unlink(missing_ok=True)
         raise
+
+
+def cancel_unless_ended(run: RunDir, *, now: bool = False) -> tuple[RunStatus, list[Cancelled]]:
+    """Cancel a run that may still have jobs; return how it stood, and what was cancelled."""
+    try:
+        before = run_status(run, leftovers=True)
+    except RunError as error:
+        raise RunError(f"{error}{jobs_to_cancel(run)}") from None
+    # What is lost may still run, and so may an early phase of what was refused.
+    settled = before.state != "LOST" and all(phase.final for phase in before.phases)
+    settled = settled and before.mend != f"trnslurm cancel {run.name}"
+    return before, [] if before.final and settled else cancel(run, now=now)
 
 
 def jobs_to_cancel(run: RunDir) -> str:

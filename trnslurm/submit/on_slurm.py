@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -78,7 +79,8 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
 def _interrupts_deferred() -> Iterator[list[int]]:
     """Keep Ctrl-C from coming between a job and our knowing its id; raise it afterwards."""
     seen: list[int] = []
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    in_thread = threading.current_thread() is not threading.main_thread()  # which it never reaches
+    if in_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield seen  # inherited, as in the background of a script: Ctrl-C is not meant for us
         return
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from submitit.local import local
 from submitit.local.local import LocalExecutor
 
 from trnslurm.rundir import RunFiles
@@ -30,9 +34,23 @@ class GuardedLocal(LocalExecutor):
     """Runs one task whose command is ours."""
 
     def start(self, argv: Sequence[str]) -> int:
-        """Start the task, and return the pid of its controller."""
+        """Start the task in a session of its own, and return the pid of its controller.
+
+        No Ctrl-C reaches it, nor does the end of a notebook's kernel, which kills its process
+        group; and it holds no pipe of ours open. submitit has no option for that.
+        """
+        module: Any = local
         self.update_parameters(timeout_min=_NO_LIMIT_MIN)
-        job_id: str = self._submit_command(shlex.join(argv)).job_id
+        with (Path(self.folder) / "controller.log").open("ab") as log:
+            popen = functools.partial(
+                subprocess.Popen, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log,
+            )  # fmt: skip
+            module.subprocess = SimpleNamespace(Popen=popen)
+            try:
+                job_id: str = self._submit_command(shlex.join(argv)).job_id
+            finally:
+                module.subprocess = subprocess
         return int(job_id)
 
 
@@ -48,33 +66,9 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
     argv += ["--output", str(RunFiles(Path()).batch_log("%s", "local")), "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir(exist_ok=True)
-    with _apart_from_terminal(run.local_folder / "controller.log"):
-        pid = GuardedLocal(run.local_folder).start(argv)
+    pid = GuardedLocal(run.local_folder).start(argv)
     for each in runs:
         each.add_job("local", f"{pid}@{process_start(pid)}")
-
-
-@contextlib.contextmanager
-def _apart_from_terminal(log: Path) -> Iterator[None]:
-    """Let processes start that Ctrl-C does not reach and that hold no pipe of ours open.
-
-    submitit has no option for that, but a process inherits ignored signals and descriptors. Only
-    this process is to act on Ctrl-C, and to end the others in good order.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    kept = [os.dup(fd) for fd in range(3)]
-    try:
-        with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
-            for fd, file in enumerate((nothing, output, output)):
-                os.dup2(file.fileno(), fd)
-            yield
-    finally:
-        for fd, old in enumerate(kept):
-            os.dup2(old, fd)
-            os.close(old)
-        signal.signal(signal.SIGINT, interrupt)
 
 
 def stop(run: RunDir) -> None:

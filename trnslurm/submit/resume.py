@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.errors import NotYetError, RunError
+from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.plan.data import PREPARE
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
@@ -57,6 +57,10 @@ def resume(
 
     A run that is only held by Slurm, because its launch failed, is released instead.
     """
+    if nodes is not None and nodes < 1:
+        raise ConfigError(f"--nodes {nodes}: a job needs at least one node")
+    if stop_at is not None and stop_at < 0:
+        raise ConfigError(f"--stop-at {stop_at}: steps count from 1; 0: the last")
     chain = list(_with_waiting(run))
     with contextlib.ExitStack() as locks:
         for each in chain:

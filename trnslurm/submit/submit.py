@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from trnslurm.submit.here import find_python
 from trnslurm.submit.job import Job, Link, alone
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
+
+_ALONE = threading.Lock()
+"""One thread at a time: umask and working directory are those of the whole process."""
 
 
 def submit_chain(
@@ -81,11 +85,12 @@ def starter(job: Job, *, detach: bool, after: str = "") -> Callable[[Sequence[Ru
 @contextlib.contextmanager
 def privacy_of(job: Job) -> Iterator[None]:
     """Keep what is written as private as the profile says, whatever this shell's umask."""
-    umask = os.umask(0o027 if job.profile.group_readable else 0o077)
-    try:
-        yield
-    finally:
-        os.umask(umask)
+    with _ALONE:
+        umask = os.umask(0o027 if job.profile.group_readable else 0o077)
+        try:
+            yield
+        finally:
+            os.umask(umask)
 
 
 def _make_runs(

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from trnslurm.cli.options import config_of
+from trnslurm.api.choice import Options, Say, config_of
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
@@ -27,16 +25,17 @@ class _Stage:
 
     workspace: Workspace
     recipe: str
-    options: dict[str, Any]
+    options: Options
     nodes: int
     cluster: str
     preset: str
+    say: Say
 
     def config(self, checkpoints: str) -> Config:
         """Resolve it; `checkpoints` is what it goes on from, empty for the first of a chain."""
         return config_of(
             self.workspace, self.recipe, self.options, self.cluster, self.preset,
-            checkpoints=checkpoints,
+            checkpoints=checkpoints, say=self.say,
         )  # fmt: skip
 
     def spec(self, config: Config) -> JobSpec:
@@ -53,8 +52,8 @@ class _Stage:
 
 
 def links_of(
-    workspace: Workspace, recipe: str, options: dict[str, Any], nodes: int, cluster: str,
-    preset: str | None,
+    workspace: Workspace, recipe: str, options: Options, nodes: int, cluster: str,
+    preset: str | None, say: Say,
 ) -> list[Link]:  # fmt: skip
     """Return the jobs of a preset and of those that its recipe lets follow it."""
     chain = chain_of(workspace.recipe_dir(recipe), preset)
@@ -68,17 +67,17 @@ def links_of(
     links: list[Link] = []
     before: Config | None = None
     for name in chain:
-        own = options | {"settings": settings[name], "name": f"{options['name'] or recipe}-{name}"}
+        own = {**options, "settings": settings[name], "name": f"{options['name'] or recipe}-{name}"}
         own |= {"from_run": None} if before else {}
         stage = _Stage(
             workspace=workspace, recipe=recipe, options=own, nodes=nodes, cluster=cluster,
-            preset=name,
+            preset=name, say=say,
         )  # fmt: skip
         config = stage.config(_NOT_MADE if before else "")
         if before:
             _refuse_unfit(before, config)
         if warning := check_memory(stage.spec(config)):
-            click.echo(f"warning: {config.title}: {warning}", err=True)
+            say(f"warning: {config.title}: {warning}")
         links.append(Link(stage.job(config), stage.job_after))
         before = config
     return links

@@ -1,0 +1,1 @@
+"""The library: what `import trnslurm` offers, on which the command line sits."""

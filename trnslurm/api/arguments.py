@@ -1,0 +1,160 @@
+"""The arguments of the Python functions, checked and made what the command line's options are."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_args
+
+import yaml
+
+from trnslurm.config.schema import Launcher
+from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_PRECOMPILE = ("auto", "always", "never")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PathLike = str | os.PathLike[str]
+Paths = PathLike | Sequence[PathLike]
+Settings = Mapping[str, Any] | Sequence[str]
+
+
+def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise what the system refuses as a TrnslurmError, as the commands say it."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise TrnslurmError(f"{where}{error.strerror or error}") from error
+
+    return wrapper
+
+
+def take_remark(text: str, kept: list[str] | None = None) -> None:
+    """Make a warning one of Python's, at the line that called the library; keep other remarks."""
+    if not text.startswith("warning: "):
+        if kept is not None:
+            kept.append(text)
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text.removeprefix("warning: "), TrnslurmWarning, stacklevel=level)
+
+
+def options_of(
+    *, cluster: str | None = None, preset: str | None = None, settings: Settings = (),
+    workers: int | None = None, from_run: object = None, time: str | int | None = None,
+    name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
+    arguments: Sequence[str] = (), launcher: str | None = None, precompile: str | None = None,
+    path: Paths = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the arguments of a call as the options of a command."""
+    start = getattr(from_run, "directory", from_run)  # a Run
+    return {
+        "cluster": text("cluster", cluster),
+        "preset": text("preset", preset),
+        "settings": words_of(settings),
+        "workers_per_node": None if workers is None else whole("workers", workers),
+        "from_run": None if start is None else file_name("from_run", start),
+        "time": str(time) if isinstance(time, int) else text("time", time),
+        "name": text("name", name),
+        "sbatch": tuple(_texts("sbatch", sbatch)),
+        "allow_idle": flag("allow_idle", allow_idle),
+        "arguments": tuple(_texts("arguments", arguments)),
+        "launcher": one_of("launcher", launcher, get_args(Launcher)),
+        "precompile": one_of("precompile", precompile, _PRECOMPILE),
+        "path": search_path(path),
+    }
+
+
+def search_path(path: Paths) -> tuple[str, ...]:
+    """Return the directories to search first."""
+    several = path if isinstance(path, Sequence) and not isinstance(path, str) else [path]
+    return tuple(file_name("path", each) for each in several)
+
+
+def words_of(settings: Settings) -> tuple[str, ...]:
+    """Return settings as `key=value` words; a mapping's values are Python's."""
+    if isinstance(settings, Mapping):
+        return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
+    return tuple(_texts("settings", settings))
+
+
+def _written(key: str, value: Any) -> str:
+    """Return a value as YAML on one line, which is how a recipe would have it."""
+    value = value.item() if hasattr(value, "item") else value  # a number of numpy's
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    value = list(value) if isinstance(value, tuple) else value
+    try:
+        said = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+    except yaml.YAMLError:
+        raise ConfigError(
+            f"settings: {key}={value!r} is no number, text, list or mapping of these"
+        ) from None
+    return said.removesuffix("...\n").removesuffix("\n")
+
+
+def whole(name: str, value: object, *, least: int = 1) -> int:
+    """Return an argument that must be a whole number."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: expected a whole number")
+    if number < least:
+        raise ConfigError(f"{name}={value!r}: expected at least {least}")
+    return number
+
+
+def wholes(name: str, value: object) -> list[int]:
+    """Return an argument that must be a whole number, or several."""
+    if isinstance(value, Sequence | range) and not isinstance(value, str):
+        return [whole(name, each) for each in value]
+    return [whole(name, value)]
+
+
+def text(name: str, value: Any) -> Any:
+    """Return an argument that must be text or None."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: expected text")
+    return value
+
+
+def file_name(name: str, value: object) -> str:
+    """Return an argument that must be a path or a name."""
+    if isinstance(value, str | os.PathLike) and "\0" not in (found := os.fspath(value)):
+        return str(found)
+    raise ConfigError(f"{name}={value!r}: expected a path or a name")
+
+
+def one_of(name: str, value: object, known: Sequence[str]) -> object:
+    """Return an argument that must be one of these words, or None."""
+    if value is not None and value not in known:
+        raise ConfigError(f"{name}={value!r}: expected {', '.join(known[:-1])} or {known[-1]}")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an argument that must be True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: expected True or False")
+    return value
+
+
+def _texts(name: str, value: object) -> list[str]:
+    several = [value] if isinstance(value, str) else value
+    if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):
+        raise ConfigError(f"{name}={value!r}: expected texts")
+    return list(several)

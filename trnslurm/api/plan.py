@@ -1,0 +1,266 @@
+"""plan: a recipe's batch, memory, hours and cost on each node count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trnslurm.api.arguments import (
+    PathLike,
+    Paths,
+    Settings,
+    file_name,
+    one_line_errors,
+    options_of,
+    take_remark,
+    wholes,
+)
+from trnslurm.api.choice import (
+    Options,
+    Say,
+    choose_cluster,
+    config_of,
+    what_submit_would_use,
+    workspace_of,
+)
+from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
+from trnslurm.config import Workspace
+from trnslurm.errors import ConfigError, PlanError, TrnslurmError
+from trnslurm.plan.batch import even_nodes, without_padding
+from trnslurm.plan.memory import Memory, check_memory, estimate_memory
+from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
+
+NODES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan:
+    """What a recipe takes on each of some node counts; it shows itself as a table."""
+
+    recipe: str
+    preset: str | None
+    cluster: str
+    specs: Sequence[JobSpec] = field(compare=False)
+    """The job on each node count on which it can run."""
+    refused: Mapping[int, TrnslurmError] = field(compare=False)
+    """The other node counts, and why it cannot run there."""
+    note: str = ""
+    """What was chosen for want of a choice, where submit would choose something else."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers of each node count, as in `trnslurm plan --json`."""
+        return [_row(spec) for spec in self.specs]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which node counts have too little memory."""
+        found: dict[str, list[str]] = {}
+        for spec in self.specs:
+            if said := check_memory(spec):
+                found.setdefault(said, []).append(str(spec.nodes))
+        return [f"on {_on(nodes)}, {said}" for said, nodes in found.items()]
+
+    def lines(self) -> Iterator[str]:
+        """Yield it as text, without what was refused."""
+        header, rows = self._table()
+        yield from (self._title(), *self._growth(), "")
+        yield from text_table(header, rows, right=",".join(header))
+        yield from ("", *self._remarks())
+        if memory := self._memory():
+            yield from ("", f"{_OF_MEMORY}:", "")
+            yield from text_table(*memory, right=",".join(memory[0]))
+            yield ""
+            yield from (f"warning: {said}" for said in self.warnings)
+
+    def not_on(self) -> Iterator[str]:
+        """Yield a line for each reason why the job cannot run on some node counts."""
+        alike: dict[str, list[tuple[int, str]]] = {}
+        for nodes, error in self.refused.items():
+            why = str(error).partition("; ")[0]  # without the advice
+            alike.setdefault(re.sub(r"\d+", "", why), []).append((nodes, why))
+        for group in alike.values():
+            first, why = group[0]
+            example = f"on {first}, " if len(group) > 1 else ""
+            yield f"Not on {_on([str(nodes) for nodes, _ in group])}: {example}{why}"
+
+    def __repr__(self) -> str:
+        return "\n".join([*filter(None, [self.note]), *self.lines(), *self.not_on()])
+
+    def _repr_html_(self) -> str:
+        header, rows = self._table()
+        parts = [self.note, self._title(), *self._growth()]
+        found = [f"<p>{escaped(part)}</p>" for part in parts if part]
+        found.append(html_table(header, rows, right=",".join(header)))
+        if memory := self._memory():
+            found.append(f"<p>{_OF_MEMORY}:</p>")
+            found.append(html_table(*memory, right=",".join(memory[0])))
+        below = (*(f"warning: {said}" for said in self.warnings), *self._remarks(), *self.not_on())
+        return "\n".join([*found, *(f"<p>{escaped(line)}</p>" for line in below)])
+
+    def _title(self) -> str:
+        first = self.specs[0]
+        recipe, most = first.config.recipe, max(spec.steps for spec in self.specs)
+        return (
+            f"{self.recipe} ({self.preset or 'no preset'}) on {first.instance.name}, "
+            f"{count(first.batch.workers_per_node, 'worker')} per node, {recipe.precision}, "
+            + (f"{most:,} steps at most" if self._steps_differ() else count(most, "step"))
+            + (f" of sequence length {recipe.seq_len}" if recipe.seq_len else "")
+        )
+
+    def _growth(self) -> list[str]:
+        grows = self.specs[0].batch.mode == "per_worker"
+        return ["The global batch GROWS with the nodes (batch.mode per_worker):"] if grows else []
+
+    def _steps_differ(self) -> bool:
+        return len({spec.steps for spec in self.specs}) > 1
+
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        header: Sequence[str] = (
+            "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
+            "tokens/step", "steps", "hours", "node-hours", "cost",
+        )  # fmt: skip
+        rows: Sequence[Sequence[str]] = [_cells(spec) for spec in self.specs]
+        if not self._steps_differ():  # the title says it
+            here = header.index("steps")
+            header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
+        return header, rows
+
+    def _remarks(self) -> Iterator[str]:
+        """Yield where work is wasted, and how the hours are known."""
+        for spec in self.specs:
+            if spec.batch.padding_units:
+                yield (
+                    f"{count(spec.nodes, 'node')}: {spec.batch.padding_units} of each step's "
+                    f"{spec.batch.accumulation * spec.batch.workers} micro-batches have weight "
+                    f"zero; {without_padding(spec.batch)}"
+                )
+        bases: dict[str, list[str]] = {}
+        for spec in self.specs:
+            if spec.estimate:
+                bases.setdefault(spec.estimate.basis, []).append(str(spec.nodes))
+        for basis, counts in bases.items():
+            yield f"Hours on {_on(counts)}: {basis}"
+        if not bases:
+            first = self.specs[0]
+            yield (
+                f"Hours: no throughput of this preset is known on {first.instance.name}"
+                f"{where_set(first.config, first.instance)}"
+            )
+
+    def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
+        """Return what a worker's device must hold, a row for all node counts that are alike."""
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for spec in self.specs:
+            if memory := estimate_memory(spec):
+                alike.setdefault(_memory_cells(spec, memory), []).append(str(spec.nodes))
+        if not alike:
+            return None
+        rows = [(",".join(nodes), *cells) for cells, nodes in alike.items()]
+        header = (
+            "nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
+            "other way", "runtime", "total", "device",
+        )  # fmt: skip
+        used = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
+        recomputes = self.specs[0].config.recipe.train.get("gradient_checkpointing")
+        other = f"({'kept' if recomputes else 'recomputed'})"
+        shown = tuple(header[n].replace("other way", other) for n in used)
+        return shown, [tuple(row[n] for n in used) for row in rows]
+
+
+_OF_MEMORY = "GiB of a worker's device, an estimate"
+
+
+@one_line_errors
+def plan(
+    recipe: PathLike, *, nodes: int | Sequence[int] = NODES, cluster: str | None = None,
+    preset: str | None = None, settings: Settings = (), workers: int | None = None,
+    from_run: object = None, time: str | int | None = None, name: str | None = None,
+    sbatch: str | Sequence[str] = (), allow_idle: bool = False,
+    arguments: Sequence[str] = (), launcher: str | None = None, path: Paths = (),
+) -> Plan:  # fmt: skip
+    """Return a recipe's batch, memory, hours and cost on each node count.
+
+    The arguments are the options of `trnslurm plan`; docs/python.md has them.
+    """
+    options = options_of(
+        cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
+        time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
+        launcher=launcher, path=path,
+    )  # fmt: skip
+    counts = wholes("nodes", nodes)
+    if not counts:
+        raise ConfigError("nodes: name at least one node count")
+    workspace = workspace_of(options)
+    return make_plan(workspace, file_name("recipe", recipe), options, counts, say=take_remark)
+
+
+def make_plan(
+    workspace: Workspace, recipe: str, options: Options, counts: Sequence[int], *, say: Say
+) -> Plan:
+    """Plan a recipe on each node count; if it can run on none, that is an error."""
+    cluster, preset = choose_cluster(workspace, recipe, options)
+    config = config_of(workspace, recipe, options, cluster, preset, say=say)
+    if has_own_batch(config.recipe):
+        raise ConfigError(
+            f"{config.title} decides its batch itself, so there is nothing to plan: "
+            "--set batch.global_batch=N --set batch.micro_batch=N, and give it to the script by "
+            "{micro_batch} and {accumulation}"
+        )
+    specs: list[JobSpec] = []
+    refused: dict[int, TrnslurmError] = {}
+    for number in counts:
+        try:
+            spec = make_spec(config, number, name=options["name"], need_time=False)
+            check_memory(spec)
+            specs.append(spec)
+        except (ConfigError, PlanError) as error:
+            refused[number] = error
+    if not specs:
+        raise refused[counts[0]]
+    return Plan(
+        recipe=recipe, preset=config.preset, cluster=cluster, specs=specs, refused=refused,
+        note=what_submit_would_use(workspace, config, options),
+    )  # fmt: skip
+
+
+def _row(spec: JobSpec) -> dict[str, Any]:
+    estimate = asdict(spec.estimate) if spec.estimate else None
+    memory = estimate_memory(spec)
+    return {
+        **asdict(spec.batch),
+        "padding": spec.batch.padding,
+        "even_nodes": even_nodes(spec.batch),
+        "seq_len": spec.config.recipe.seq_len,
+        "tokens_per_step": spec.tokens_per_step,
+        "steps": spec.steps,
+        "estimate": estimate,
+        "memory": memory.facts() | {"warning": check_memory(spec) or None} if memory else None,
+    }
+
+
+def _memory_cells(spec: JobSpec, memory: Memory) -> tuple[str, ...]:
+    recomputes = spec.config.recipe.train.get("gradient_checkpointing")
+    other = memory.activations_kept if recomputes else memory.activations_recomputed
+    cells = [memory.parameters, memory.gradients, memory.optimizer, memory.gathered]
+    cells += [memory.activations, 0.0 if recomputes is None else other, memory.runtime]
+    numbers = [f"{gib:.1f}" if gib else "-" for gib in cells]
+    return (*numbers, f"{memory.total:.1f}", f"{memory.available:g}")
+
+
+def _on(counts: list[str]) -> str:
+    return f"{', '.join(counts)} {'node' if counts == ['1'] else 'nodes'}"
+
+
+def _cells(spec: JobSpec) -> tuple[str, ...]:
+    batch, estimate = spec.batch, spec.estimate
+    return (
+        str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
+        str(batch.accumulation), f"{100 * batch.padding:.1f}",
+        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-", f"{spec.steps:,}",
+        hours(estimate.hours if estimate else None),
+        hours(estimate.node_hours if estimate else None),
+        dollars(estimate.cost if estimate else None),
+    )  # fmt: skip

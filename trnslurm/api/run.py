@@ -1,0 +1,285 @@
+"""Run: a run that was submitted, to ask, wait for, resume and cancel; runs lists them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from trnslurm.api.arguments import (
+    PathLike,
+    Paths,
+    file_name,
+    flag,
+    one_line_errors,
+    one_of,
+    search_path,
+    take_remark,
+    text,
+    whole,
+)
+from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.tables import figure, html_table, text_table
+from trnslurm.cluster.export import export_quietly
+from trnslurm.config import Workspace
+from trnslurm.errors import ConfigError, RunError, RunFailedError, TrnslurmError
+from trnslurm.runs.find import find_run, list_runs
+from trnslurm.runs.logs import log_of, print_log
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
+from trnslurm.runs.watch import follow
+from trnslurm.submit.cancel import cancel_unless_ended
+from trnslurm.submit.resume import resume as resume_run
+
+_NEWEST = 20
+_NUMBER = (int, float)
+_DTYPES = ("float32", "bfloat16")
+HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
+RIGHT = "nodes,step,loss"
+
+
+class Run:
+    """A run; it shows itself as a table in a notebook, and as one line in a shell."""
+
+    @one_line_errors
+    def __init__(self, run: PathLike, *, path: Paths = ()) -> None:
+        """Find a run by its name, a unique part of it, its directory, or `last`."""
+        workspace = workspace_of({"path": search_path(path)})
+        self._files = find_run(file_name("run", run), run_roots(workspace))
+        self._path = path
+        self.remarks: tuple[str, ...] = ()
+        """What submit or resume said of it: what was chosen for want of a choice, and why."""
+
+    @classmethod
+    def _of(cls, files: RunDir, remarks: Sequence[str] = (), path: Paths = ()) -> Run:
+        run = object.__new__(cls)
+        run._files, run._path, run.remarks = files, path, tuple(remarks)
+        return run
+
+    @property
+    def name(self) -> str:
+        """Its name, which is that of its directory."""
+        return self._files.name
+
+    @property
+    def directory(self) -> Path:
+        """Its directory."""
+        return self._files.path
+
+    @property
+    def jobs(self) -> dict[str, str]:
+        """Phase -> Slurm job id; empty on the local cluster."""
+        record = self._files.record()
+        return {} if record.scheduler == "local" else dict(record.jobs)
+
+    @property
+    def state(self) -> str:
+        """Its state now, in one word, as `trnslurm status` has it; Slurm is asked each time."""
+        return self.status().state
+
+    @property
+    def then(self) -> Run | None:
+        """The run of a chain that starts from its result."""
+        then = self._files.record().then
+        return Run._of(self._files.beside(then), path=self._path) if then else None
+
+    @one_line_errors
+    def status(self) -> RunStatus:
+        """Return its state and reason now, its phases, attempts and last metrics."""
+        return run_status(self._files, leftovers=True)
+
+    @one_line_errors
+    def wait(self, timeout: float | None = None, *, raises: bool = True) -> Run:
+        """Wait until it has ended for good, and return it; Ctrl-C leaves it alone.
+
+        After `timeout` seconds that is a NotYetError; a run that did not complete is a
+        RunFailedError with its cause, unless told otherwise by `raises`.
+        """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBER)):
+            raise ConfigError(f"timeout={timeout!r}: expected seconds")
+        careful = flag("raises", raises)
+        (status,) = collections.deque(follow(self._files, within_s=timeout), maxlen=1)
+        if careful and status.state != "COMPLETED":
+            raise RunFailedError(self._why(status))
+        return self
+
+    @one_line_errors
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the numbers of each step, once per step, as `trnslurm metrics --json` has them."""
+        return self._files.steps()
+
+    @one_line_errors
+    def logs(
+        self, node: int = 0, *, tail: int | None = None, phase: str | None = None,
+        batch: bool = False,
+    ) -> str:  # fmt: skip
+        """Return the log of a node, or of the batch script: all of it, or its last lines."""
+        lines = None if tail is None else whole("tail", tail)
+        rank = whole("node", node, least=0)
+        file = log_of(
+            self._files, phase=text("phase", phase), node=rank, batch=flag("batch", batch)
+        )
+        return b"".join(print_log(file, lines)).decode(errors="replace")
+
+    @one_line_errors
+    def export(
+        self, *, step: int | str | None = None, output: PathLike | None = None,
+        dtype: str = "float32", tokenizer: PathLike | None = None, force: bool = False,
+    ) -> Path:  # fmt: skip
+        """Write a checkpoint as a Hugging Face folder, and return that.
+
+        By default it is the newest good checkpoint; `step` is a number, or `best`.
+        """
+        options = [f"--dtype={one_of('dtype', dtype, _DTYPES)}"]
+        if step is not None:
+            options += [f"--step={step if step == 'best' else whole('step', step)}"]
+        for name, folder in (("output", output), ("tokenizer", tokenizer)):
+            if folder is not None:
+                options += [f"--{name}={Path(file_name(name, folder)).absolute()}"]
+        options += ["--force"] if flag("force", force) else []
+        return export_quietly(self._files, options, say=take_remark)
+
+    @one_line_errors
+    def resume(self, *, nodes: int | None = None, stop_at: int | None = None) -> Run:
+        """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
+        workspace = workspace_of({"path": search_path(self._path)})
+        remarks: list[str] = []
+        resume_run(
+            self._files,
+            nodes=None if nodes is None else whole("nodes", nodes),
+            stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
+            template_dirs=workspace.template_dirs(),
+            detach=True,
+            say=lambda remark: take_remark(remark, remarks),
+        )
+        self.remarks = tuple(remarks)
+        return self
+
+    @one_line_errors
+    def cancel(self, *, now: bool = False) -> Run:
+        """Cancel it, with the runs that wait for it, unless it has ended; return it at once.
+
+        A training on Slurm saves a checkpoint first, unless it has to end `now`.
+        """
+        cancel_unless_ended(self._files, now=flag("now", now))
+        return self
+
+    def _why(self, status: RunStatus) -> str:
+        """Return in one line how it ended, and what triage found."""
+        said = f"{self.name} is {status.state}" + (f" ({status.reason})" if status.reason else "")
+        found = why_it_failed(self._files, status)
+        if found and found.brief not in status.reason:
+            said += f": {found.brief}"
+        if found:
+            said += f"; {found.fix}; {found.evidence} in {self.directory} tells it"
+        return said + (f"; next: {status.mend}" if status.mend else "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.directory == other.directory
+
+    def __hash__(self) -> int:
+        return hash(self.directory)
+
+    def __repr__(self) -> str:
+        try:
+            status = self.status()
+        except TrnslurmError as error:
+            return f"<Run {self.name}: {error}>"
+        *_, step, loss, reason = cells(status)
+        about = [f"{status.state}{f' ({reason})' if reason else ''}"]
+        about += [f"step {step}", f"loss {loss}"] if step != "-" else []
+        return f"<Run {self.name}: {', '.join(about)}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            status = self.status()
+        except TrnslurmError as error:
+            return html_table(("", ""), [("run", self.name), ("error", str(error))])
+        rows = [*zip(HEADER, cells(status), strict=True)]
+        rows += [("remark", remark) for remark in self.remarks]
+        rows += [("directory", status.path)]
+        rows += [("next", status.mend)] if status.mend else []
+        return html_table(("", ""), [row for row in rows if row[1] not in ("", "-")])
+
+
+class Runs(Sequence[Run]):
+    """Runs, the newest last; they show themselves as a table of how they stood when listed."""
+
+    def __init__(self, statuses: Sequence[RunStatus], runs: Sequence[Run]) -> None:
+        self.statuses = tuple(statuses)
+        """The status of each when it was listed, for which Slurm was asked once."""
+        self._runs = tuple(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        if isinstance(index, slice):
+            return Runs(self.statuses[index], self._runs[index])
+        return self._runs[index]
+
+    def __repr__(self) -> str:
+        rows = [cells(status) for status in self.statuses]
+        return "\n".join(text_table(HEADER, rows, right=RIGHT)) if rows else "No runs yet"
+
+    def _repr_html_(self) -> str:
+        return html_table(HEADER, [cells(status) for status in self.statuses], right=RIGHT)
+
+
+@one_line_errors
+def runs(*, all: bool = False, path: Paths = ()) -> Runs:  # noqa: A002  as the option
+    """Return the newest 20 runs, or all; one that cannot be read is a warning."""
+    workspace = workspace_of({"path": search_path(path)})
+    statuses, broken = list_statuses(workspace, everything=flag("all", all))
+    for error in broken:
+        take_remark(f"warning: {error}")
+    return Runs(statuses, [Run._of(RunDir(Path(s.path)), path=path) for s in statuses])
+
+
+@one_line_errors
+def resume(
+    run: Run | PathLike, *, nodes: int | None = None, stop_at: int | None = None, path: Paths = ()
+) -> Run:
+    """Submit a run again from its newest checkpoint, on other nodes too, and return it at once."""
+    return _run(run, path).resume(nodes=nodes, stop_at=stop_at)
+
+
+@one_line_errors
+def cancel(run: Run | PathLike, *, now: bool = False, path: Paths = ()) -> Run:
+    """Cancel a run, with the runs that wait for it, unless it has ended; return it at once.
+
+    A training on Slurm saves a checkpoint first, unless it has to end `now`.
+    """
+    return _run(run, path).cancel(now=now)
+
+
+def list_statuses(
+    workspace: Workspace, *, everything: bool
+) -> tuple[list[RunStatus], list[RunError]]:
+    """Return how the newest runs stand, or all of them, and the damaged ones."""
+    found = list_runs(run_roots(workspace))
+    return statuses_of(found if everything else found[-_NEWEST:])
+
+
+def _run(run: Run | PathLike, path: Paths) -> Run:
+    return run if isinstance(run, Run) else Run(run, path=path)
+
+
+def progress(status: RunStatus) -> tuple[str, str]:
+    """Return step and loss for a table."""
+    metrics = status.metrics
+    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
+    return step, figure(metrics.get("loss"), ".4f")
+
+
+def cells(status: RunStatus) -> tuple[str, ...]:
+    """Return its row in a table under HEADER."""
+    return (
+        status.run, status.state, status.cluster, str(status.nodes), *progress(status),
+        status.reason,
+    )  # fmt: skip
