@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from submitit.core import core, utils
+from submitit.local import local
 from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
@@ -57,6 +58,12 @@ def test_what_is_overridden_is_what_submission_uses() -> None:
         assert name in source
     assert SlurmExecutor._submit_command is core.PicklingExecutor._submit_command
     assert issubclass(SlurmExecutor, core.PicklingExecutor)
+
+
+def test_a_local_task_is_started_by_a_popen_of_the_modules_own() -> None:
+    source = inspect.getsource(local.start_controller)
+    assert "process = subprocess.Popen(proc_cmd, shell=need_shell, env=env)" in source
+    assert local.subprocess is subprocess
 
 
 def test_job_id_is_read_from_sbatchs_words() -> None:

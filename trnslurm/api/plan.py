@@ -87,7 +87,7 @@ class Plan:
             yield f"Not on {_on([str(nodes) for nodes, _ in group])}: {example}{why}"
 
     def __repr__(self) -> str:
-        return "\n".join([*filter(None, [self.note]), *self.lines(), *self.not_on()])
+        return "\n".join([*filter(None, [self.note]), *self.lines(), *self.not_on()]).rstrip()
 
     def _repr_html_(self) -> str:
         header, rows = self._table()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,10 +42,18 @@ class GuardedLocal(LocalExecutor):
         module: Any = local
         self.update_parameters(timeout_min=_NO_LIMIT_MIN)
         with (Path(self.folder) / "controller.log").open("ab") as log:
-            popen = functools.partial(
-                subprocess.Popen, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log,
-            )  # fmt: skip
+
+            def popen(
+                argv: Sequence[str], *, shell: bool, env: Mapping[str, str]
+            ) -> subprocess.Popen[bytes]:
+                process = subprocess.Popen(
+                    argv, shell=shell, env=env, start_new_session=True, stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=log,
+                )  # fmt: skip
+                # This process may live for days: it leaves no zombie.
+                threading.Thread(target=process.wait, daemon=True).start()
+                return process
+
             module.subprocess = SimpleNamespace(Popen=popen)
             try:
                 job_id: str = self._submit_command(shlex.join(argv)).job_id
