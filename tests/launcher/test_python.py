@@ -183,6 +183,7 @@ def test_texts_of_others_are_escaped(make_run) -> None:
     run = trnslurm.Run(make_run(phases=("train",), jobs={}, recipe=evil.replace("/", ""),
                                 scheduler="local", states=states).path)  # fmt: skip
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in run._repr_html_()
+    assert "text-align: right" not in run._repr_html_()
     for shown in (run._repr_html_(), trnslurm.runs()._repr_html_()):
         assert "<script" not in shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import trnslurm
 from trnslurm import __version__
 from trnslurm.cli import cli as group
 
@@ -234,3 +236,15 @@ def test_reader_that_has_seen_enough_gets_no_traceback(site, home: Path) -> None
         os.close(write)
     assert done.stderr == ""
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("name", ["plan", "render", "submit", "resume", "cancel", "runs"])
+def test_python_takes_what_the_command_takes(name: str) -> None:
+    """By the same names, less what is about printing and asking."""
+    command = group.get_command(click.Context(group), name)
+    assert command
+    printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach"}
+    words = {p.opts[-1] for p in command.params} - printing
+    named = {"--set": "settings", "--from": "from_run"}
+    expected = {named.get(word, word.lstrip("-").replace("-", "_")) for word in words}
+    assert set(inspect.signature(getattr(trnslurm, name)).parameters) == expected

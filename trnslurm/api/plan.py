@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trnslurm.api.arguments import (
@@ -35,16 +35,16 @@ from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
 NODES = (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Plan:
     """What a recipe takes on each of some node counts; it shows itself as a table."""
 
     recipe: str
     preset: str | None
     cluster: str
-    specs: Sequence[JobSpec] = field(compare=False)
+    specs: Sequence[JobSpec]
     """The job on each node count on which it can run."""
-    refused: Mapping[int, TrnslurmError] = field(compare=False)
+    refused: Mapping[int, TrnslurmError]
     """The other node counts, and why it cannot run there."""
     note: str = ""
     """What was chosen for want of a choice, where submit would choose something else."""

@@ -172,7 +172,8 @@ class Run:
         if found and found.brief not in status.reason:
             said += f": {found.brief}"
         if found:
-            said += f"; {found.fix}; {found.evidence} in {self.directory} tells it"
+            more = "" if found.evidence in found.fix else f"; see {found.evidence}"
+            said += f"; {found.fix}{more} in {self.directory}"
         return said + (f"; next: {status.mend}" if status.mend else "")
 
     def __eq__(self, other: object) -> bool:

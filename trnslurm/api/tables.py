@@ -27,7 +27,7 @@ def text_table(
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> str:
     """Return a table for a notebook; its texts, which others may have written, are escaped."""
-    aligned = set(right.split(","))
+    aligned = {*right.split(",")} - {""}
 
     def line(cells: Sequence[str], tag: str) -> str:
         styles = (f"text-align: {'right' if name in aligned else 'left'}" for name in header)
