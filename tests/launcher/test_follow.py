@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -28,7 +29,9 @@ def play(site, fake_slurm, monkeypatch) -> Callable[..., None]:
                 data = {"phase": phase, "attempt": 1, "hosts": "node-1,node-2"} | fields
                 write_json(site.run().state / f"{phase}-1.json", data)
 
-        monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=next_scene))
+        monkeypatch.setattr(
+            watch, "time", SimpleNamespace(sleep=next_scene, monotonic=time.monotonic)
+        )
 
     return put
 
@@ -77,7 +80,7 @@ def test_ctrl_c_leaves_the_jobs_alone(site, play, cli, fake_slurm, monkeypatch) 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=interrupt, monotonic=time.monotonic))
     done = cli(*SUBMIT)
     assert done.code == 130
     name = site.run().name
