@@ -155,8 +155,17 @@ def test_faults(user, cluster: Sandbox, home: Path) -> None:
     assert list(disk.iterdir()) == []
     assert cluster.fault("disk", disk, "off")
     cluster.until(2, "idle")
+
+    def started() -> str:
+        """When the node's slurmd was started, as the controller knows it."""
+        shown = cluster.slurm("scontrol", "show", "node", "-o", "compute-dy-trn1-2").ok
+        return shown.partition("SlurmdStartTime=")[2].split()[0]
+
+    before = started()
     for fault in ("freeze", "thaw", "link-down", "link-up", "slurmd-kill", "slurmd-start"):
         assert cluster.fault(2, fault)
+    # What it says later than the reboot would hide that: slurmctld compares the two times.
+    eventually(lambda: started() != before)
     cluster.until(2, "idle")
     assert cluster.fault(2, "reboot") == "compute-dy-trn1-2: rebooted"
     assert cluster.on_node(2, "id", "-un").ok == f"{user.pw_name}\n"

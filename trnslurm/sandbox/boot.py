@@ -23,7 +23,8 @@ from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 
 _NODES_S = 90
 _POLL_S = 0.1
-_DARK_S = 1.1  # slurmctld counts in seconds: a node back within one is not seen to have rebooted
+# A reboot is seen if it is later than the node's last word, in whole seconds, as slurmctld took it.
+_DARK_S = 2.1
 _SLURMCTLD_PORT = 6820
 _SLURMDBD_PORT = 6819
 _MARIADB_PORT = 3306
