@@ -137,9 +137,14 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (
             ["./train.py", "--", "{microbatch}"],
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
-            "{{microbatch}} for the braces themselves",
+            "--set places.microbatch=VALUE makes one, and {{microbatch}} is for the braces themselves",
         ),
         (["./train.py", "--", "{x}"], "no place {x}: there are accumulation, attempt, "),
+        (["./train.py", "--set", "lr=1"], "unknown key lr; as {lr} in the script's arguments it is "
+         "places.lr"),
+        (["./train.py", "--set", "places.lr=1"], "places.lr is set, but no argument has {lr}"),
+        (["./train.py", "--set", "places.run=1", "--", "{run}"], "{run} has a meaning of its own"),
+        (["toy", "--set", "places.lr=1"], "places is set, but this recipe's job reads plan.json"),
         (["./train.py", "--", "{accumulation}"], "set it with --set batch.global_batch=N"),
         (["./train.py", "--", "{steps}"], "the arguments have {steps}, which is not set"),
         (["toy", "--", "--lr=1"], "arguments is set, but this recipe's job reads plan.json"),
@@ -247,7 +252,8 @@ def test_the_working_directory(site, fake_slurm, cli, project) -> None:
 def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) -> None:
     """As argument, option of a launcher, directory, link and name of a script; or are refused."""
     text = HOSTILE[what]
-    given: dict[str, Any] = {"arguments": [text, f"--x={text}{{run}}{text}"]}
+    given: dict[str, Any] = {"arguments": ["{own}", text, f"--x={text}{{run}}{text}"]}
+    given |= {"places": {"own": text}}
     tries = [given, {"launcher_arguments": [text]}, {"checkpoints": text}]
     if what in FILE_NAMES:
         (project / text).write_text("")
@@ -282,7 +288,7 @@ def test_hostile_texts_arrive_as_they_are(site, project, what: str, tmp_path) ->
         for word in fields.get("launcher_arguments", []):
             assert word in words
         if "arguments" in fields:
-            assert words[-2:] == [text, *words[-1:]]
+            assert words[-3:-1] == [text, text]
             assert words[-1].startswith("--x=") and words[-1].count("/runs/a b") == 1
         for name in fields.get("links", []):
             assert (home / "work" / name).resolve() == project / name

@@ -226,6 +226,11 @@ def _hint(dotted: str, source: str, tree: Mapping[str, Any]) -> Any:
         known = known if not passed else fields_of(hint) if is_dataclass(hint) else {}
         if key not in known:
             names = [".".join([*passed, k]) for k in known] or [k for k, _ in flatten(tree)]
+            if tree["project"] and dotted.isidentifier() and not did_you_mean(dotted, names):
+                raise ConfigError(
+                    f"{source}: unknown key {dotted}; as {{{dotted}}} in the script's arguments it "
+                    f"is places.{dotted}"
+                )
             ends = [k for k, _ in flatten(tree) if k.endswith(f".{dotted}")]
             if ends and not did_you_mean(dotted, names):  # lr means train.lr
                 raise ConfigError(

@@ -260,6 +260,8 @@ class Recipe:
     taken along whole. Empty: the script reads plan.json."""
     arguments: tuple[str, ...] = ()
     """What such a script is given; places in braces, as {micro_batch}, are filled in."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Places of its own: with `places.lr` set, {lr} in its arguments is that."""
     launcher: Launcher = "torchrun"
     """What starts it: torchrun, accelerate, deepspeed or srun, once per worker; python, or script
     for a program that is no Python, once per node."""

@@ -61,7 +61,7 @@ _NOT_EMPTY = (
 
 
 _OF_A_SCRIPT: dict[str, Any] = {
-    "arguments": [], "launcher": "torchrun", "launcher_arguments": [], "links": [],
+    "arguments": [], "places": {}, "launcher": "torchrun", "launcher_arguments": [], "links": [],
     CHECKPOINTS: "",
 }  # fmt: skip
 

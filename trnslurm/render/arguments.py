@@ -43,6 +43,8 @@ def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
     every: list[str] = []
     resuming: list[str] = []
     known = known_places(spec)
+    _refuse_own(spec.config.recipe, known)
+    known |= spec.config.recipe.places
     _refuse_unknown(spec, known)
     for argument in spec.config.recipe.arguments:
         word = _word(argument, known)
@@ -59,6 +61,16 @@ def _places(argument: str) -> list[str]:
     return [match[2] for match in _PLACE.finditer(argument) if match[2]]
 
 
+def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
+    """Refuse places of the recipe's own that nothing names, or that mean something already."""
+    used = {place for argument in recipe.arguments for place in _places(argument)}
+    for place in recipe.places:
+        if place in known or place in _ON_NODE:
+            raise ConfigError(f"places.{place}: {{{place}}} has a meaning of its own; rename it")
+        if place not in used:
+            raise ConfigError(f"places.{place} is set, but no argument has {{{place}}}")
+
+
 def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
     names = [*known, *_ON_NODE]
     for argument in spec.config.recipe.arguments:
@@ -66,8 +78,8 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
             if place not in names:
                 hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
                 raise ConfigError(
-                    f"argument {argument!r}: no place {{{place}}}{hint}; {{{{{place}}}}} for the "
-                    "braces themselves"
+                    f"argument {argument!r}: no place {{{place}}}{hint}; --set places.{place}=VALUE "
+                    f"makes one, and {{{{{place}}}}} is for the braces themselves"
                 )
     recipe = spec.config.recipe
     used = {place for one in recipe.arguments for place in _places(one)}
