@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
     from trnslurm.api.submit import submit
+    from trnslurm.api.sweep import sweep
     from trnslurm.contract import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
 
@@ -35,6 +36,7 @@ __all__ = [
     "saved",
     "should_stop",
     "submit",
+    "sweep",
 ]
 
 # Each is imported when it is first used: on nodes there are few of these modules, and no others.
@@ -54,6 +56,7 @@ _WHERE = {
     "saved": "trnslurm.contract",
     "should_stop": "trnslurm.contract",
     "submit": "trnslurm.api.submit",
+    "sweep": "trnslurm.api.sweep",
 }
 
 

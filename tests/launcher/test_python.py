@@ -22,6 +22,7 @@ from trnslurm.runs.run import RunDir
 OFFERED = [
     "Plan", "Run", "RunFailedError", "Runs", "TrnslurmError", "TrnslurmWarning", "cancel", "plan",
     "render", "report", "resume", "runs", "saved", "should_stop", "submit",
+    "sweep",
 ]  # fmt: skip
 # On each of two nodes, one process without PyTorch. It holds until it is told to go on or to end.
 SCRIPT = """

@@ -137,7 +137,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (
             ["./train.py", "--", "{microbatch}"],
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
-            "--set places.microbatch=VALUE makes one, and {{microbatch}} is for the braces themselves",
+            "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
         (["./train.py", "--", "{x}"], "no place {x}: there are accumulation, attempt, "),
         (["./train.py", "--set", "lr=1"], "unknown key lr; as {lr} in the script's arguments it is "

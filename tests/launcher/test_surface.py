@@ -26,7 +26,8 @@ SURFACE = {
     "plan": f"RECIPE ARGUMENTS -n/--nodes {SPEC} --json",
     "render": f"RECIPE ARGUMENTS -n/--nodes {SPEC} -o/--output --force --diff",
     "submit": (
-        f"RECIPE ARGUMENTS -n/--nodes {SPEC} --precompile --elastic --chain --rendered --dry-run "
+        f"RECIPE ARGUMENTS -n/--nodes {SPEC} --precompile --elastic --sweep --sweep-file "
+        "--at-most --chain --rendered --dry-run "
         "-y/--yes -f/--follow --detach --json"
     ),
     "new": "NAME ARGUMENTS --from --launcher --force",
@@ -39,8 +40,8 @@ SURFACE = {
         "--test-shards"
     ),
     "data verify": f"TARGET {CONFIG}",
-    "runs": "-a/--all --path --json",
-    "status": "RUN --path --json",
+    "runs": "SWEEP -a/--all --path --json",
+    "status": "RUN --lowest --highest --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "metrics": "RUN -n/--lines --path --json",
     "triage": "RUN --phase --attempt --path --json",
@@ -72,6 +73,7 @@ SURFACE = {
     "sandbox fault": "--name FAULT",
     "completion": "SHELL",
 }
+_OF_A_SWEEP = {"--sweep", "--sweep-file", "--at-most"}
 SANDBOX_VERBS = ("up", "down", "status", "env", "exec", "fault")
 DEFAULTS = {
     ("plan", "nodes"): "1,2,4,8,16",
@@ -244,7 +246,12 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
     command = group.get_command(click.Context(group), name)
     assert command
     printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach"}
-    words = {p.opts[-1] for p in command.params} - printing
+    words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP
     named = {"--set": "settings", "--from": "from_run"}
     expected = {named.get(word, word.lstrip("-").replace("-", "_")) for word in words}
     assert set(inspect.signature(getattr(trnslurm, name)).parameters) == expected
+
+
+def test_a_sweep_in_python_takes_what_a_submission_takes() -> None:
+    alike = {*inspect.signature(trnslurm.submit).parameters} - {"elastic", "chain", "rendered"}
+    assert {*inspect.signature(trnslurm.sweep).parameters} == alike | {"values", "at_most"}

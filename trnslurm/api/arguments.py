@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import yaml
 
 from trnslurm.config.schema import Launcher
+from trnslurm.config.search import yaml_line
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -97,12 +98,11 @@ def _written(key: str, value: Any) -> str:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     value = list(value) if isinstance(value, tuple) else value
     try:
-        said = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+        return yaml_line(value)
     except yaml.YAMLError:
         raise ConfigError(
             f"settings: {key}={value!r} is no number, text, list or mapping of these"
         ) from None
-    return said.removesuffix("...\n").removesuffix("\n")
 
 
 def whole(name: str, value: object, *, least: int = 1) -> int:

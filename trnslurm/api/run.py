@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -24,10 +25,11 @@ from trnslurm.api.tables import figure, html_table, text_table
 from trnslurm.cluster.export import export_quietly
 from trnslurm.config import Workspace
 from trnslurm.errors import ConfigError, RunError, RunFailedError, TrnslurmError
-from trnslurm.runs.find import find_run, list_runs
+from trnslurm.runs.find import find_run, find_runs, list_runs
 from trnslurm.runs.logs import log_of, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
+from trnslurm.runs.sweep import standing_of
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel_unless_ended
 from trnslurm.submit.resume import resume as resume_run
@@ -77,6 +79,11 @@ class Run:
     def state(self) -> str:
         """Its state now, in one word, as `trnslurm status` has it; Slurm is asked each time."""
         return self.status().state
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What was set for this run of a sweep; empty: it is of none."""
+        return dict(self._files.record().values)
 
     @property
     def then(self) -> Run | None:
@@ -205,7 +212,10 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs, the newest last; they show themselves as a table of how they stood when listed."""
+    """Runs, the newest last; they show themselves as a table of how they stood when listed.
+
+    The runs of a sweep are in its order, with the values of each.
+    """
 
     def __init__(self, statuses: Sequence[RunStatus], runs: Sequence[Run]) -> None:
         self.statuses = tuple(statuses)
@@ -224,19 +234,56 @@ class Runs(Sequence[Run]):
             return Runs(self.statuses[index], self._runs[index])
         return self._runs[index]
 
+    @one_line_errors
+    def best(self, *, lowest: str | None = None, highest: str | None = None) -> Run | None:
+        """Return the run whose last word on a metric is the lowest, or the highest, now.
+
+        Without one it is the held-out loss, or that of training. None: no run says it yet.
+        """
+        standing = standing_of([run._files for run in self], lowest=lowest, highest=highest)
+        return self[[*standing.statuses].index(standing.best)] if standing.best else None
+
+    @one_line_errors
+    def wait(self, timeout: float | None = None, *, raises: bool = True) -> Runs:
+        """Wait until all have ended for good, and return them as they stand then.
+
+        What it raises of a run, as that does, it raises once all have ended.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for run in self:
+            run.wait(deadline and max(0.0, deadline - time.monotonic()), raises=False)
+        for run in self if flag("raises", raises) else ():
+            run.wait()
+        return Runs(statuses_of([run._files for run in self])[0], self._runs)
+
+    @one_line_errors
+    def cancel(self, *, now: bool = False) -> Runs:
+        """Cancel all that have not ended; return them at once."""
+        for run in reversed(self):  # the last first: else its turn would come
+            run.cancel(now=now)
+        return self
+
     def __repr__(self) -> str:
-        rows = [cells(status) for status in self.statuses]
-        return "\n".join(text_table(HEADER, rows, right=RIGHT)) if rows else "No runs yet"
+        table = runs_table(self.statuses, values=self._of_sweep())
+        return "\n".join(text_table(*table, right=RIGHT)) if self else "No runs yet"
 
     def _repr_html_(self) -> str:
-        return html_table(HEADER, [cells(status) for status in self.statuses], right=RIGHT)
+        return html_table(*runs_table(self.statuses, values=self._of_sweep()), right=RIGHT)
+
+    def _of_sweep(self) -> bool:
+        return len({status.group for status in self.statuses}) == 1
 
 
 @one_line_errors
-def runs(*, all: bool = False, path: Paths = ()) -> Runs:  # noqa: A002  as the option
-    """Return the newest 20 runs, or all; one that cannot be read is a warning."""
+def runs(
+    sweep: PathLike | None = None, *, all: bool = False, path: Paths = (),  # noqa: A002  as the option
+) -> Runs:  # fmt: skip
+    """Return the newest 20 runs, or all, or those of a sweep; a damaged one is a warning."""
     workspace = workspace_of({"path": search_path(path)})
-    statuses, broken = list_statuses(workspace, everything=flag("all", all))
+    if sweep is None:
+        statuses, broken = list_statuses(workspace, everything=flag("all", all))
+    else:
+        statuses, broken = statuses_of(find_runs(file_name("sweep", sweep), run_roots(workspace)))
     for error in broken:
         take_remark(f"warning: {error}")
     return Runs(statuses, [Run._of(RunDir(Path(s.path)), path=path) for s in statuses])
@@ -276,6 +323,20 @@ def progress(status: RunStatus) -> tuple[str, str]:
     metrics = status.metrics
     step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
     return step, figure(metrics.get("loss"), ".4f")
+
+
+def runs_table(
+    statuses: Sequence[RunStatus], *, values: bool
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return header and rows of a table of runs, with the values of each if they are a sweep's."""
+    keys = swept_keys(statuses) if values else []
+    rows = [(s.run, *(s.values.get(key, "-") for key in keys), *cells(s)[1:]) for s in statuses]
+    return (HEADER[0], *keys, *HEADER[1:]), rows
+
+
+def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
+    """Return the keys in which the runs of a sweep differ."""
+    return list(dict.fromkeys(key for status in statuses for key in status.values))
 
 
 def cells(status: RunStatus) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trnslurm.runs.foreign import printable
@@ -44,6 +44,11 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: s
 def escaped(text: str) -> str:
     """Return a text as HTML."""
     return html.escape(printable(text))
+
+
+def said_of(values: Mapping[str, str]) -> str:
+    """Return the values of a run of a sweep as they could be set."""
+    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def hours(value: float | None) -> str:

@@ -8,14 +8,16 @@ from typing import Any
 
 import click
 
-from trnslurm.api.tables import figure
+from trnslurm.api.tables import figure, said_of
 from trnslurm.cli.output import echo_json
+from trnslurm.cli.standing import echo_sweep
 from trnslurm.cli.triage import echo_finding
 from trnslurm.plan.data import PREPARE
 from trnslurm.rundir import load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, why_it_failed
+from trnslurm.runs.sweep import standing_of
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel
 
@@ -33,7 +35,7 @@ def report_started(
     if as_json:
         said = [_facts(run, local=local) for run in runs]
         said[0] |= {"elastic": [_facts(run, local=local) for run in others]} if others else {}
-        echo_json(said if len(said) > 1 else said[0])
+        echo_json(said if len(said) > 1 or runs[0].record().group else said[0])
     else:
         for run in (*runs, *others):
             jobs = _facts(run, local=local)["jobs"].items()
@@ -41,22 +43,30 @@ def report_started(
     if follow or (local and not detach):
         sys.exit(_follow_all(runs, local=local, quiet=as_json))
     if not as_json:
-        click.echo(f"See: trnslurm status {runs[0].name}")
+        click.echo(f"See: trnslurm status {runs[0].record().group or runs[0].name}")
 
 
 def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:
-    jobs = {} if local else dict(run.record().jobs)
-    return {"run": run.name, "directory": str(run.path), "jobs": jobs}
+    record = run.record()
+    facts = {"run": run.name, "directory": str(run.path), "jobs": {} if local else {**record.jobs}}
+    return facts | ({"sweep": record.group, "values": record.values} if record.group else {})
 
 
 def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
-    """Follow one run after another; runs after a failed one end with it."""
+    """Follow one run after another; of a chain, those after a failed one end with it."""
     worst = 0
-    for run in runs:
+    for number, run in enumerate(runs):
+        if len(runs) > 1 and (values := run.record().values):
+            click.echo(f"{run.name} with {said_of(values)}", err=True)
         code = _follow(run, local=local, quiet=quiet)
         worst = max(worst, code)
         if code == INTERRUPTED:
+            for other in runs[:number:-1] if local and run.record().group else ():
+                cancel(other)
             break
+    if len(runs) > 1 and runs[0].record().group and not quiet:
+        click.echo()
+        echo_sweep(standing_of(runs))
     return worst
 
 

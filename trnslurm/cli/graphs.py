@@ -39,7 +39,8 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
         job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
         return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
     if need.decision == "before":
-        return f"Graphs: the same as those of a run before it (key {key}), so no precompile job"
+        known = f" (key {key})" if key else ""
+        return f"Graphs: the same as those of a run before it{known}, so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
     return f"Graphs: {_state(need.compiled)}; precompile first{cost and f', {cost}'}"

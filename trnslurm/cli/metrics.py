@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from trnslurm.api.choice import run_roots, workspace_of
@@ -9,7 +12,8 @@ from trnslurm.api.tables import figure
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.errors import RunError
-from trnslurm.runs.find import find_run
+from trnslurm.runs.find import find_runs
+from trnslurm.runs.run import RunDir
 
 _COLUMNS = {
     "step": "d", "attempt": "d", "loss": ".4f", "grad_norm": ".4f", "lr": ".3g",
@@ -27,7 +31,7 @@ _MOST_OWN = 5
 @path_option
 @json_option
 def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) -> None:
-    """Print the numbers of each step, once per step.
+    """Print the numbers of each step, once per step; of a sweep, each run's last numbers.
 
     What a later attempt has done again is left out, so that every step is there once. --json prints
     all steps and all numbers.
@@ -37,17 +41,44 @@ def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) 
       trnslurm metrics last
       trnslurm metrics last --json > steps.json
     """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    directory, *others = runs = find_runs(run, run_roots(workspace_of({"path": path})))
+    if others:
+        _metrics_of_sweep(runs, as_json=as_json)
+        return
     steps = directory.steps()
     if as_json:
         echo_json(steps)
         return
     if not steps:
         raise RunError(f"{directory.name} has no steps yet: trnslurm status {directory.name}")
-    columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
-    if directory.project_file.exists():  # a script of one's own names its numbers itself
-        known = {*columns, "steps", "time"}
-        more = {name: ".4g" for step in steps[-lines:] for name in step if name not in known}
-        columns |= dict(list(more.items())[:_MOST_OWN])
+    columns = _columns(directory, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
+
+
+def _metrics_of_sweep(runs: Sequence[RunDir], *, as_json: bool) -> None:
+    """Print the last numbers of each run of a sweep; as JSON all, by its name."""
+    steps = {run.name: run.steps() for run in runs}
+    if as_json:
+        echo_json(steps)
+        return
+    # What is said now and then, such as held-out numbers, is what was said last.
+    last = [{k: v for step in each for k, v in step.items()} for each in steps.values()]
+    columns = _columns(runs[0], last, last)
+    rows = [
+        [name, *(figure(numbers.get(column), form) for column, form in columns.items())]
+        for name, numbers in zip(steps, last, strict=True)
+    ]
+    echo_table(["run", *columns], rows, right=",".join(columns))
+
+
+def _columns(
+    run: RunDir, steps: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]
+) -> dict[str, str]:
+    """Return the numbers to show, and how each is written."""
+    columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
+    if run.project_file.exists():  # a script of one's own names its numbers itself
+        known = {*columns, "steps", "time"}
+        more = {name: ".4g" for step in shown for name in step if name not in known}
+        columns |= dict(list(more.items())[:_MOST_OWN])
+    return columns

@@ -33,7 +33,7 @@ arguments:{arguments}
 # In braces: micro_batch, accumulation, global_batch, workers, workers_per_node, nodes, seed, steps,
 # checkpoints (a directory of the run), resume (the newest checkpoint; left out where there is
 # none, with the option before it), run, attempt, node, master_addr, master_port, device, name.
-# places: {{lr: 1e-4}}            # what another word in braces means: --set places.lr=3e-4 changes it
+# places: {{lr: 1e-4}}         # what {{lr}} is in the arguments: --set places.lr=3e-4 changes it
 # batch: {{global_batch: 64, micro_batch: 4}}    # for micro_batch and accumulation
 # checkpoints: out             # where it saves if it is not told {{checkpoints}}: then a job that
 #                              # reaches its time limit with something new there is requeued

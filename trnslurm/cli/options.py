@@ -14,9 +14,11 @@ from trnslurm.api.choice import run_roots, workspace_of
 from trnslurm.config import Workspace, flatten, presets_of, resolve
 from trnslurm.config.schema import Launcher
 from trnslurm.errors import TrnslurmError
-from trnslurm.runs.find import list_runs
+from trnslurm.runs.find import group_of, list_runs
 
 Command = Callable[..., Any]
+# The shell puts a completed word in as it is, and a run root may be everybody's.
+_HARMLESS = re.compile(r"\w[\w.-]*")
 
 
 def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
@@ -62,9 +64,13 @@ def _complete_setting(
 
 
 def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    # The shell puts a completed word in as it is, and a run root may be everybody's.
     names = [run.name for run in list_runs(run_roots(workspace))]
-    return ["last", *(name for name in names if re.fullmatch(r"\w[\w.-]*", name))]
+    return ["last", *filter(_HARMLESS.fullmatch, names)]
+
+
+def _sweep_names(workspace: Workspace) -> Sequence[str]:
+    groups = dict.fromkeys(map(group_of, list_runs(run_roots(workspace))))
+    return [*filter(_HARMLESS.fullmatch, groups)]
 
 
 def path_option(command: Command) -> Command:
@@ -84,6 +90,12 @@ def run_argument(command: Command, *, required: bool = True) -> Command:
     """Add RUN."""
     names = _complete(_run_names)
     return click.argument("run", required=required, shell_complete=names)(command)
+
+
+def sweep_argument(command: Command) -> Command:
+    """Add SWEEP."""
+    names = _complete(lambda workspace, ctx: _sweep_names(workspace))
+    return click.argument("sweep", required=False, shell_complete=names)(command)
 
 
 def recipe_argument(

@@ -13,9 +13,9 @@ from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, say
 from trnslurm.errors import ConfigError
-from trnslurm.runs.find import find_run
+from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.watch import watch
-from trnslurm.submit.resume import Resumed, resume
+from trnslurm.submit.resume import Resumed, resume, resume_sweep
 
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -49,6 +49,8 @@ def resume_command(
 
     A run that Slurm holds because its launch failed is released instead.
 
+    Of a sweep, all runs are resumed that have ended and did not complete.
+
     \b
     Example:
       trnslurm resume last
@@ -56,11 +58,18 @@ def resume_command(
       trnslurm resume last --stop-at 2000
     """
     workspace = workspace_of({"path": path})
-    directory = find_run(run, run_roots(workspace))
+    dirs = workspace.template_dirs()
+    directory, *others = found = find_runs(run, run_roots(workspace))
+    if others:
+        runs = resume_sweep(
+            found, nodes=nodes, stop_at=stop_at, template_dirs=dirs, detach=detach, say=say
+        )
+        local = directory.record().scheduler == "local"
+        report_started(runs, local=local, follow=follow, detach=detach, as_json=as_json)
+        return
     done = resume(
-        directory, nodes=nodes, stop_at=stop_at, template_dirs=workspace.template_dirs(),
-        detach=detach, say=say,
-    )  # fmt: skip
+        directory, nodes=nodes, stop_at=stop_at, template_dirs=dirs, detach=detach, say=say
+    )
     if done.released and as_json:
         echo_json({"run": directory.name, "directory": str(directory.path), "jobs": {},
                    "released": list(done.released)})  # fmt: skip

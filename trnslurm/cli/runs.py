@@ -9,19 +9,25 @@ from typing import Any
 import click
 
 from trnslurm.api.choice import run_roots, workspace_of
-from trnslurm.api.run import HEADER, RIGHT, cells, list_statuses, progress
-from trnslurm.api.tables import count
-from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.api.run import RIGHT, list_statuses, progress, runs_table
+from trnslurm.api.tables import count, said_of
+from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
 from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli.standing import echo_sweep
 from trnslurm.cli.triage import echo_finding
 from trnslurm.cluster.execute import exec_in_run
-from trnslurm.runs.find import find_run
+from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, why_it_failed
+from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
+from trnslurm.runs.sweep import standing_of
 from trnslurm.submit.cancel import cancel_unless_ended
 
 _SHOWN_ATTEMPTS = 5
+
+
+def _runs(word: str, path: tuple[str, ...]) -> list[RunDir]:
+    return find_runs(word, run_roots(workspace_of({"path": path})))
 
 
 def _run(word: str, path: tuple[str, ...]) -> RunDir:
@@ -29,19 +35,25 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
 
 
 @click.command("runs")
+@sweep_argument
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="Show all runs, not only the newest 20."
 )
 @path_option
 @json_option
-def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """List runs and their states, newest last.
+def runs_command(sweep: str | None, everything: bool, path: tuple[str, ...], as_json: bool) -> None:
+    """List runs and their states, newest last, or those of one sweep.
 
     \b
     Example:
       trnslurm runs
+      trnslurm runs 20261123-113000-gpt2_zero1
     """
-    statuses, broken = list_statuses(workspace_of({"path": path}), everything=everything)
+    workspace = workspace_of({"path": path})
+    if sweep is None:
+        statuses, broken = list_statuses(workspace, everything=everything)
+    else:
+        statuses, broken = statuses_of(find_runs(sweep, run_roots(workspace)))
     for error in broken:
         click.echo(f"warning: {error}", err=True)
     if as_json:
@@ -50,21 +62,35 @@ def runs_command(everything: bool, path: tuple[str, ...], as_json: bool) -> None
     if not statuses:
         click.echo("No runs yet: trnslurm submit gpt2_zero1 --nodes 2", err=True)
         return
-    echo_table(HEADER, [cells(status) for status in statuses], right=RIGHT)
+    header, rows = runs_table(statuses, values=sweep is not None)
+    echo_table(header, rows, right=RIGHT)
 
 
 @click.command("status")
 @run_argument
+@click.option("--lowest", metavar="METRIC", help="Of a sweep: the best has the lowest METRIC.")
+@click.option("--highest", metavar="METRIC", help="Of a sweep: the best has the highest METRIC.")
 @path_option
 @json_option
-def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
-    """Show the state of a run in one word, and why.
+def status_command(
+    run: str, lowest: str | None, highest: str | None, path: tuple[str, ...], as_json: bool
+) -> None:
+    """Show the state of a run in one word, and why; of a sweep, how its runs compare.
+
+    The best run of a sweep has the lowest held-out loss, or the lowest loss where nothing is held
+    out, by what each run said last.
 
     \b
     Example:
       trnslurm status last
+      trnslurm status 20261123-113000-bert_mrpc --highest eval_f1
     """
-    directory = _run(run, path)
+    directory, *others = runs = _runs(run, path)
+    if others:
+        echo_sweep(standing_of(runs, lowest=lowest, highest=highest), as_json=as_json)
+        return
+    if lowest or highest:
+        raise click.UsageError("--lowest and --highest compare the runs of a sweep")
     status = run_status(directory, leftovers=True)
     found = why_it_failed(directory, status)
     if as_json:
@@ -99,7 +125,9 @@ def status_command(run: str, path: tuple[str, ...], as_json: bool) -> None:
 
 
 def _say_chain(status: RunStatus) -> None:
-    """Print the runs before and after it in a chain."""
+    """Print the runs before and after it in a chain, or its sweep."""
+    if status.group:
+        click.echo(f"of the sweep {status.group}, with {said_of(status.values)}")
     if status.after:
         click.echo(f"starts from the result of {status.after}")
     if status.then:
@@ -164,7 +192,7 @@ def logs_command(
 @path_option
 @json_option
 def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """Cancel a run, with all its phases and the runs of a chain that wait for it.
+    """Cancel a run, with all its phases and the runs of a chain that wait for it; or a sweep.
 
     A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
     continues.
@@ -174,17 +202,20 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
       trnslurm cancel last
       trnslurm cancel last --now
     """
-    directory = _run(run, path)
-    before, cancelled = cancel_unless_ended(directory, now=now)
+    said = []
+    for directory in reversed(_runs(run, path)):  # of a sweep the last first: its turn would come
+        before, cancelled = cancel_unless_ended(directory, now=now)
+        said += [{"run": each.run.name, "saves": each.saves} for each in cancelled]
+        if as_json:
+            continue
+        if not cancelled:
+            click.echo(f"{directory.name} has ended already: {before.state}")
+        for each in cancelled:
+            name = each.run.name
+            saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
+            click.echo(saving if each.saves else f"Cancelled {name}")
     if as_json:
-        echo_json([{"run": each.run.name, "saves": each.saves} for each in cancelled])
-        return
-    if not cancelled:
-        click.echo(f"{directory.name} has ended already: {before.state}")
-    for each in cancelled:
-        name = each.run.name
-        saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
-        click.echo(saving if each.saves else f"Cancelled {name}")
+        echo_json(said)
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})

@@ -11,12 +11,15 @@ from click.core import ParameterSource
 
 from trnslurm.api.choice import parse_nodes
 from trnslurm.api.submit import Proposal, propose, propose_bundle
+from trnslurm.api.sweep import propose_sweep
 from trnslurm.api.tables import count, dollars, hours
 from trnslurm.cli.follow import report_started
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import recipe_argument, spec_options
 from trnslurm.cli.output import say
+from trnslurm.cli.sweep import proposal_lines
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.config.sweep import points_of, read_points
 from trnslurm.errors import SubmitError
 from trnslurm.render.project import PROJECT_CODE
 from trnslurm.submit.job import Job, alone
@@ -40,6 +43,16 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
     metavar="N,N",
     help="Also compile for these node counts, so that a resume on them starts at once.",
 )
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="KEY=V,V",
+    help="Submit a run for each of these values; of several keys, for each combination.",
+)
+@click.option("--sweep-file", metavar="FILE", help="Values of a sweep, in YAML.")
+@click.option(
+    "--at-most", type=click.IntRange(min=1), metavar="N", help="Runs of a sweep at a time."
+)
 @click.option("--chain", is_flag=True, help="Also submit the presets that follow.")
 @click.option("--rendered", metavar="DIR", help="Submit this reviewed bundle, byte for byte.")
 @click.option("--dry-run", is_flag=True, help="Show what it would take; submit nothing.")
@@ -52,8 +65,9 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 def submit_command(
-    recipe: str | None, nodes: int, elastic: str | None, chain: bool, rendered: str | None,
-    dry_run: bool, yes: bool, follow: bool, detach: bool, as_json: bool, **options: Any,
+    recipe: str | None, nodes: int, elastic: str | None, sweep: tuple[str, ...],
+    sweep_file: str | None, at_most: int | None, chain: bool, rendered: str | None, dry_run: bool,
+    yes: bool, follow: bool, detach: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a job: precompile if needed, then train.
 
@@ -66,6 +80,9 @@ def submit_command(
     follows this one in the recipe; each waits for the run before it and starts from its result.
     In a chain, --set PRESET:KEY=VALUE applies to the run of one preset only.
 
+    --sweep submits a run for each of some values, with one name for all; what has the same graphs
+    is compiled once. On the local cluster its runs follow one another.
+
     --elastic also compiles the graphs for other node counts. The run does not wait for them, and
     `trnslurm resume --nodes` can then start at once.
 
@@ -77,6 +94,7 @@ def submit_command(
       trnslurm submit gpt2_zero1 --nodes 2 --elastic 1,4
       trnslurm submit bert_pretrain --preset phase2 --from last
       trnslurm submit bert_pretrain --chain --nodes 16
+      trnslurm submit gpt2_zero1 --nodes 2 --sweep train.lr=1e-4,3e-4 --sweep seed=1,2 --at-most 2
       trnslurm submit --rendered reviewed
     """
     if (recipe is None) == (rendered is None):
@@ -88,8 +106,19 @@ def submit_command(
         proposal = propose_bundle(Path(rendered), say)
     else:
         assert recipe is not None
-        if chain and elastic:
-            raise click.UsageError("--elastic does not work with --chain: leave out one of them")
+        several = {"--sweep": sweep or sweep_file, "--chain": chain, "--elastic": elastic}
+        if len(asked := [option for option, value in several.items() if value]) > 1:
+            raise click.UsageError(
+                f"{asked[1]} does not work with {asked[0]}: leave out one of them"
+            )
+        if at_most and not several["--sweep"]:
+            raise click.UsageError("--at-most is for --sweep")
+        if several["--sweep"]:
+            points = points_of(sweep, read_points(sweep_file) if sweep_file else ())
+            swept = propose_sweep(recipe, nodes, options, points, at_most=at_most, say=say)
+            click.echo("\n".join(proposal_lines(swept)), err=not dry_run)
+            _go_on(swept, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
+            return
         counts = parse_nodes(elastic, option="--elastic") if elastic else []
         proposal = propose(recipe, nodes, options, chain=chain, elastic=counts, say=say)
     for need in proposal.needs:
@@ -100,6 +129,13 @@ def submit_command(
             click.echo(line, err=not dry_run)
     for need in proposal.ahead:
         click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
+    _go_on(proposal, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
+
+
+def _go_on(
+    proposal: Proposal, *, dry_run: bool, yes: bool, follow: bool, detach: bool, as_json: bool
+) -> None:
+    """Submit what was shown, unless that was all."""
     if dry_run:
         return
     if not yes:

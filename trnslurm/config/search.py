@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,12 @@ def parse_yaml(text: str | bytes) -> Any:
         return yaml.load(text, Loader=_StrictLoader)
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
+
+
+def yaml_line(value: Any) -> str:
+    """Return a value as YAML on one line, which is how a recipe would have it."""
+    said = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+    return said.removesuffix("...\n").removesuffix("\n")
 
 
 # libyaml's parser where PyYAML came with it: it is ten times faster.

@@ -113,6 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="guard", usage="%(prog)s [options] -- SCRIPT.sh [SCRIPT2.sh ...]"
     )
     parser.add_argument("--watch-pid", type=int, help="end when this process, the launcher, ends")
+    parser.add_argument("--behind", metavar="PID@START", help="begin when this process has ended")
     parser.add_argument(
         "--grace", type=float, default=10.0, help="seconds that a script has to end after TERM"
     )
@@ -160,6 +161,8 @@ def become_supervisor(
 
 def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
     """Run the scripts until one fails or the lifeline is cut."""
+    while options.behind and still_runs(options.behind) and not lifeline.cut:
+        lifeline.wait(POLL_S)
     for script in options.scripts:
         lifeline.wait(0)
         if lifeline.cut:
@@ -176,6 +179,13 @@ def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
         if code != 0:
             return code
     return 0
+
+
+def still_runs(process: str) -> bool:
+    """Check whether a process, written as PID@START, has not ended."""
+    pid, _, start_ticks = process.partition("@")
+    stat = processes.read_stat(int(pid))
+    return stat is not None and stat.state not in "ZX" and str(stat.start_ticks) == start_ticks
 
 
 def run_script(script: str, log_fd: int | None, grace_s: float, lifeline: Lifeline) -> int:

@@ -78,8 +78,8 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
             if place not in names:
                 hint = did_you_mean(place, names) or f": there are {', '.join(sorted(names))}"
                 raise ConfigError(
-                    f"argument {argument!r}: no place {{{place}}}{hint}; --set places.{place}=VALUE "
-                    f"makes one, and {{{{{place}}}}} is for the braces themselves"
+                    f"argument {argument!r}: no place {{{place}}}{hint}; --set "
+                    f"places.{place}=VALUE makes one, {{{{{place}}}}} is for the braces themselves"
                 )
     recipe = spec.config.recipe
     used = {place for one in recipe.arguments for place in _places(one)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from trnslurm.errors import RunError
@@ -36,6 +37,40 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
         raise RunError(f"{word} names {len(matches)} runs ({names} …): give more of the name")
     where = ", ".join(map(str, roots)) or "no run root"
     raise RunError(f"no run {word!r} in {where}; `trnslurm runs` lists them")
+
+
+def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
+    """Return the runs of the sweep that `word` names, as find_run has names, or the one run."""
+    near = [] if word == "last" or "/" in word else [r for r in list_runs(roots) if word in r.name]
+    if not word or any(run.name == word for run in near):
+        return [find_run(word, roots)]
+    named: dict[str, list[RunDir]] = {}
+    for run in near:
+        named.setdefault(group_of(run) or run.name, []).append(run)
+    found = (
+        [name for name in named if name == word]
+        or [name for name in named if name.endswith(f"-{word}")]
+        or [name for name in named if word in name]
+    )
+    if len(found) == 1:
+        return in_order(named[found[0]])
+    if found:
+        names = ", ".join(sorted(found)[-3:])
+        raise RunError(f"{word} names {len(found)} runs or sweeps ({names} …): give more of it")
+    return [find_run(word, roots)]
+
+
+def group_of(run: RunDir) -> str:
+    """Return the name of the sweep that a run is of; empty if it is of none, or damaged."""
+    try:
+        return run.record().group
+    except RunError:
+        return ""
+
+
+def in_order(runs: Iterable[RunDir]) -> list[RunDir]:
+    """Return the runs of a sweep as they were submitted: -10 comes after -2."""
+    return sorted(runs, key=lambda run: [int(w) if w.isdigit() else 0 for w in run.name.split("-")])
 
 
 def list_runs(roots: list[Path]) -> list[RunDir]:

@@ -30,8 +30,13 @@ def check_run_root(root: Path) -> Path:
     return absolute
 
 
-def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir:
-    """Make a new, private run directory whose name sorts by time."""
+def time_stamp() -> str:
+    """Return the time as the names of runs begin with it."""
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: str = "") -> RunDir:
+    """Make a new, private run directory whose name sorts by time: now, or `stamp`."""
     top = Path(*root.parts[:2])
     if not top.exists():  # root could make it, on the disk where a file system is not mounted
         raise RunError(
@@ -50,7 +55,7 @@ def create_run(root: Path, name: str, *, group_readable: bool = False) -> RunDir
             )
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+        stem = f"{stamp or time_stamp()}-{name}"
         for suffix in ("", *(f"-{n}" for n in range(2, 100))):
             path = root / f"{stem}{suffix}"
             try:

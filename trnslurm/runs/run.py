@@ -59,6 +59,12 @@ class Record:
     """The run beside this one whose end its first phase waits for."""
     then: str = ""
     """The run beside this one that waits for its end."""
+    group: str = ""
+    """The sweep that it is a run of; empty: it stands alone."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What was set for this run of the sweep."""
+    behind: str = ""
+    """The run beside this one whose end, however it ends, makes room for it."""
     precompile: Mapping[str, Any] = field(default_factory=dict)
     """Its graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
@@ -229,7 +235,8 @@ def utc_now() -> str:
 
 def _check_record(record: Record) -> None:
     """Raise a ValueError if it names something that is no job, no phase, or lies elsewhere."""
-    names = [n for n in (record.recipe, record.after, record.then) if n]
+    named = (record.recipe, record.after, record.then, record.behind, record.group)
+    names = [n for n in named if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
     wrong = [
         *(name for name in names if not _NAME.fullmatch(name)),

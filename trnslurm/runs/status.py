@@ -48,6 +48,10 @@ class RunStatus:
     """The run whose end this one waits for, or waited for; empty: none."""
     then: str
     """The run that waits for the end of this one."""
+    group: str
+    """The sweep that it is a run of; empty: it stands alone."""
+    values: Mapping[str, str]
+    """What was set for this run of the sweep."""
     precompile: Mapping[str, Any]
     """As in run.json: the key of its graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -192,7 +196,8 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
             wait = Wait(what, never)
         else:
             dropped = f"never started: {compiling}, did not succeed" if compiling else ""
-            wait = Wait(record.after or compiling, never, dropped)
+            room = f"the end of {record.behind}" if record.behind else ""
+            wait = Wait(record.after or compiling or room, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     metrics = run.last_metrics()
@@ -204,7 +209,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         run=run.name, path=str(run.path), state=state, reason=ended or reason, recipe=record.recipe,
         preset=record.preset, cluster=record.cluster, nodes=record.nodes,
         created=record.created, phases=tuple(phases), after=record.after, then=record.then,
-        precompile=record.precompile, metrics=metrics,
+        group=record.group, values=record.values, precompile=record.precompile, metrics=metrics,
         mend=_next_command(run, record, state, ended, phases, ahead_mend),
         attempts=_attempts(run, record, phases[-1]), history=record.history,
     )  # fmt: skip

@@ -65,6 +65,7 @@ class Claims:
             jobs = run.record().jobs
             with contextlib.suppress(OSError):  # then others compile as well
                 complete_claim(claim, jobs.get("local") or jobs["precompile"])
+        self._taken.clear()
 
     def _claim(self, job: Job, run: RunDir) -> Need:
         """Return what the job needs, its key claimed if it has to be compiled."""

@@ -50,10 +50,10 @@ class RenderedSlurm(SlurmExecutor):
         return job_id
 
 
-def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
+def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "", behind: str = "") -> None:
     """Submit every phase of every run, each to start when the one before it has succeeded.
 
-    The first waits for the job `after`, if there is one.
+    The first waits for the job `after`, if there is one, and for the end of the job `behind`.
     """
     previous = after
     records = [(run, run.record()) for run in runs]
@@ -63,15 +63,18 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "") -> None:
             first = phase == record.phases[0]
             compiling = str(record.precompile.get("waits_for", "")) if first else ""
             awaited = ":".join(filter(None, [previous, compiling]))
+            dependencies = [f"afterok:{awaited}"] if awaited else []
+            if behind and not runs[0].record().jobs:
+                dependencies.append(f"afterany:{behind}")
             try:
-                previous = _submit(run, phase, slurm, after=awaited)
+                previous = _submit(run, phase, slurm, dependencies)
             except TrnslurmError as error:
-                _take_back(runs, slurm, error)
+                take_back(runs, slurm, error)
                 kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
                 raise kind(f"{error} (script kept: {run.script(phase)})") from None
             run.add_job(phase, previous)
             if interrupts:
-                _take_back(runs, slurm, SubmitError("interrupted"))
+                take_back(runs, slurm, SubmitError("interrupted"))
                 return
 
 
@@ -92,8 +95,10 @@ def _interrupts_deferred() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-def _submit(run: RunDir, phase: str, slurm: Slurm, *, after: str) -> str:
-    options = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
+def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) -> str:
+    # A comma: all of them. https://slurm.schedmd.com/sbatch.html#OPT_dependency
+    options = [f"--dependency={','.join(dependencies)}", "--kill-on-invalid-dep=yes"]
+    options = options if dependencies else []
     argv = ["env", *(f"--unset={name}" for name in overriding(os.environ))]
     argv += ["timeout", str(_TIMEOUT_S), slurm.path("sbatch"), *options]
     with (
@@ -117,8 +122,8 @@ def _failure(error: Exception) -> SubmitError:
     return NoAnswerError(words) if "timed out" in words.lower() else SubmitError(words)
 
 
-def _take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
-    """Leave nothing of a chain running that was refused, in whole or in part.
+def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
+    """Leave nothing of runs running that was refused, in whole or in part.
 
     A controller that did not answer may have taken the job, or may take it later: what it has is
     cancelled, and what starts later sees the mark and ends at once.

@@ -62,8 +62,11 @@ class GuardedLocal(LocalExecutor):
         return int(job_id)
 
 
-def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
-    """Start the phases of the runs one after another; unless detached, they end with us."""
+def start(runs: Sequence[RunDir], python: str, *, detach: bool, behind: str = "") -> None:
+    """Start the phases of the runs one after another; unless detached, they end with us.
+
+    The first waits for the end of the local job `behind`, if there is one.
+    """
     run = runs[0]  # its guard runs the others as well
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     kept |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
@@ -71,6 +74,7 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool) -> None:
     argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
+    argv += ["--behind", behind] if behind else []
     argv += ["--output", str(RunFiles(Path()).batch_log("%s", "local")), "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir(exist_ok=True)

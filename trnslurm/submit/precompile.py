@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +25,13 @@ class Need:
     job: Job
     decision: Decision
     """none: nothing to compile ahead; never, asked: as precompile says; unknown: to this host;
-    cold; warm; elsewhere: another run compiles them; before: a run of the chain ahead does."""
+    cold; warm; elsewhere: another run compiles them; before: one of the same submission does."""
     compiled: Compiled = field(default_factory=Compiled)
     versions: Mapping[str, str] = field(default_factory=dict)
     other: Claim | None = None
     """Of the run that compiles them."""
+    job_before: str = ""
+    """The job that compiles them, of a run that was submitted before in the same sweep."""
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ class Need:
             holder = self.other.holder
             return f"{Path(holder.run).name} of {holder.user} compiles its graphs (key {key})"
         if self.decision == "before":
-            return f"a run before it compiles its graphs (key {key})"
+            return "a run before it compiles its graphs" + (f" (key {key})" if key else "")
         return "as asked" if self.decision == "never" else ""
 
     def record(self) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class Need:
             "key": self.compiled.key,
             "versions": dict(self.versions),
             "left_out": self.left_out,
-            "waits_for": self.other.holder.job if self.other else "",
+            "waits_for": self.other.holder.job if self.other else self.job_before,
         }
         return {name: value for name, value in facts.items() if value}
 
@@ -74,6 +77,24 @@ def needs_of(links: Sequence[Link], cache: CompileCache) -> list[Need]:
     for link in links:
         needs.append(need_of(link.job, cache, before={n.compiled.key for n in needs}))
     return needs
+
+
+def needs_of_sweep(jobs: Sequence[Job], cache: CompileCache) -> list[Need]:
+    """Return what the runs of a sweep need as things stand: what is the same is compiled once."""
+    needs: list[Need] = []
+    compiling: dict[str, Need] = {}
+    for job in jobs:
+        shared = compiling.get(graphs_of(job))
+        need = replace(shared, job=job, decision="before") if shared else need_of(job, cache)
+        if PRECOMPILE in need.phases:
+            compiling[graphs_of(job)] = need
+        needs.append(need)
+    return needs
+
+
+def graphs_of(job: Job) -> str:
+    """Return what is the same for jobs whose graphs are; jobs that compile none have that alike."""
+    return json.dumps(job.ingredients if PRECOMPILE in job.phases else None, sort_keys=True)
 
 
 def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> Need:

@@ -20,7 +20,7 @@ from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Record, RunDir, utc_now
-from trnslurm.runs.status import STOP_AT, RunStatus, run_status
+from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import check_here
@@ -77,7 +77,9 @@ def resume(
         jobs = [_job_again(each, nodes, template_dirs) for each in chain]
         if stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], stop_at)
-        start = starter(jobs[0], detach=detach, after=_job_ahead(run))
+        start = starter(
+            jobs[0], detach=detach, after=_job_ahead(run), behind=_making_room(run, record)
+        )
         # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
         for each in reversed(chain):
             _end_leftovers(each, each.record())
@@ -91,6 +93,30 @@ def resume(
             start(chain)
             claims.complete()
     return Resumed(runs=chain)
+
+
+def resume_sweep(
+    runs: Sequence[RunDir], *, nodes: int | None = None, stop_at: int | None = None,
+    template_dirs: Sequence[Path] = (), detach: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[RunDir]:  # fmt: skip
+    """Resume those runs of a sweep that have ended and did not complete; return them."""
+    statuses, broken = statuses_of(runs)
+    if broken:
+        raise broken[0]
+    ended = [
+        run
+        for run, status in zip(runs, statuses, strict=True)
+        if status.final and (status.state != "COMPLETED" or status.mend)
+    ]
+    if not ended:
+        group = statuses[0].group
+        raise RunError(f"{group}: no run of it stopped short: trnslurm status {group}")
+    for run in ended:
+        resume(
+            run, nodes=nodes, stop_at=stop_at, template_dirs=template_dirs, detach=detach, say=say
+        )
+    return ended
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
@@ -176,6 +202,17 @@ def _job_ahead(run: RunDir) -> str:
     if status.final or record.scheduler == "local":
         raise RunError(f"{run.name} continues {ahead.name}, which is {status.state}")
     return ahead.record().jobs[record.phases[-1]]
+
+
+def _making_room(run: RunDir, record: Record) -> RunDir | None:
+    """Return the run of its sweep whose end makes room for it, unless that has ended."""
+    if not record.behind:
+        return None
+    behind = run.beside(record.behind)
+    try:
+        return None if run_status(behind).final else behind
+    except RunError:  # deleted since
+        return None
 
 
 def _begin_again(need: Need, run: RunDir, status: RunStatus) -> None:

@@ -10,23 +10,27 @@ import platform
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.cluster.cache import CompileCache
-from trnslurm.errors import RunError, TrnslurmError
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.errors import RunError, SubmitError, TrnslurmError
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_patch, git_state
-from trnslurm.runs.root import check_run_root, create_run
+from trnslurm.runs.root import check_run_root, create_run, time_stamp
 from trnslurm.runs.run import Record, RunDir, utc_now
 from trnslurm.slurm.commands import Slurm
+from trnslurm.submit.cancel import cancel
 from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import find_python
 from trnslurm.submit.job import Job, Link, alone
 from trnslurm.submit.lock import lock_run
-from trnslurm.submit.precompile import Need
+from trnslurm.submit.precompile import Need, graphs_of
 
+_POLL_S = 0.1
 _ALONE = threading.Lock()
 """One thread at a time: umask and working directory are those of the whole process."""
 
@@ -54,6 +58,68 @@ def submit_chain(
     return runs
 
 
+def submit_sweep(
+    jobs: Sequence[Job],
+    points: Sequence[Mapping[str, str]],
+    command: Sequence[str],
+    *,
+    name: str,
+    at_most: int | None,
+    cache: CompileCache,
+    detach: bool = False,
+    say: Callable[[str], None],
+) -> list[RunDir]:
+    """Make a run of each job, a point of the sweep, and start all or none.
+
+    Each waits for the end of the run that is `at_most` before it; what compiles the same graphs
+    waits for the run that compiles them.
+    """
+    root = check_run_root(Path(jobs[0].profile.run_root))
+    stamp = _free_stamp(root, name)
+    runs: list[RunDir] = []
+    compiling: dict[str, RunDir] = {}
+    with privacy_of(jobs[0]), Claims(cache, say) as claims:
+        try:
+            for number, (job, values) in enumerate(zip(jobs, points, strict=True)):
+                behind = runs[number - at_most] if at_most and number >= at_most else None
+                part = Part(
+                    group=f"{stamp}-{name}", stamp=stamp, values=values, behind=behind,
+                    compiles=compiling.get(graphs_of(job)),
+                )  # fmt: skip
+                start = starter(job, detach=detach, behind=behind)
+                with contextlib.ExitStack() as locks:
+                    runs += _make_runs([alone(job)], root, command, claims, locks, part)
+                    start(runs[-1:])
+                claims.complete()
+                if PRECOMPILE in runs[-1].record().phases:
+                    compiling[graphs_of(job)] = runs[-1]
+        except BaseException as error:
+            _take_back(runs, jobs[0], error)
+            raise
+    return runs
+
+
+def _free_stamp(root: Path, name: str) -> str:
+    """Return the time for a sweep's name: the next second, if another one has this."""
+    while (root / f"{(stamp := time_stamp())}-{name}-1").exists():
+        time.sleep(_POLL_S)
+    return stamp
+
+
+def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
+    """End the runs of a sweep of which one was refused, and note why."""
+    why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
+    started = [run for run in runs if not run.record().refused]
+    if job.local:
+        for run in started:
+            run.write_record(replace(run.record(), refused=str(why)))
+            cancel(run)
+    elif started:
+        from trnslurm.submit import on_slurm
+
+        on_slurm.take_back(started, Slurm(job.profile.slurm.bin_dir), why)
+
+
 def submit_ahead(
     jobs: Sequence[Job], command: Sequence[str], *, cache: CompileCache, say: Callable[[str], None]
 ) -> list[RunDir]:
@@ -67,19 +133,48 @@ def submit_ahead(
     return runs
 
 
-def starter(job: Job, *, detach: bool, after: str = "") -> Callable[[Sequence[RunDir]], None]:
-    """Return what starts runs like this job; what this host lacks for it is an error now."""
+def starter(
+    job: Job, *, detach: bool, after: str = "", behind: RunDir | None = None
+) -> Callable[[Sequence[RunDir]], None]:
+    """Return what starts runs like this job; what this host lacks for it is an error now.
+
+    They wait for the job `after` to succeed, and for the run `behind` to end.
+    """
+    ahead = behind.record() if behind else None
     # submitit takes 80 ms to import; only a submission needs it.
     if job.local:
         from trnslurm.submit import on_this_machine
 
         python = find_python(job)
-        return lambda runs: on_this_machine.start(runs, python, detach=detach)
+        local = ahead.jobs["local"] if ahead else ""
+        return lambda runs: on_this_machine.start(runs, python, detach=detach, behind=local)
     from trnslurm.submit import on_slurm
 
     slurm = Slurm(job.profile.slurm.bin_dir)
     slurm.path("sbatch")
-    return lambda runs: on_slurm.start(runs, slurm, after=after)
+    last = ahead.jobs[ahead.phases[-1]] if ahead else ""
+    return lambda runs: on_slurm.start(runs, slurm, after=after, behind=last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A run's part in a sweep."""
+
+    group: str
+    stamp: str
+    values: Mapping[str, str]
+    behind: RunDir | None
+    """The run whose end makes room for it."""
+    compiles: RunDir | None
+    """The run that compiles its graphs."""
+
+    def need(self, job: Job) -> Need | None:
+        """Return what it needs, if another run compiles its graphs."""
+        if self.compiles is None:
+            return None
+        jobs = self.compiles.record().jobs
+        # On this machine it begins after that run's end.
+        return Need(job=job, decision="before", job_before=jobs.get(PRECOMPILE, ""))
 
 
 @contextlib.contextmanager
@@ -95,7 +190,7 @@ def privacy_of(job: Job) -> Iterator[None]:
 
 def _make_runs(
     links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims,
-    locks: contextlib.ExitStack,
+    locks: contextlib.ExitStack, part: Part | None = None,
 ) -> list[RunDir]:  # fmt: skip
     """Make the run directories, all of them or none; nobody may resume them meanwhile."""
     jobs: list[Job] = []
@@ -103,20 +198,28 @@ def _make_runs(
     try:
         for link in links:
             job = link.after(runs[-1]) if runs else link.job
-            run = create_run(root, job.name, group_readable=job.profile.group_readable)
+            run = create_run(
+                root, job.name, group_readable=job.profile.group_readable,
+                stamp=part.stamp if part else "",
+            )  # fmt: skip
             jobs.append(job)
             runs.append(run)
+            if part and run.name != f"{part.stamp}-{job.name}":
+                raise RunError(f"{run.path}: another sweep has its name: submit it again")
             with _whole(run):
                 job.bundle.write(run.path)
                 if job.source_dir and (patch := git_patch(Path(job.source_dir))):
                     run.patch_file.write_bytes(patch)
             locks.enter_context(lock_run(run))
-        needs = [claims.decide(j, r, waits=r != runs[0]) for j, r in zip(jobs, runs, strict=True)]
+        needs = [
+            (part and part.need(job)) or claims.decide(job, run, waits=run != runs[0])
+            for job, run in zip(jobs, runs, strict=True)
+        ]
         names = ["", *(run.name for run in runs), ""]
         # The last first: a record never names a run that has none.
         for need, run, after, then in [*zip(needs, runs, names, names[2:], strict=False)][::-1]:
             with _whole(run):
-                run.write_record(_record(need, run, command, after=after, then=then))
+                run.write_record(_record(need, run, command, part, after=after, then=then))
         remember_root(root)
     except BaseException:
         for run in runs:
@@ -133,7 +236,9 @@ def _whole(run: RunDir) -> Iterator[None]:
         raise RunError(f"{run.path}: cannot be written ({error.strerror})") from None
 
 
-def _record(need: Need, run: RunDir, command: Sequence[str], *, after: str, then: str) -> Record:
+def _record(
+    need: Need, run: RunDir, command: Sequence[str], part: Part | None, *, after: str, then: str
+) -> Record:
     job = need.job
     return Record(
         run=run.name,
@@ -159,5 +264,8 @@ def _record(need: Need, run: RunDir, command: Sequence[str], *, after: str, then
         sha256=job.bundle.sha256(),
         after=after,
         then=then,
+        group=part.group if part else "",
+        values=part.values if part else {},
+        behind=part.behind.name if part and part.behind else "",
         precompile=need.record(),
     )

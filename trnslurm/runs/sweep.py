@@ -1,0 +1,89 @@
+"""The runs of a sweep beside each other: how each stands, and which is the best."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trnslurm.errors import RunError
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, statuses_of
+
+_BY_DEFAULT = ("eval_loss", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How the runs of a sweep stand."""
+
+    statuses: Sequence[RunStatus]
+    metric: str
+    """The number by which they are compared."""
+    scores: Sequence[float | None]
+    """What each run said of it last; None: nothing, or no number."""
+    best: RunStatus | None
+    """The run with the lowest score, or with the highest if so asked."""
+
+    @property
+    def group(self) -> str:
+        """The name of the sweep."""
+        return self.statuses[0].group
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many runs are in each state."""
+        return dict(collections.Counter(status.state for status in self.statuses))
+
+    @property
+    def final(self) -> bool:
+        """Check whether all runs have ended."""
+        return all(status.final for status in self.statuses)
+
+    @property
+    def mend(self) -> str:
+        """The command with which what stopped short continues; empty: nothing did."""
+        stopped = [s for s in self.statuses if s.mend == f"trnslurm resume {s.run}"]
+        if len(stopped) == 1:
+            return stopped[0].mend
+        return f"trnslurm resume {self.group}" if stopped else ""
+
+
+def standing_of(
+    runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
+) -> Standing:
+    """Compare runs by their last word on a metric: the lowest is the best, or the highest.
+
+    Without one it is the held-out loss, or that of training where nothing is held out.
+    """
+    if lowest and highest:
+        raise RunError("the best is the lowest or the highest of one metric: name one")
+    statuses, broken = statuses_of(runs)
+    if broken:
+        raise broken[0]
+    found = [_scores(run) for run in runs]
+    asked = highest or lowest
+    names = [asked] if asked else _BY_DEFAULT
+    metric = next((name for name in names if any(name in s for s in found)), names[-1])
+    if asked and not any(metric in s for s in found) and any(found):
+        known = ", ".join(sorted({name for s in found for name in s}))
+        raise RunError(f"no run says {metric} in its metrics; they have {known}")
+    scores = [s.get(metric) for s in found]
+    sign = -1 if highest else 1
+    said = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
+    return Standing(
+        statuses=statuses, metric=metric, scores=scores,
+        best=statuses[min(said)[1]] if said else None,
+    )  # fmt: skip
+
+
+def _scores(run: RunDir) -> dict[str, float]:
+    """Return what a run said last of each of its numbers."""
+    last: dict[str, float] = {}
+    for step in run.steps():
+        for name, value in step.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and name not in ("attempt", "step", "steps", "time"):
+                last[name] = value
+    return {name: value for name, value in last.items() if math.isfinite(value)}
