@@ -85,6 +85,11 @@ def test_so_many_at_a_time(site, toy, fake_slurm, cli) -> None:
     runs = site.runs()
     assert [run.record().behind for run in runs] == ["", "", *(r.name for r in runs[:3])]
     alone = cli(*SWEEP, "--sweep", "train.lr=1,2", "--at-most=1", "--precompile=never")
+    fake_slurm.queue("1005|PENDING|Dependency|N/A|", "1001|RUNNING|None|N/A|n")
+    compiling = "waiting for job 1001, which compiles its graphs"
+    assert run_status(runs[3]).reason == compiling
+    fake_slurm.queue("1005|PENDING|Dependency|N/A|", "1001|COMPLETED|None|N/A|n")
+    assert run_status(runs[3]).reason == f"waiting for the end of {runs[1].name}"
     assert alone.code == 0 and dependencies(fake_slurm)[-2:] == ["", "afterany:1007"]
     third = site.runs()[-1]
     fake_slurm.queue("1008|PENDING|Dependency|N/A|", "1007|RUNNING|None|N/A|n")

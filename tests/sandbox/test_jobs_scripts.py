@@ -20,6 +20,18 @@ names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE SLURM_NODEID".split()
 print("ranks", *(os.environ[name] for name in names), flush=True)
 """
 
+# Says a step, and goes on when it is told to.
+HOLD = """
+import sys, time
+from pathlib import Path
+import trnslurm
+number, place = int(sys.argv[1]), Path(sys.argv[2])
+trnslurm.report(step=1, steps=1, loss=number)
+while not (told := place / f"go-{number}").exists():
+    time.sleep(0.05)
+sys.exit(told.read_text() == "fail")
+"""
+
 
 @pytest.fixture
 def project(user: User, tmp_path: Path) -> Path:
@@ -79,3 +91,33 @@ def test_a_script_that_keeps_the_contract_is_requeued(user: User, project: Path)
     assert second.state == "REQUEUED" and " was saved" in second.reason
     user.trnslurm("cancel", str(run.path))
     run.until("CANCELLED")
+
+
+def test_runs_of_a_sweep_take_turns(user: User, tmp_path: Path) -> None:
+    """A requeue is no end: the next one's turn comes when the run has ended for good."""
+    (tmp_path / "project").mkdir()
+    script = tmp_path / "project/hold.py"
+    script.write_text(HOLD)
+    options = user.options(1, "device=cpu", "devices=[cpu]", "workers_per_node=1")
+    sweep = ("--sweep", "places.n=1,2,3", "--at-most", "1", "--time", "10", "--launcher", "python")
+    said = user.trnslurm(
+        "submit", str(script), *options, *sweep, "--json", "--", "{n}", str(tmp_path)
+    )
+    found = json.loads(said)
+    first, second, third = (Run(user, Path(run["directory"]), run["jobs"]) for run in found)
+    directory = RunDir(first.path)
+    eventually(lambda: directory.last_metrics().get("attempt") == 1, 300)
+    assert second.phase("train")["reason"] == f"waiting for the end of {first.path.name}"
+    user.sandbox.slurm("scontrol", "requeue", first.jobs["train"])
+    eventually(lambda: directory.last_metrics().get("attempt") == 2, 300)
+    assert (second.state, third.state) == ("PENDING", "PENDING")
+    # One that fails makes room as well.
+    (tmp_path / "go-1").write_text("fail")
+    second.until("RUNNING")
+    assert first.state == "FAILED" and third.state == "PENDING"
+    user.trnslurm("cancel", str(third.path))
+    (tmp_path / "go-2").write_text("")
+    second.until("COMPLETED")
+    stands = json.loads(user.trnslurm("status", found[0]["sweep"], "--json"))
+    assert [run["state"] for run in stands["runs"]] == ["FAILED", "COMPLETED", "CANCELLED"]
+    assert stands["best"] == first.path.name and stands["next"].startswith("trnslurm resume")

@@ -80,6 +80,11 @@ class Seen:
     silent: str = ""
     """Why the controller did not answer."""
 
+    def may_run(self, job: str | None) -> bool:
+        """Check whether a job has not ended, as far as the controller said."""
+        entry = self.queue.get(job or "")
+        return bool(self.silent) or (entry is not None and entry.state not in JOB_ENDED)
+
 
 def is_live(entry: QueueEntry | None) -> bool:
     """Check whether a job has not ended and may still start."""

@@ -197,7 +197,8 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         else:
             dropped = f"never started: {compiling}, did not succeed" if compiling else ""
             room = f"the end of {record.behind}" if record.behind else ""
-            wait = Wait(record.after or compiling or room, never, dropped)
+            still = room if room and seen and not seen.may_run(job) else compiling
+            wait = Wait(record.after or still or room, never, dropped)
         phases.append(phase_status(run, record, phase, seen, wait))
     state, reason = _overall(record, phases)
     metrics = run.last_metrics()
