@@ -15,6 +15,7 @@ import pytest
 
 import trnslurm
 from trnslurm import __version__
+from trnslurm.cli import _COMMANDS
 from trnslurm.cli import cli as group
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +182,36 @@ def test_every_command_is_named_in_the_overview(cli) -> None:
     assert re.findall(r"^  ([a-z]+)", out, re.MULTILINE) == [
         name for name in COMMANDS if " " not in name
     ]
+
+
+def test_the_overview_says_what_each_command_says() -> None:
+    for name, (_, what) in _COMMANDS.items():
+        text = (COMMANDS[name].help or "").partition("\n\n")[0]
+        assert " ".join(text.split()) == what
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["--help"], {}),
+        (["--version"], {}),
+        (
+            [],
+            {"_TRNSLURM_COMPLETE": "bash_complete", "COMP_WORDS": "trnslurm s", "COMP_CWORD": "1"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_word_imports_no_command(words: list[str], environ: dict[str, str]) -> None:
+    program = (
+        "import sys\nfrom trnslurm.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "finally:\n    print(sorted(m for m in sys.modules if m.startswith('trnslurm')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=180,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, check=True,
+    )  # fmt: skip
+    found = done.stdout.splitlines()[-1]
+    assert found == str(["trnslurm", "trnslurm.cli", "trnslurm.errors"])
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -6,37 +6,38 @@ import importlib
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from trnslurm import __version__
 from trnslurm.errors import TrnslurmError, did_you_mean
-from trnslurm.runs.foreign import printable
 
-# Command -> module, in the order of the help text.
+# Command -> its module and what it does, in the order of the help text: a list of commands, or the
+# completion of a word, imports none of them.
 _COMMANDS = {
-    "recipes": "plan",
-    "show": "plan",
-    "plan": "plan",
-    "render": "render",
-    "submit": "submit",
-    "new": "new",
-    "data": "data",
-    "runs": "runs",
-    "status": "runs",
-    "logs": "runs",
-    "metrics": "metrics",
-    "triage": "triage",
-    "cancel": "runs",
-    "resume": "resume",
-    "watch": "resume",
-    "exec": "runs",
-    "doctor": "doctor",
-    "export": "export",
-    "compile": "compile",
-    "clusters": "plan",
-    "cluster": "site",
-    "env": "site",
-    "sandbox": "sandbox",
-    "completion": "site",
+    "recipes": ("plan", "List the recipes: the training jobs that can be submitted."),
+    "show": ("plan", "Show the resolved configuration and its origins."),
+    "plan": ("plan", "Show the batch on each node count, hours and cost."),
+    "render": ("render", "Print the scripts, or write them to a directory."),
+    "submit": ("submit", "Submit a job: precompile if needed, then train."),
+    "new": ("new", "Write a recipe of one's own script: jobs/NAME/recipe.yaml."),
+    "data": ("data", "Fetch and prepare training data."),
+    "runs": ("runs", "List runs and their states, newest last, or those of one sweep."),
+    "status": ("runs", "Show the state of a run or a sweep, and why."),
+    "logs": ("runs", "Print the log of a node or of the batch script."),
+    "metrics": ("metrics", "Print the numbers of each step, or of each run of a sweep."),
+    "triage": ("triage", "Show which rank failed first, why, and what to do."),
+    "cancel": ("runs", "Cancel a run or a sweep, and what waits for it."),
+    "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
+    "watch": ("resume", "Print each change of a run's state until it ends."),
+    "exec": ("runs", "Run a command on a node of a running job."),
+    "doctor": ("doctor", "Show why a run is not running, or check a cluster's nodes."),
+    "export": ("export", "Write a checkpoint as a Hugging Face folder."),
+    "compile": ("compile", "Show, check and prune compiled graphs."),
+    "clusters": ("plan", "List the cluster profiles."),
+    "cluster": ("site", "Make a cluster profile."),
+    "env": ("site", "Check the Python environment on the nodes."),
+    "sandbox": ("sandbox", "Run a real Slurm cluster on this machine."),
+    "completion": ("site", "Print the completion script of a shell."),
 }
 _INTERRUPTED = 130
 _LONGEST = 2000
@@ -51,9 +52,18 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"trnslurm.cli.{_COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"trnslurm.cli.{_COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in _COMMANDS if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=_COMMANDS[name][1]) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -102,6 +112,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> None:
+    from trnslurm.runs.foreign import printable
+
     line = " ".join(message.split())
     if len(line) > _LONGEST:  # it quotes what somebody set; what to do stands at the end
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

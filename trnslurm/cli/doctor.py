@@ -47,10 +47,11 @@ def doctor_command(
     run: str | None, cluster: str | None, nodes: int | None, timeout: float, measure: bool,
     report: str | None, path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Show why a run is not running, or check a cluster's nodes as a job does when it starts.
+    """Show why a run is not running, or check a cluster's nodes.
 
-    --run is for a new cluster, image or instance type: a small job over all nodes measures limits,
-    EFA, versions, the compile cache and the collectives, in at most five minutes once it runs.
+    They are checked as a job does when it starts. --run is for a new cluster, image or instance
+    type: a small job over all nodes measures limits, EFA, versions, the compile cache and the
+    collectives, in at most five minutes once it runs.
     The report of --report names no host, user or directory.
 
     The exit code is 1 if something is wrong.

@@ -60,10 +60,11 @@ def export_command(
     force: bool, recipe: str | None, preset: str | None, cluster: str | None,
     path: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Write a checkpoint as a Hugging Face folder for from_pretrained.
+    """Write a checkpoint as a Hugging Face folder.
 
-    It runs on this host with the Python of the run's cluster, and needs no device. With --recipe,
-    RUN is a checkpoint file from elsewhere, such as ckpt_28125.pt of AWS's BERT tutorial.
+    from_pretrained reads it. The command runs on this host with the Python of the run's cluster,
+    and needs no device. With --recipe, RUN is a checkpoint file from elsewhere, such as
+    ckpt_28125.pt of AWS's BERT tutorial.
 
     \b
     Example:

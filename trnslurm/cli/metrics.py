@@ -31,7 +31,7 @@ _MOST_OWN = 5
 @path_option
 @json_option
 def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) -> None:
-    """Print the numbers of each step, once per step; of a sweep, each run's last numbers.
+    """Print the numbers of each step, or of each run of a sweep.
 
     What a later attempt has done again is left out, so that every step is there once. --json prints
     all steps and all numbers.

@@ -37,10 +37,11 @@ def resume_command(
     run: str, nodes: int | None, stop_at: int | None, path: tuple[str, ...], follow: bool,
     detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Submit a run again that is not at its last step: it goes on from its newest checkpoint.
+    """Resume a run or a sweep from its newest checkpoint.
 
-    In the same directory, with the same code and configuration, whatever ended it. Nothing of it
-    may be running, and Slurm must say so. The runs of a chain that wait for it are submitted too.
+    Whatever ended a run that is not at its last step, it is submitted again in the same directory,
+    with the same code and configuration. Nothing of it may be running, and Slurm must say so. The
+    runs of a chain that wait for it are submitted too.
 
     With --nodes it goes on with another number of nodes: the global batch is kept, and graphs that
     are not compiled for that number are compiled first.

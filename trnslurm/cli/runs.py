@@ -75,10 +75,10 @@ def runs_command(sweep: str | None, everything: bool, path: tuple[str, ...], as_
 def status_command(
     run: str, lowest: str | None, highest: str | None, path: tuple[str, ...], as_json: bool
 ) -> None:
-    """Show the state of a run in one word, and why; of a sweep, how its runs compare.
+    """Show the state of a run or a sweep, and why.
 
-    The best run of a sweep has the lowest held-out loss, or the lowest loss where nothing is held
-    out, by what each run said last.
+    Of a run it is one word. The best run of a sweep has the lowest held-out loss, or the lowest
+    loss where nothing is held out, by what each run said last.
 
     \b
     Example:
@@ -192,7 +192,7 @@ def logs_command(
 @path_option
 @json_option
 def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """Cancel a run, with all its phases and the runs of a chain that wait for it; or a sweep.
+    """Cancel a run or a sweep, and what waits for it.
 
     A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
     continues.
