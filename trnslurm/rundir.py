@@ -26,6 +26,8 @@ CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
 CHECKPOINTS = "checkpoints"
+PREPARE = "prepare"
+"""The only phase of a run that prepares data."""
 
 _MAX_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10

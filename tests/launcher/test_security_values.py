@@ -274,7 +274,7 @@ def _options() -> list[tuple[str, str]]:
 
 BENIGN = {
     "RECIPE": "toy", "RUN": "last", "TARGET": "toy", "KEYS": "0123", "COMMAND": "true",
-    "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine",
+    "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine", "SWEEP": "last",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 
 import yaml
 
-from trnslurm.config.schema import Launcher
+from trnslurm.config.script import Launcher
 from trnslurm.config.search import yaml_line
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trnslurm.api.choice import Options, Say, config_of
+from trnslurm.api.choice import Say, config_of
+from trnslurm.api.search import Options
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory

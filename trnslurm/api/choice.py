@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from trnslurm.config import Cluster, Config, Workspace, presets_of, resolve
+from trnslurm.api.search import Options, run_roots
+from trnslurm.config import Config, Workspace, presets_of, resolve
 from trnslurm.config.recipes import recipe_layers
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
-from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.runs.find import known_roots
+from trnslurm.errors import ConfigError
 from trnslurm.runs.result import INIT_FROM, find_checkpoint, refuse_other_model
-from trnslurm.sandbox.layout import search_roots
 from trnslurm.slurm.commands import slurm_hint
 
 Say = Callable[[str], None]
 """Takes a remark for the user; one that begins with `warning: ` needs attention."""
-Options = Mapping[str, Any]
-"""What was asked for, by the names of the command line's parameters."""
-
-
-def workspace_of(options: Options) -> Workspace:
-    """Return the search path that the options ask for."""
-    return Workspace.discover(options.get("path") or (), more=search_roots())
 
 
 def choose_cluster(
@@ -204,16 +194,3 @@ def parse_nodes(text: str, *, option: str = "--nodes") -> list[int]:
         if count < 1:
             raise ConfigError(f"{option} {text}: a job needs at least one node")
     return counts
-
-
-def run_roots(workspace: Workspace) -> list[Path]:
-    """Return where to look for runs: run roots used before, and those of known profiles."""
-    roots = known_roots()
-    for file in workspace.clusters().values():
-        try:
-            root = read_yaml(file).get("run_root", Cluster().run_root)
-            roots.append(Path(str(root)).expanduser())
-        except (TrnslurmError, RuntimeError):  # ~name of nobody
-            continue
-    # Unlike Path.is_dir, it is False for what can be no path at all.
-    return [r for r in dict.fromkeys(roots) if os.path.isdir(r)]  # noqa: PTH112

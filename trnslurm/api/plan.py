@@ -17,14 +17,8 @@ from trnslurm.api.arguments import (
     take_remark,
     wholes,
 )
-from trnslurm.api.choice import (
-    Options,
-    Say,
-    choose_cluster,
-    config_of,
-    what_submit_would_use,
-    workspace_of,
-)
+from trnslurm.api.choice import Say, choose_cluster, config_of, what_submit_would_use
+from trnslurm.api.search import Options, workspace_of
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
 from trnslurm.config import Workspace
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError

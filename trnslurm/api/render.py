@@ -18,7 +18,8 @@ from trnslurm.api.arguments import (
     take_remark,
     whole,
 )
-from trnslurm.api.choice import Options, Say, choose_cluster, config_of, workspace_of
+from trnslurm.api.choice import Say, choose_cluster, config_of
+from trnslurm.api.search import Options, workspace_of
 from trnslurm.config import Workspace
 from trnslurm.errors import RenderError
 from trnslurm.plan.memory import check_memory

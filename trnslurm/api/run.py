@@ -20,10 +20,9 @@ from trnslurm.api.arguments import (
     text,
     whole,
 )
-from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import figure, html_table, text_table
-from trnslurm.cluster.export import export_quietly
-from trnslurm.config import Workspace
+from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError, RunError, RunFailedError, TrnslurmError
 from trnslurm.runs.find import find_run, find_runs, list_runs
 from trnslurm.runs.logs import log_of, print_log
@@ -31,8 +30,6 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
 from trnslurm.runs.sweep import standing_of
 from trnslurm.runs.watch import follow
-from trnslurm.submit.cancel import cancel_unless_ended
-from trnslurm.submit.resume import resume as resume_run
 
 _NEWEST = 20
 _NUMBER = (int, float)
@@ -138,6 +135,8 @@ class Run:
 
         By default it is the newest good checkpoint; `step` is a number, or `best`.
         """
+        from trnslurm.cluster.export import export_quietly  # a list of runs needs little
+
         options = [f"--dtype={one_of('dtype', dtype, _DTYPES)}"]
         if step is not None:
             options += [f"--step={step if step == 'best' else whole('step', step)}"]
@@ -150,6 +149,8 @@ class Run:
     @one_line_errors
     def resume(self, *, nodes: int | None = None, stop_at: int | None = None) -> Run:
         """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
+        from trnslurm.submit.resume import resume as resume_run
+
         workspace = workspace_of({"path": search_path(self._path)})
         remarks: list[str] = []
         resume_run(
@@ -169,6 +170,8 @@ class Run:
 
         A training on Slurm saves a checkpoint first, unless it has to end `now`.
         """
+        from trnslurm.submit.cancel import cancel_unless_ended
+
         cancel_unless_ended(self._files, now=flag("now", now))
         return self
 

@@ -19,8 +19,9 @@ from trnslurm.api.arguments import (
     wholes,
 )
 from trnslurm.api.chain import links_of
-from trnslurm.api.choice import Options, Say, choose_cluster, config_of, workspace_of
+from trnslurm.api.choice import Say, choose_cluster, config_of
 from trnslurm.api.run import Run
+from trnslurm.api.search import Options, workspace_of
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory

@@ -17,8 +17,9 @@ from trnslurm.api.arguments import (
     whole,
     words_of,
 )
-from trnslurm.api.choice import Options, Say, choose_cluster, config_of, workspace_of
+from trnslurm.api.choice import Say, choose_cluster, config_of
 from trnslurm.api.run import Run, Runs
+from trnslurm.api.search import Options, workspace_of
 from trnslurm.api.submit import Proposal, check_proposal
 from trnslurm.api.tables import said_of
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of

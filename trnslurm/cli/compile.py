@@ -10,13 +10,8 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import (
-    choose_cluster,
-    choose_data_cluster,
-    config_of,
-    run_roots,
-    workspace_of,
-)
+from trnslurm.api.choice import choose_cluster, choose_data_cluster, config_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count
 from trnslurm.cli.graphs import age_since, ingredients_of
 from trnslurm.cli.options import (

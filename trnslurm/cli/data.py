@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import choose_data_cluster, workspace_of
+from trnslurm.api.choice import choose_data_cluster
+from trnslurm.api.search import workspace_of
 from trnslurm.cli.data_options import KEYS, KindCommand, kind_option, kind_options, refuse_others
 from trnslurm.cli.options import config_options, recipe_argument
 from trnslurm.cli.output import say

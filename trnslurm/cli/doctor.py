@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count
 from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, echo_table

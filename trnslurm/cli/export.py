@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.choice import choose_data_cluster, run_roots, workspace_of
+from trnslurm.api.choice import choose_data_cluster
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
 from trnslurm.cli.output import say
 from trnslurm.cluster.export import export, export_file

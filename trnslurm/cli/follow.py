@@ -12,8 +12,7 @@ from trnslurm.api.tables import figure, said_of
 from trnslurm.cli.output import echo_json
 from trnslurm.cli.standing import echo_sweep
 from trnslurm.cli.triage import echo_finding
-from trnslurm.plan.data import PREPARE
-from trnslurm.rundir import load_json
+from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, why_it_failed

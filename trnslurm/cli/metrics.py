@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import figure
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, echo_table

@@ -12,8 +12,7 @@ import click
 import yaml
 
 from trnslurm.config import parse_yaml
-from trnslurm.config.schema import Launcher
-from trnslurm.config.script import script_tree
+from trnslurm.config.script import Launcher, script_tree
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from trnslurm.api.choice import run_roots, workspace_of
-from trnslurm.config import Workspace, flatten, presets_of, resolve
-from trnslurm.config.schema import Launcher
+from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.config.script import Launcher
+from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import group_of, list_runs
 
@@ -39,6 +39,8 @@ def _recipe_of(workspace: Workspace, ctx: click.Context) -> str | None:
 
 
 def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
+    from trnslurm.config.recipes import presets_of
+
     recipe = _recipe_of(workspace, ctx)
     return presets_of(workspace.recipe_dir(recipe)) if recipe else []
 
@@ -47,6 +49,7 @@ def _complete_setting(
     ctx: click.Context, param: click.Parameter, word: str
 ) -> list[CompletionItem]:
     """Complete a key of the recipe, and after it a value where there are choices."""
+    from trnslurm.config import flatten, resolve
     from trnslurm.plan.keys import keys_of
 
     try:

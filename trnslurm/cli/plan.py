@@ -9,13 +9,9 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import (
-    choose_cluster,
-    config_of,
-    parse_nodes,
-    workspace_of,
-)
+from trnslurm.api.choice import choose_cluster, config_of, parse_nodes
 from trnslurm.api.plan import make_plan
+from trnslurm.api.search import workspace_of
 from trnslurm.api.tables import count
 from trnslurm.cli.graphs import graphs_facts, plan_lines
 from trnslurm.cli.options import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
 from trnslurm.api.render import make_bundle, write_bundle
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import recipe_argument, spec_options
 from trnslurm.cli.output import say
 from trnslurm.render.bundle import Bundle, diff, read_bundle

@@ -8,7 +8,7 @@ import time
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, say

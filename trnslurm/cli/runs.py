@@ -8,20 +8,17 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
 from trnslurm.api.run import RIGHT, list_statuses, progress, runs_table
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count, said_of
 from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cli.standing import echo_sweep
-from trnslurm.cli.triage import echo_finding
-from trnslurm.cluster.execute import exec_in_run
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
 from trnslurm.runs.sweep import standing_of
-from trnslurm.submit.cancel import cancel_unless_ended
 
 _SHOWN_ATTEMPTS = 5
 
@@ -118,6 +115,8 @@ def status_command(
         click.echo(f"step {step}, loss {loss}")
     _say_attempts(status)
     if found:
+        from trnslurm.cli.triage import echo_finding  # a run that is well needs none of it
+
         echo_finding(found)
     if status.mend:
         click.echo(f"next: {status.mend}")
@@ -202,6 +201,8 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
       trnslurm cancel last
       trnslurm cancel last --now
     """
+    from trnslurm.submit.cancel import cancel_unless_ended
+
     said = []
     for directory in reversed(_runs(run, path)):  # of a sweep the last first: its turn would come
         before, cancelled = cancel_unless_ended(directory, now=now)
@@ -233,4 +234,6 @@ def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str,
       trnslurm exec last -- neuron-top
       trnslurm exec last --node 1 -- ps -ef
     """
+    from trnslurm.cluster.execute import exec_in_run
+
     sys.exit(exec_in_run(_run(run, path), node, command))

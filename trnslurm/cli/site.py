@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.choice import workspace_of
+from trnslurm.api.search import workspace_of
 from trnslurm.cli.options import cluster_option, json_option, path_option
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.execute import check_environment

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.choice import run_roots, workspace_of
+from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trnslurm.config.script import Launcher
+from trnslurm.config.search import RUN_ROOT
+
 Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 """What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
-
-Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
-"""What starts a script of one's own: the first four once per worker, the others once per node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Cluster:
     """Default preset for recipes that have one of this name."""
     workers_per_node: int | None = None
     """None: one per core or GPU of the instance type."""
-    run_root: str = "~/trnslurm-runs"
+    run_root: str = RUN_ROOT
     """Parent of all run directories, on a file system that all nodes share."""
     data_root: str = "~/trnslurm-data"
     """Parent of prepared data (recipes' `data.path`), on a file system that all nodes share."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trnslurm.errors import ConfigError
+
+Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
+"""What starts a script of one's own: the first four once per worker, the others once per node."""
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 

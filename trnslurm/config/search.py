@@ -17,6 +17,8 @@ from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import read_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+RUN_ROOT = "~/trnslurm-runs"
+"""Where runs are, unless a profile says otherwise."""
 SETTINGS_FILE = "trnslurm.yaml"
 
 

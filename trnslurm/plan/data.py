@@ -15,7 +15,6 @@ from trnslurm.config.models import is_on_hub
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
-PREPARE = "prepare"  # the only phase of a job that prepares data
 INDEX = "index.json"  # marks a directory of prepared data
 NOTES = "dataset.json"  # marks a directory of a fetched dataset
 CONFIG = "config.json"  # marks a directory of a model

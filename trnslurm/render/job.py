@@ -15,7 +15,7 @@ from trnslurm import __version__
 from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
 from trnslurm.node.graphs.manifest import cache_root
-from trnslurm.plan.data import PREPARE, DataJob, data_path, first_parameters
+from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch
 from trnslurm.render.arguments import argument_words
@@ -24,7 +24,7 @@ from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.render.template import fill, open_templates
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, STRATEGY
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE, STRATEGY
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
-from trnslurm.plan.data import PREPARE
-from trnslurm.rundir import read_json
+from trnslurm.rundir import PREPARE, read_json
 from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,

@@ -13,13 +13,13 @@ import yaml
 from trnslurm.config import Cluster, Config, flatten, parse_yaml, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
 from trnslurm.plan.batch import Estimate
-from trnslurm.plan.data import PREPARE, DataJob, data_path
+from trnslurm.plan.data import DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
 from trnslurm.plan.values import SECTIONS, check_plan
 from trnslurm.render.bundle import Bundle, read_bundle
 from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, NotYetError, RunError
-from trnslurm.plan.data import PREPARE
+from trnslurm.rundir import PREPARE
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.process import local_job_alive
