@@ -1,0 +1,111 @@
+"""Lightning's Trainer in a run: one callback that reports, stops when asked, and saves.
+
+    trainer = Trainer(callbacks=[RunCallback()], num_nodes=options.nodes, devices=options.devices)
+    trainer.fit(module, data, ckpt_path=options.resume)
+
+with `--resume {resume} --nodes {nodes} --devices {workers_per_node}` among the script's arguments.
+Facts about Lightning are of 2.6.6.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+
+import trnslurm
+
+_REPORT_S = 10.0
+_STOPPED = "stopped-step-"
+
+
+class RunCallback(Callback):
+    """What lets a Lightning script that knows nothing of trnslurm report, stop when asked and save.
+
+    It tells of what ModelCheckpoint saves, and saves to {checkpoints} itself for a stop.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._numbers = 0, dict[str, float]()
+        self._reported = 0.0
+        self._told = 0
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Report the step before, of which all is known now, validation too."""
+        self._report(trainer)
+        self._tell_saved(trainer)  # ModelCheckpoint comes after all other callbacks
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        """Look at the numbers now and then, and save and end if a stop is asked for.
+
+        An optimizer's step may take several batches.
+        """
+        if (step := trainer.global_step) == self._step:
+            return
+        self._step = step
+        due = step % max(1, trainer.log_every_n_steps) == 0
+        if due or time.monotonic() - self._reported > _REPORT_S:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            self._numbers = ({} if loss is None else {"loss": float(loss)}) | _numbers(trainer)
+        if trnslurm.should_stop():
+            self._stop(trainer)
+
+    def on_validation_end(self, trainer: Any, *_: Any) -> None:
+        """Take what validation found."""
+        if not trainer.sanity_checking:
+            self._numbers |= _numbers(trainer)
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        """Report the last step, and tell of the last checkpoint."""
+        self._numbers = self._numbers or _numbers(trainer)
+        self._report(trainer)
+        self._tell_saved(trainer)
+
+    def _report(self, trainer: Any) -> None:
+        if not self._numbers or not self._step:
+            return
+        steps = trainer.estimated_stepping_batches  # inf: nobody knows
+        known = int(steps) if 0 < steps < float("inf") else None
+        trnslurm.report(step=self._step, steps=known, **self._numbers)
+        self._numbers, self._reported = {}, time.monotonic()
+
+    def _stop(self, trainer: Any) -> None:
+        directory = Path(os.environ["TRNSLURM_CHECKPOINTS"])
+        path = directory / f"{_STOPPED}{self._step}.ckpt"
+        trainer.save_checkpoint(path)  # by all workers; worker 0 writes, or all where it is sharded
+        trnslurm.saved(self._step, path)
+        if trainer.is_global_zero:
+            _remove_others(directory, path)
+        trainer.should_stop = True
+        # Lightning would first go on to these, and validate: fit_loop.done, _should_check_val_fx.
+        trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
+        trainer.limit_val_batches = 0
+
+    def _tell_saved(self, trainer: Any) -> None:
+        """Tell of what ModelCheckpoint has saved, if a training can go on from it.
+
+        What it saves as a stop ends the epoch early is none: there the epoch counts as done.
+        """
+        for callback in trainer.checkpoint_callbacks if not trainer.should_stop else ():
+            path = getattr(callback, "_last_checkpoint_saved", "")
+            whole = not getattr(callback, "save_weights_only", False)
+            step = getattr(callback, "_last_global_step_saved", 0)
+            if path and whole and step > self._told:
+                self._told = step
+                trnslurm.saved(step, path)
+
+
+def _numbers(trainer: Any) -> dict[str, float]:
+    """Return what the module has logged, by its own names."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _remove_others(directory: Path, path: Path) -> None:
+    """Remove what was saved for earlier stops."""
+    for other in directory.glob(f"{_STOPPED}*"):
+        if other != path:
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
