@@ -385,14 +385,23 @@ def first_line(file: Path) -> dict[str, Any]:
         return {}
 
 
-def last_line(file: Path) -> dict[str, Any]:
-    """Return the object of a file's newest whole line, without reading all of the file."""
+def last_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file's newest whole lines, the last first, as far as they are short.
+
+    All of the file is not read.
+    """
     try:
         with open_file(file) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return next(json_lines(reversed(stream.read().splitlines())), {})
+            lines = stream.read().splitlines()
     except OSError:
-        return {}
+        return
+    yield from json_lines(reversed(lines))
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    """Return the object of a file's newest whole line; empty if there is none."""
+    return next(last_lines(file), {})
 
 
 def _parse(text: bytes) -> dict[str, Any]:

@@ -145,7 +145,7 @@ PROFILES = {
     "unknown key": ({"slurm": {"partiton": "x"}}, 'slurm.partiton (did you mean "partition"?)'),
     "type": ({"slurm": {"max_nodes": "four"}}, "slurm.max_nodes must be a whole number"),
     "scheduler": ({"scheduler": "slrum"}, "scheduler is 'slrum' (did you mean \"slurm\"?)"),
-    "activate": ({"activate": "module load x"}, "activate must be a list, found 'module load x'"),
+    "activate": ({"activate": "module load x"}, "activate must be a list, as [module load x]"),
     "instance type": (
         {"instance_types": {"trn1.32xlarge": {"vcpu": 3}}},
         'unknown key vcpu (did you mean "vcpus"?)',

@@ -100,6 +100,17 @@ def test_no_signal_for_a_script_without_a_trap(
     assert call.arguments == ["1002", "1001"]
 
 
+def test_a_script_that_tells_nothing_is_not_asked_to_save(fake_slurm, make_run, cli) -> None:
+    """It would not look, and train on."""
+    run = training(fake_slurm, make_run, RENDERED)
+    run.code.mkdir()
+    run.project_file.write_text("{}")
+    run.metrics_file.write_text('{"attempt": 1, "step": 3}\n')
+    assert cli("cancel", run.name).out.startswith(f"Cancelling {run.name}: it saves")
+    run.metrics_file.unlink()
+    assert cli("cancel", run.name).out == f"Cancelled {run.name}\n"
+
+
 def test_what_slurm_has_left_of_a_run_that_completed(fake_slurm, make_run, cli) -> None:
     """As a job that it holds after a restart of its own; the run stays what it is."""
     run = make_run(states={"precompile": [DONE], "train": [DONE]})

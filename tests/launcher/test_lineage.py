@@ -39,7 +39,7 @@ def test_an_old_attempt_that_still_writes_changes_nothing(tmp_path: Path) -> Non
 
 def test_every_step_is_printed_once(make_run, cli) -> None:
     run = make_run()
-    assert "has no steps yet" in cli("metrics", run.name).error
+    assert "has told no steps" in cli("metrics", run.name).error
     lines = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)]
     text = [json.dumps({"attempt": a, "step": s, "loss": s / a, "host": "\x1b"}) for a, s in lines]
     run.metrics_file.write_text("\n".join(text))
@@ -48,6 +48,16 @@ def test_every_step_is_printed_once(make_run, cli) -> None:
     ]  # fmt: skip
     done = json.loads(cli("metrics", run.name, "--json").out)
     assert [(s["attempt"], s["step"]) for s in done] == [(1, 1), (2, 2), (2, 3)]
+
+
+def test_the_loss_is_what_was_said_last(make_run, cli) -> None:
+    run = make_run(states={"train": [{"state": "RUNNING"}]})
+    lines = [{"step": 6, "loss": 0.5}, {"step": 7}]
+    text = [json.dumps({"attempt": 1, "steps": 30} | line) for line in lines]
+    run.metrics_file.write_text("\n".join(text))
+    assert run.last_metrics() == {"attempt": 1, "step": 7, "steps": 30, "loss": 0.5}
+    run.metrics_file.write_text(text[1])
+    assert run.last_metrics() == {"attempt": 1, "step": 7, "steps": 30}
 
 
 def test_a_torn_line_and_none_at_all(tmp_path: Path) -> None:

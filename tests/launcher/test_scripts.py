@@ -162,6 +162,18 @@ def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) 
     assert said in cli("render", *words[:1], *options, *TIME, *words[1:]).error
 
 
+def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) -> None:
+    monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
+    batch = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2", "--nodes", "2")
+    assert cli("plan", "./train.py", *batch).err == ""
+    assert cli("new", "mine", "--from", "./train.py").code == 0
+    assert cli("plan", "mine", "--path", ".", *batch).err == ""
+    said = "unknown recipe 'mine'; it is in ./jobs: pass --path ."
+    assert said in cli("plan", "mine", *batch).error
+    no_time = cli("submit", "./train.py", *CPU).err.splitlines()[-1]
+    assert no_time.startswith("error: no throughput of train is known on p4d.24xlarge, so its time")
+
+
 def test_a_batch_that_nobody_knows(site, cli, project) -> None:
     said = cli("plan", "./train.py", *CPU).error
     assert "train decides its batch itself, so there is nothing to plan: --set batch" in said

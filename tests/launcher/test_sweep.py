@@ -252,7 +252,8 @@ def test_one_name_for_all(swept, fake_slurm, cli) -> None:
         f"20260101-000000-gpt-{number}" for number in range(11, 0, -1)
     ]
     # Commands of one run say so.
-    assert "gpt names 11 runs" in cli("logs", "gpt").error
+    said = "gpt is a sweep of 11 runs: name one of them, as 20260101-000000-gpt-1"
+    assert said in cli("logs", "gpt").error
 
 
 def test_a_name_that_means_two_is_refused(swept, make_run, fake_slurm, cli) -> None:

@@ -115,6 +115,13 @@ def test_one_that_a_library_raises_may_be_the_machines(run) -> None:
     assert not found(run).again
 
 
+def test_an_option_that_hf_argument_parser_does_not_know(run) -> None:
+    file = "/venv/lib/python3.11/site-packages/transformers/hf_argparser.py"
+    error = "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr']"
+    log(run, 0, traceback(error, file=file))
+    assert found(run).again
+
+
 def test_the_same_at_the_same_line_twice_is_a_proof(run) -> None:
     log(run, 0, traceback("IndexError: list index out of range"))
     log(run, 0, traceback("IndexError: tuple index out of range", line=13), attempt=1)

@@ -14,19 +14,18 @@ SCRIPT = REPO / "tests/project/glue.py"
 
 
 def train(run: RunFiles, attempt: int = 1, resume: Path | None = None) -> str:
-    """Run the script as an attempt of a run.
+    """Run the script on two workers as an attempt of a run.
 
-    On one worker: on several CPUs this Trainer cannot load its optimizer again, as it asks PyTorch
-    for a device cpu:0 (transformers 4.57.6, accelerate 1.15.0).
+    Without the callback it could not load its optimizer again there.
     """
     run.state.mkdir(parents=True, exist_ok=True)
     environment = make_environment("cpu", "train", run.path) | {
         "TRNSLURM_ATTEMPT": str(attempt), "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
     words = [
-        "--nproc_per_node=1", str(SCRIPT), "--told", f"--output_dir={run.checkpoints}",
+        "--nproc_per_node=2", str(SCRIPT), "--told", f"--output_dir={run.checkpoints}",
         "--max_steps=6", "--save_steps=4", "--logging_steps=2", "--report_to=none",
-        "--per_device_train_batch_size=4", "--gradient_accumulation_steps=2", "--disable_tqdm=True",
+        "--per_device_train_batch_size=2", "--gradient_accumulation_steps=2", "--disable_tqdm=True",
         *([f"--resume_from_checkpoint={resume}"] if resume else []),
     ]  # fmt: skip
     done = torchrun(words, cwd=run.path, env=environment, timeout_s=600, xla=False)

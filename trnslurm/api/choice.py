@@ -48,7 +48,9 @@ def _recipes_cluster(workspace: Workspace, recipe: str) -> str:
     return cluster
 
 
-def what_submit_would_use(workspace: Workspace, config: Config, options: Options) -> str:
+def what_submit_would_use(
+    workspace: Workspace, recipe: str, config: Config, options: Options
+) -> str:
     """Return for what a recipe is planned, if nothing was chosen and submit would choose otherwise.
 
     It is empty where submit would choose the same.
@@ -57,7 +59,7 @@ def what_submit_would_use(workspace: Workspace, config: Config, options: Options
         return ""
     try:
         here = _this_machine()
-        preset = options["preset"] or _preset_of(workspace, here, config.recipe_name)
+        preset = options["preset"] or _preset_of(workspace, here, recipe)
         would = f"would use --cluster {here}" + (f" --preset {preset}" if preset else "")
         alike = (here, preset or config.preset) == (config.cluster_name, config.preset)
     except ConfigError:

@@ -216,7 +216,7 @@ def make_plan(
         raise refused[counts[0]]
     return Plan(
         recipe=recipe, preset=config.preset, cluster=cluster, specs=specs, refused=refused,
-        note=what_submit_would_use(workspace, config, options),
+        note=what_submit_would_use(workspace, recipe, config, options),
     )  # fmt: skip
 
 

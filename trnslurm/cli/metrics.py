@@ -50,7 +50,10 @@ def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) 
         echo_json(steps)
         return
     if not steps:
-        raise RunError(f"{directory.name} has no steps yet: trnslurm status {directory.name}")
+        how = ""
+        if directory.project_file.exists():
+            how = "; a script of one's own tells them by trnslurm.report(), see docs/scripts.md"
+        raise RunError(f"{directory.name} has told no steps: trnslurm status {directory.name}{how}")
     columns = _columns(directory, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))

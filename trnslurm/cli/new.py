@@ -27,11 +27,12 @@ launcher: {launcher}
 # torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
 precompile: never
 devices: [cuda, cpu]
+default_cluster: local          # for which plan, show and render describe it where none is chosen
 # If it trains on Trainium: precompile: auto, and neuron among the devices.
 arguments:{arguments}
 # In braces: micro_batch, accumulation, global_batch, workers, workers_per_node, nodes, seed, steps,
-# checkpoints (a directory of the run), resume (the newest checkpoint; left out where there is
-# none, with the option before it), run, attempt, node, master_addr, master_port, device, name.
+# seq_len, checkpoints (a directory of the run), resume (the newest checkpoint; left out where there
+# is none, with the option before it), run, attempt, node, master_addr, master_port, device, name.
 # places: {{lr: 1e-4}}         # what {{lr}} is in the arguments: --set places.lr=3e-4 changes it
 # batch: {{global_batch: 64, micro_batch: 4}}    # for micro_batch and accumulation
 # checkpoints: out             # where it saves if it is not told {{checkpoints}}: then a job that

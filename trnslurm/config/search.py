@@ -86,6 +86,8 @@ class Workspace:
             if Path(name).is_dir():
                 raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
             return Path(name).absolute()
+        if name not in self.recipes() and Path("jobs", name, "recipe.yaml").is_file():
+            raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
         return _known("recipe", name, self.recipes(), "trnslurm recipes")
 
     def cluster_file(self, name: str, place: str = "") -> Path:

@@ -112,7 +112,7 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         raise ConfigError(f"{where}: {dotted} is {value!r}{hint_text}; expected one of {expected}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where}: {dotted} must be a list, found {value!r}")
+            raise ConfigError(f"{where}: {dotted} must be a list, as [{value}], found {value!r}")
         return [convert(v, args[0], where, f"{dotted}[{i}]") for i, v in enumerate(value)]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(value, args[1], where, dotted)

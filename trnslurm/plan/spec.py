@@ -245,8 +245,8 @@ def _time_limits(
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
         raise PlanError(
-            f"no throughput of {config.recipe_name} ({config.preset}) is known on "
-            f"{instance.name}{where_set(config, instance)}, so its time limit cannot be estimated: "
+            f"no throughput of {config.title} is known on {instance.name}"
+            f"{where_set(config, instance)}, so its time limit cannot be estimated: "
             "pass --time"
         )
     if train < 1:

@@ -124,6 +124,6 @@ def _too_much(root: Path, sizes: dict[str, int], count: int) -> str:
     many = f"more than {_MOST_FILES:,} files" if count >= _MOST_FILES else ""
     what = many or f"more than {_MOST_MIB} MiB, most of it in {largest}"
     return (
-        f"project {root} has {what}: add what is no code to its .gitignore, and link to it with "
-        f"--set 'links=[{largest}]' if the script reads it there"
+        f"project {root} has {what}: --set 'links=[{largest}]' links to what the script reads "
+        "there; what it does not need belongs into .gitignore"
     )

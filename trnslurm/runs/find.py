@@ -32,6 +32,10 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     )
     if len(matches) == 1:
         return matches[0]
+    if matches and len({group_of(run) for run in matches}) == 1 and group_of(matches[0]):
+        raise RunError(
+            f"{word} is a sweep of {len(matches)} runs: name one of them, as {matches[0].name}"
+        )
     if matches:
         names = ", ".join(r.name for r in matches[-3:])
         raise RunError(f"{word} names {len(matches)} runs ({names} …): give more of the name")

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from trnslurm.errors import RunError
@@ -14,7 +15,7 @@ from trnslurm.rundir import (
     RunFiles,
     first_line,
     json_lines,
-    last_line,
+    last_lines,
     load_json,
     open_file,
     read_json,
@@ -27,6 +28,7 @@ _NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
 _JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
 ERROR = "error"
 """The cause of an attempt that failed, and would fail in the same way again."""
+_LINES_WITHOUT_LOSS = 50
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
 
@@ -199,8 +201,13 @@ class RunDir(RunFiles):
         return dict(cleaned(first_line(self.metrics_file)))
 
     def last_metrics(self) -> dict[str, Any]:
-        """Return the newest whole line of metrics.jsonl, without reading all of it."""
-        return dict(cleaned(last_line(self.metrics_file)))
+        """Return the newest whole line of metrics.jsonl, without reading all of it.
+
+        A line may have no loss, as the one that tells of the last step: it is what was said last.
+        """
+        lines = cleaned([*islice(last_lines(self.metrics_file), _LINES_WITHOUT_LOSS)])
+        losses = ({"loss": line["loss"]} for line in lines if "loss" in line)
+        return next(losses, {}) | lines[0] if lines else {}
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the line of metrics.jsonl that counts for each step, in the order of steps.

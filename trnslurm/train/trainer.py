@@ -61,6 +61,15 @@ class RunCallback(TrainerCallback):
         self._step, self._numbers = 0, dict[str, float]()
         self._reported = 0.0
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let several workers on CPUs load their optimizer again: PyTorch knows no cpu:0.
+
+        Trainer reads it to args.device (transformers 4.57.6, _load_optimizer_and_scheduler), which
+        accelerate 1.15 makes of this worker's number.
+        """
+        if args.device.type == "cpu" and args.device.index is not None:
+            args.__dict__["_setup_devices"] = torch.device("cpu")  # it is a cached property
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let Trainer save and end if a stop is asked for."""
         self._step = state.global_step

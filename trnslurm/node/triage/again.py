@@ -32,6 +32,8 @@ _TWICE = _AT_ONCE | _IMPORT | {
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """What a ValueError says if a file may be missing, or be half written; a TrainError names it."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
+_OF_ARGUMENTS = ("transformers/hf_argparser.py",)
+"""Files of packages that raise an exception for what the job was given on its command line."""
 _OWN_CAUSES = {"usage", "import-error", "module-missing"}
 # A script that tells no steps is taken to have made some by then.
 _EARLY_S = 600
@@ -88,6 +90,8 @@ def _is_own(chosen: Suspect, raised: Raised) -> bool:
     if raised.kind == _TRAIN_ERROR:
         return "/" not in chosen.lines[-1]
     frames = frames_in(chosen.lines)
+    if frames and frames[-1][0].endswith(_OF_ARGUMENTS):
+        return True
     if not frames or of_others(frames[-1][0]):
         return False
     may_be_a_file = raised.kind in ("AssertionError", "ValueError")
