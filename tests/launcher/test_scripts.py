@@ -174,6 +174,21 @@ def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) ->
     assert no_time.startswith("error: no throughput of train is known on p4d.24xlarge, so its time")
 
 
+def test_what_a_script_is_told_shapes_its_graphs(site, cli, project) -> None:
+    def key(*words: str) -> str:
+        files = rendered(site, cli, "./train.py", *words)
+        return files["graphs.json"]
+
+    batch = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2")
+    first = key(*batch, "--", "--hidden", "64", "--out", "{checkpoints}")
+    assert first != key(*batch, "--", "--hidden", "128", "--out", "{checkpoints}")
+    assert first == key(*batch, "--set", "seed=3", "--", "--hidden", "64", "--out", "{checkpoints}")
+    lr = [("--set", f"places.lr={value}") for value in ("1", "2")]
+    free = ("--set", "graphs.free=[lr]")
+    assert key(*lr[0], "--", "{lr}") != key(*lr[1], "--", "{lr}")
+    assert key(*lr[0], *free, "--", "{lr}") == key(*lr[1], *free, "--", "{lr}")
+
+
 def test_a_batch_that_nobody_knows(site, cli, project) -> None:
     said = cli("plan", "./train.py", *CPU).error
     assert "train decides its batch itself, so there is nothing to plan: --set batch" in said

@@ -241,7 +241,7 @@ class Neuron:
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """Keys of `train` that do not affect compiled graphs; all others do."""
+    """Keys of `train`, or places of a script, that do not affect compiled graphs; all others do."""
 
     free: tuple[str, ...] = ()
     """Keys whose values affect no graph."""

@@ -94,8 +94,8 @@ def check_values(tree: Mapping[str, Any]) -> None:
     for section in ("model", "train", "strategy"):
         _check_job_values(section, tree[section])
     for key in (*tree["graphs"]["free"], *tree["graphs"]["on_off"]):
-        if key not in tree["train"]:
-            hint = did_you_mean(key, tree["train"])
+        if key not in tree["train"] and key not in tree["places"]:
+            hint = did_you_mean(key, [*tree["train"], *tree["places"]])
             raise ConfigError(f"graphs: {key!r} is no key of train{hint}")
     for reference in tree["reference"]:
         if reference["nodes"] < 1 or not 0 < reference["samples_per_s"] < math.inf:

@@ -49,10 +49,23 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         "model": dict(recipe.model),
         "train": _shaping_settings(recipe, files, entry),
         **sharding,
+        **_script(recipe),
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
         "source": source.checksums(files, None if recipe.project else entry),
     }
+
+
+def _script(recipe: Recipe) -> dict[str, Any]:
+    """Return what a script of one's own is told: any word may shape graphs, unless marked as free.
+
+    The places in it are not filled: those of the plan that shape graphs are ingredients anyway.
+    """
+    if not recipe.project:
+        return {}
+    places = {name: v for name, v in recipe.places.items() if name not in recipe.graphs.free}
+    arguments = [*recipe.arguments]
+    return {"script": {"entry": recipe.entry, "arguments": arguments, "places": places}}
 
 
 def _shaping_settings(recipe: Recipe, files: Mapping[str, bytes], entry: str) -> dict[str, Any]:
