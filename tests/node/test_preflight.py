@@ -311,12 +311,14 @@ def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
     assert "ZeroDivisionError" in found["broken"].problem
 
 
-def test_room_for_a_checkpoint(job: Job, monkeypatch) -> None:
-    """A sparse file is as large as it says."""
+@pytest.mark.parametrize("name", ["step-00000020", "step-00000020/rank", "step-00000020/a/part"])
+def test_room_for_a_checkpoint(job: Job, name: str) -> None:
+    """A sparse file is as large as it says. That of a script of one's own may be a file."""
     needs = Needs(run=job.run, phase="train")
     assert preflight_checks.run_directory(needs).problem == ""
-    (job.run / "checkpoints/step-00000020").mkdir()
-    with (job.run / "checkpoints/step-00000020/rank").open("wb") as file:
+    checkpoint = job.run / "checkpoints" / name
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with checkpoint.open("wb") as file:
         file.truncate(2**43)
     said = preflight_checks.run_directory(needs).problem
     assert "the next checkpoint needs 8,192.0 GiB; make room" in said

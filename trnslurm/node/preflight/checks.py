@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trnslurm.node.preflight.devices import devices, efa
 from trnslurm.node.preflight.needs import GIB, MIB, Check, Checked, Needs
-from trnslurm.rundir import RunFiles, checkpoints_in
+from trnslurm.rundir import RunFiles
 
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python with torch in it needs more."""
@@ -24,14 +24,20 @@ def run_directory(needs: Needs) -> Checked:
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
         return Checked(problem=f"{error}; is the shared file system mounted here, and not full?")
-    newest = next(iter(checkpoints_in(checkpoints)), None)
-    size = sum(f.stat().st_size for f in newest.iterdir()) if newest else 0
+    newest = run.newest_checkpoint()
+    size = _bytes_in(newest) if newest else 0
     place = checkpoints if checkpoints.is_dir() else needs.run
     free, room = shutil.disk_usage(place).free, shutil.disk_usage(needs.run).free
     if free < size:
         text = f"{place} has {_size(free)} free, the next checkpoint needs {_size(size)}"
         return Checked(fact=_size(free), problem=f"{text}; make room")
     return _with_room(needs.run, room, needs)
+
+
+def _bytes_in(checkpoint: Path) -> int:
+    """Return the size of a checkpoint; that of a script of one's own may be a file."""
+    files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def temporary_directory(needs: Needs) -> Checked:
