@@ -74,6 +74,15 @@ def test_what_has_the_same_graphs_is_compiled_once(site, toy, fake_slurm, cli) -
     assert done.out.splitlines()[-1] == f"See: trnslurm status {group}"
 
 
+def test_the_graphs_of_a_run_that_waits_are_in_use(site, graphs, fake_slurm, cli) -> None:
+    """By its record, so that `compile gc` keeps them."""
+    site.recipe(RECIPE)
+    assert cli(*SWEEP, "--sweep", "train.lr=1,2").code == 0
+    first, second = (run.record().precompile for run in site.runs())
+    assert first["key"] and second["key"] == first["key"]
+    assert (second["waits_for"], second["versions"]) == ("1001", first["versions"])
+
+
 def test_so_many_at_a_time(site, toy, fake_slurm, cli) -> None:
     done = cli(*SWEEP, "--sweep", "train.lr=1,2,3,4,5", "--at-most", "2", "--json")
     assert dependencies(fake_slurm) == [

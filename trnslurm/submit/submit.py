@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.errors import RunError, SubmitError, TrnslurmError
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_patch, git_state
@@ -172,9 +172,13 @@ class Part:
         """Return what it needs, if another run compiles its graphs."""
         if self.compiles is None:
             return None
-        jobs = self.compiles.record().jobs
-        # On this machine it begins after that run's end.
-        return Need(job=job, decision="before", job_before=jobs.get(PRECOMPILE, ""))
+        record = self.compiles.record()
+        known = record.precompile
+        return Need(
+            job=job, decision="before", compiled=Compiled(key=str(known.get("key", ""))),
+            versions=known.get("versions", {}),
+            job_before=record.jobs.get(PRECOMPILE, ""),  # none on this machine: it is behind it
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
