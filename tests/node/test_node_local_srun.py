@@ -14,16 +14,16 @@ def test_each_node_knows_where_it_is_and_has_a_log_of_its_own(bench):
     bench.environ |= {"SLURM_NODEID": "9", "SLURM_NNODES": "9"}
     show = (
         "echo $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NODEID $SLURM_PROCID $SLURM_LOCALID"
-        ' $SLURMD_NODENAME "$@"; cat'
+        ' $SLURM_NTASKS_PER_NODE $SLURMD_NODENAME "$@"; cat'
     )
     result = bench.run(
         "local_srun", "--nodes", "3", "--output", "my logs/node%n.log",
         "--", "bash", "-c", show, "bash", "it's", "--", "-x",
     )  # fmt: skip
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert bench.read("my logs/node0.log") == "3 3 0 0 0 local-0 it's -- -x\n"
-    assert bench.read("my logs/node1.log") == "before\n3 3 1 1 0 local-1 it's -- -x\n"
-    assert bench.read("my logs/node2.log") == "3 3 2 2 0 local-2 it's -- -x\n"
+    assert bench.read("my logs/node0.log") == "3 3 0 0 0 1 local-0 it's -- -x\n"
+    assert bench.read("my logs/node1.log") == "before\n3 3 1 1 0 1 local-1 it's -- -x\n"
+    assert bench.read("my logs/node2.log") == "3 3 2 2 0 1 local-2 it's -- -x\n"
 
 
 def test_the_first_failure_ends_the_other_nodes_and_gives_the_exit_code(bench):

@@ -87,6 +87,7 @@ def task_environment(node: int, num_nodes: int, task: int, tasks: int) -> dict[s
         "SLURM_PROCID": str(node * tasks + task),
         "SLURM_LOCALID": str(task),
         "SLURM_NTASKS": str(num_nodes * tasks),
+        "SLURM_NTASKS_PER_NODE": str(tasks),
         "SLURMD_NODENAME": f"local-{node}",
     }
 
