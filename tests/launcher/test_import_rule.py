@@ -118,6 +118,7 @@ TRAIN_GROUND = {
     "background",
     "environment",
     "errors",
+    "lightning",
     "models",
     "plan",
     "say",
