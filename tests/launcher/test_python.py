@@ -239,6 +239,7 @@ def test_a_plan_is_that_of_the_command(site, cli) -> None:
         (lambda: trnslurm.submit("toy", settings={"steps": {1j}}), "steps={1j} is no number"),
         (lambda: trnslurm.submit("toy", settings={3: 3}), "settings=3: expected text"),
         (lambda: trnslurm.submit("toy", arguments=[3]), r"arguments=\[3\]: expected texts"),
+        (lambda: trnslurm.submit("toy", arguments="--lr 1"), "expected a list of words"),
         (lambda: trnslurm.submit("toy", launcher="x"), "launcher='x': expected torchrun,"),
         (lambda: trnslurm.submit("toy", precompile="no"), "expected auto, always or never"),
         (lambda: trnslurm.submit("toy", chain=1), "chain=1: expected True or False"),

@@ -139,6 +139,12 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
             "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
+        (["./train.py", "--lr", "1"], "options of a script of one's own come after -- ("),
+        (
+            ["./train.py", "--nodes", "3", "--set", "batch.global_batch=64",
+             "--set", "batch.micro_batch=1", "--", "{accumulation}"],
+            "8 of each step's 72 micro-batches would have weight zero, which batch.padding=refuse",
+        ),
         (["./train.py", "--", "{x}"], "no place {x}: there are accumulation, attempt, "),
         (["./train.py", "--set", "lr=1"], "unknown key lr; as {lr} in the script's arguments it is "
          "places.lr"),
@@ -337,3 +343,22 @@ def test_a_recipe_is_made_of_what_was_given(site, cli, project) -> None:
     assert "jobs/mine/recipe.yaml exists" in cli("new", "mine", "--from", "train.py").error
     assert cli("new", "mine", "--from", "train.py", "--force").code == 0
     assert cli("show", "mine", "--path", ".", *CPU).code == 0
+
+
+def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
+    site, fake_slurm, cli, project
+) -> None:
+    """{resume} would be left out, and what it has saved be written over."""
+    words = ("--", "--out", "{checkpoints}", "--resume", "{resume}")
+    assert cli("submit", "./train.py", *CPU, *TIME, *words).code == 0
+    run = site.run()
+    fake_slurm.queue("1001|TIMEOUT|TimeLimit|x|node-1")
+    run.checkpoints.mkdir(exist_ok=True)
+    (run.checkpoints / "ckpt_40.pt").touch()
+    said = cli("resume", run.name).error
+    assert f"{run.name} has told of no checkpoint, so it would begin at step 0" in said
+    assert len(fake_slurm.calls("sbatch")) == 1
+    saved = {"step": 40, "path": str(run.checkpoints / "ckpt_40.pt")}
+    run.saved_file.write_text(json.dumps(saved))
+    assert cli("resume", run.name).code == 0
+    assert len(fake_slurm.calls("sbatch")) == 2

@@ -293,6 +293,7 @@ def test_here_they_follow_one_another_and_one_that_fails_stops_none(site, script
     runs = trnslurm.sweep(script, {"places.n": [1, 2, 3]}, **options)
     assert [run.values for run in runs] == [{"places.n": str(n)} for n in (1, 2, 3)]
     ended = runs.wait(timeout=180, raises=False)
+    assert ended is runs and "COMPLETED" in repr(runs) and "PENDING" not in repr(runs)
     assert [status.state for status in ended.statuses] == ["COMPLETED", "FAILED", "COMPLETED"]
     began = [RunDir(run.directory).attempts("train")[0].started for run in runs]
     ends = [RunDir(run.directory).attempts("train")[0].ended or "" for run in runs]

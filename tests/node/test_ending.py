@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trnslurm.node import left_out
+from trnslurm.node import left_out, state
 from trnslurm.node.ending import (
     Facts,
     crashes_in_a_row,
@@ -14,6 +14,7 @@ from trnslurm.node.ending import (
     reason_to_give_up,
 )
 from trnslurm.node.state import State, read_state
+from trnslurm.rundir import RunFiles
 
 GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
 
@@ -328,3 +329,14 @@ def test_damaged_files_are_no_files(run, tmp_path):
         (tmp_path / f"state/{name}.json").write_text("[1")
     assert ended(1)[0] == "REQUEUED"
     assert update(1, "a") == (None, "")
+
+
+def test_what_a_script_that_is_told_where_to_begin_has_saved(tmp_path, monkeypatch) -> None:
+    """Something new in its directory is progress only if it looks there itself."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/last.pt").touch()
+    monkeypatch.setattr(state, "RUN", RunFiles(tmp_path))
+    monkeypatch.setenv("TRNSLURM_CHECKPOINTS", str(tmp_path / "out"))
+    assert state.saved_by_now()[1] > 0
+    monkeypatch.setenv("TRNSLURM_RESUMES", "told")
+    assert state.saved_by_now() == (0, 0.0)

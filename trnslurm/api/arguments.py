@@ -72,7 +72,7 @@ def options_of(
         "name": text("name", name),
         "sbatch": tuple(_texts("sbatch", sbatch)),
         "allow_idle": flag("allow_idle", allow_idle),
-        "arguments": tuple(_texts("arguments", arguments)),
+        "arguments": tuple(_texts("arguments", arguments, alone=False)),
         "launcher": one_of("launcher", launcher, get_args(Launcher)),
         "precompile": one_of("precompile", precompile, _PRECOMPILE),
         "path": search_path(path),
@@ -153,7 +153,10 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def _texts(name: str, value: object) -> list[str]:
+def _texts(name: str, value: object, *, alone: bool = True) -> list[str]:
+    """Return texts, or one that may stand alone; that of several words would be taken for one."""
+    if isinstance(value, str) and not alone:
+        raise ConfigError(f"{name}={value!r}: expected a list of words, as {value.split()!r}")
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):
         raise ConfigError(f"{name}={value!r}: expected texts")

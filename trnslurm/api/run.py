@@ -248,16 +248,17 @@ class Runs(Sequence[Run]):
 
     @one_line_errors
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Runs:
-        """Wait until all have ended for good, and return them as they stand then.
+        """Wait until all have ended for good, and return them; they show how they stand then.
 
         What it raises of a run, as that does, it raises once all have ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for run in self:
             run.wait(deadline and max(0.0, deadline - time.monotonic()), raises=False)
+        self.statuses = tuple(statuses_of([run._files for run in self])[0])
         for run in self if flag("raises", raises) else ():
             run.wait()
-        return Runs(statuses_of([run._files for run in self])[0], self._runs)
+        return self
 
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Runs:

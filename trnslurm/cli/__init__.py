@@ -99,6 +99,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except click.UsageError as error:
         where = f" ({error.ctx.command_path} --help)" if error.ctx else ""
+        known = {parameter.name for parameter in error.ctx.command.params} if error.ctx else set()
+        if isinstance(error, click.NoSuchOption) and "arguments" in known:
+            where = f"; options of a script of one's own come after --{where}"
         _fail(f"{error.format_message()}{where}", 2)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)

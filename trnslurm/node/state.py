@@ -74,9 +74,13 @@ def read_state(phase: str, attempt: int) -> State:
 
 
 def saved_by_now() -> tuple[int, float]:
-    """Return what is saved: the newest step, and when a script of one's own last saved anything."""
+    """Return what is saved: the newest step, and when a script of one's own last saved anything.
+
+    One that is told what to begin with begins with nothing else.
+    """
     own = os.environ.get("TRNSLURM_CHECKPOINTS")
-    return RUN.newest_step(), changed_at(Path(own)) if own else 0.0
+    looks = own and os.environ.get("TRNSLURM_RESUMES") != "told"
+    return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
 
 
 def now() -> str:

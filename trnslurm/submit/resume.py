@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, NotYetError, RunError
-from trnslurm.rundir import PREPARE
+from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.process import local_job_alive
@@ -75,6 +75,7 @@ def resume(
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [_job_again(each, nodes, template_dirs) for each in chain]
+        _refuse_to_begin_anew(run, jobs[0])
         if stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], stop_at)
         start = starter(
@@ -168,6 +169,16 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
             f"resume it in {_SILENT_S - age_s:.0f} s, if it has been silent until then"
         )
     return status
+
+
+def _refuse_to_begin_anew(run: RunDir, job: Job) -> None:
+    """Refuse a script that takes {resume}, and has saved something of which it never told."""
+    takes = b'"$TRNSLURM_RESUME"' in job.bundle.files[NODE_SCRIPT]
+    if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):
+        raise RunError(
+            f"{run.name} has told of no checkpoint, so it would begin at step 0, and may write "
+            f"over what is in {run.checkpoints}: have it call trnslurm.saved(), and submit it anew"
+        )
 
 
 def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
