@@ -66,7 +66,6 @@ def test_examples_print_what_the_page_says(page: Path, project: Path) -> None:
 
 
 def test_the_notebook_runs(project: Path, tmp_path: Path) -> None:
-    pytest.importorskip("nbconvert", reason="a test dependency: pip install -e '.[dev]'")
     notebook = shutil.copy(ROOT / "docs/python.ipynb", project)  # whose directory is the kernel's
     done = subprocess.run(
         [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", notebook,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -51,8 +50,6 @@ def weights(run: RunFiles) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("script", ["lit.py", "loop.py"])
 def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: str) -> None:
     """In the middle of an epoch; Lightning before its min_epochs, and without validating first."""
-    if script == "lit.py" and importlib.util.find_spec("lightning") is None:
-        pytest.skip("a test dependency: pip install -e '.[dev]'")
     run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
     run.state.mkdir(parents=True)
     write_json(run.stop_file("train", 1), {"cause": "time limit"})

@@ -100,8 +100,7 @@ class Run:
         After `timeout` seconds that is a NotYetError; a run that did not complete is a
         RunFailedError with its cause, unless told otherwise by `raises`.
         """
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBER)):
-            raise ConfigError(f"timeout={timeout!r}: expected seconds")
+        _check_timeout(timeout)
         careful = flag("raises", raises)
         (status,) = collections.deque(follow(self._files, within_s=timeout), maxlen=1)
         if careful and status.state != "COMPLETED":
@@ -252,11 +251,14 @@ class Runs(Sequence[Run]):
 
         What it raises of a run, as that does, it raises once all have ended.
         """
+        _check_timeout(timeout)
+        careful = flag("raises", raises)
         deadline = None if timeout is None else time.monotonic() + timeout
         for run in self:
-            run.wait(deadline and max(0.0, deadline - time.monotonic()), raises=False)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            run.wait(left, raises=False)
         self.statuses = tuple(statuses_of([run._files for run in self])[0])
-        for run in self if flag("raises", raises) else ():
+        for run in self if careful else ():
             run.wait()
         return self
 
@@ -316,6 +318,11 @@ def list_statuses(
     """Return how the newest runs stand, or all of them, and the damaged ones."""
     found = list_runs(run_roots(workspace))
     return statuses_of(found if everything else found[-_NEWEST:])
+
+
+def _check_timeout(timeout: object) -> None:
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, _NUMBER)):
+        raise ConfigError(f"timeout={timeout!r}: expected seconds")
 
 
 def _run(run: Run | PathLike, path: Paths) -> Run:

@@ -105,11 +105,16 @@ def propose_bundle(directory: Path, say: Say) -> Proposal:
     return check_proposal([alone(read_job(directory))], [], say)
 
 
+def check_jobs(jobs: Sequence[Job], say: Say) -> None:
+    """Refuse what this host sees that a job lacks, and say what it may lack."""
+    for job in jobs:
+        for warning in check_here(job):
+            say(f"warning: {warning}")
+
+
 def check_proposal(links: Sequence[Link], others: Sequence[Job], say: Say) -> Proposal:
     """Check what this host can see of the jobs, and which graphs are compiled."""
-    for link in links:
-        for warning in check_here(link.job):
-            say(f"warning: {warning}")
+    check_jobs([link.job for link in links], say)
     cache = CompileCache(links[0].job.profile)
     needs = needs_of(links, cache)
     ahead = [need_of(job, cache) for job in others]

@@ -20,8 +20,9 @@ from trnslurm.api.arguments import (
 from trnslurm.api.choice import Say, choose_cluster, config_of
 from trnslurm.api.run import Run, Runs
 from trnslurm.api.search import Options, workspace_of
-from trnslurm.api.submit import Proposal, check_proposal
+from trnslurm.api.submit import Proposal, check_jobs
 from trnslurm.api.tables import said_of
+from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
@@ -96,10 +97,11 @@ def propose_sweep(
         )
     if local and len(jobs) > _MOST_HERE:
         raise ConfigError(f"the sweep has {len(jobs)} runs: at most {_MOST_HERE} on this machine")
-    checked = check_proposal([alone(job) for job in jobs], [], say_once)
+    check_jobs(jobs, say_once)
+    cache = CompileCache(jobs[0].profile)
     return SweepProposal(
-        links=checked.links, needs=needs_of_sweep(jobs, checked.cache), ahead=[],
-        cache=checked.cache, name=name, points=points, at_most=1 if local else at_most,
+        links=[alone(job) for job in jobs], needs=needs_of_sweep(jobs, cache), ahead=[],
+        cache=cache, name=name, points=points, at_most=1 if local else at_most,
     )  # fmt: skip
 
 
@@ -140,15 +142,13 @@ def sweep(
 def _rows(values: object) -> list[Point]:
     """Return the points of a call: Python's values as --set takes them."""
     if isinstance(values, Mapping):
-        axes: list[str] = []
         rows: list[dict[str, str]] = [{}]
         for key, each in values.items():
             if isinstance(each, str | Mapping) or not hasattr(each, "__iter__"):
                 raise ConfigError(f"values: {key}={each!r}: expected a list of values")
             settings = [words_of({key: value})[0].partition("=")[2] for value in each]
             rows = [{**row, key: setting} for row in rows for setting in settings][: MOST_RUNS + 1]
-            axes.append(key)
-        if axes and rows:
+        if values and rows:
             return [*rows]
     elif isinstance(values, Sequence) and values and all(isinstance(v, Mapping) for v in values):
         pairs = [[word.partition("=") for word in words_of(row)] for row in values]

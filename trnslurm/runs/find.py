@@ -22,7 +22,10 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
         if not (path / RECORD).is_file():
             raise RunError(f"{word}: no run there (no {RECORD})")
         return RunDir(path)
-    runs = list_runs(roots)
+    return _pick(word, list_runs(roots), roots)
+
+
+def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
     if word == "last" and runs:
         return ([r for r in runs if is_ours(r.path)] or runs)[-1]
     matches = (
@@ -45,9 +48,11 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     """Return the runs of the sweep that `word` names, as find_run has names, or the one run."""
-    near = [] if word == "last" or "/" in word else [r for r in list_runs(roots) if word in r.name]
-    if not word or any(run.name == word for run in near):
+    if not word or word == "last" or "/" in word or (Path(word) / RECORD).is_file():
         return [find_run(word, roots)]
+    near = [run for run in list_runs(roots) if word in run.name]
+    if any(run.name == word for run in near):
+        return [_pick(word, near, roots)]
     named: dict[str, list[RunDir]] = {}
     for run in near:
         named.setdefault(group_of(run) or run.name, []).append(run)
@@ -61,7 +66,7 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     if found:
         names = ", ".join(sorted(found)[-3:])
         raise RunError(f"{word} names {len(found)} runs or sweeps ({names} …): give more of it")
-    return [find_run(word, roots)]
+    return [_pick(word, near, roots)]
 
 
 def group_of(run: RunDir) -> str:

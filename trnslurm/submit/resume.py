@@ -177,7 +177,7 @@ def _refuse_to_begin_anew(run: RunDir, job: Job) -> None:
     if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):
         raise RunError(
             f"{run.name} has told of no checkpoint, so it would begin at step 0, and may write "
-            f"over what is in {run.checkpoints}: have it call trnslurm.saved(), and submit it anew"
+            f"over what is in {run.checkpoints}: call trnslurm.saved() in it, and submit it again"
         )
 
 
