@@ -1,8 +1,8 @@
 # `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and system
 # packages where they are missing and apt may be used: python3-venv, and for the tests shellcheck and
-# what a sandbox runs (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
+# what a sandbox runs, Podman among it (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
 SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
-  iproute2 util-linux
+  iproute2 util-linux podman crun catatonit
 
 # The first Python that the pinned stack has wheels for: 3.11 to 3.13.
 SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -175,7 +175,7 @@ shellcheck:
 
 # The daemons lie in /usr/sbin, which is not on every PATH.
 sandbox:
-	@for command in slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults ip nsenter; do
+	@for command in slurmctld slurmd srun munged slurmdbd mariadbd my_print_defaults ip nsenter podman catatonit; do
 	  if ! PATH=$$PATH:/usr/sbin command -v $$command > /dev/null; then
 	    $(call apt,$(SANDBOX))
 	    break

@@ -119,13 +119,35 @@ OWN_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
     "own-srun-p4d-2-nodes": (2, "p4d", "srun", ["slurm.time_min=60"]),
     "own-script-p4d-2-nodes": (2, "p4d", "script", ["slurm.time_min=60"]),
     "own-local-2-nodes": (2, "local", "torchrun", []),
+    "own-pyxis-p4d-2-nodes": (
+        2,
+        "p4d",
+        None,
+        [
+            "slurm.time_min=60",
+            "checkpoints=",
+            "container.image=nvcr.io#nvidia/pytorch:25.10-py3",
+            "container.mounts=[/fsx/it's, '~/.cache:/root/.cache:ro']",
+            "container.workdir=/workspace/it's",
+            "container.python=/opt/conda/bin/python3",
+        ],
+    ),
 }
 
+# In a container: by each runtime, for each kind of device.
+CONTAINER_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
+    "trn1-podman-2-nodes": (
+        2, "trn1", "xl", ["container.runtime=podman", "container.image=ecr.aws/neuron/train:2.31"],
+    ),
+    "local-apptainer-2-nodes": (
+        2, "local", "tiny", ["container.runtime=apptainer", "container.image=~/it's.sif"],
+    ),
+}  # fmt: skip
 JOB_CASES = {
     name: (recipe, *case)
     for recipe, cases in (
         ("bert_sentiment", SENTIMENT_CASES),
-        ("gpt2_zero1", CASES),
+        ("gpt2_zero1", CASES | CONTAINER_CASES),
         ("bert_pretrain", BERT_CASES),
         ("llama3_clm", LLAMA_CASES),
         ("bert_mrpc", MRPC_CASES),
@@ -166,6 +188,9 @@ NEAREST = {
     "own-srun-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
     "own-script-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
     "own-local-2-nodes": "local-2-nodes",
+    "own-pyxis-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
+    "trn1-podman-2-nodes": "trn1-2-nodes",
+    "local-apptainer-2-nodes": "local-2-nodes",
 }
 WHOLE = [name for name in [*JOB_CASES, *DATA_CASES] if name not in NEAREST]
 

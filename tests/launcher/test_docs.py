@@ -81,10 +81,12 @@ def code_words(*pages: str) -> set[str]:
     return {word for span in spans for word in re.findall(r"\w+", span)}
 
 
-@pytest.mark.parametrize("part", ["Cluster", "Slurm", "Recipe", "Batch", "Data", "Neuron"])
+@pytest.mark.parametrize(
+    "part", ["Cluster", "Slurm", "Recipe", "Batch", "Data", "Neuron", "Container"]
+)
 def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
     keys = {field.name for field in dataclasses.fields(getattr(schema, part))}
-    assert keys <= code_words("docs/admin.md", "docs/recipes.md")
+    assert keys <= code_words("docs/admin.md", "docs/recipes.md", "docs/containers.md")
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ case $2 in
 esac
 """
 # Hostile ones are not there to be run; another test has them, by names that can be.
-PROGRAMS = ("python", "slurm.bin_dir", "entry", "project", "links")
+PROGRAMS = ("python", "slurm.bin_dir", "entry", "project", "links", "container.python")
 COMMANDS_OF_A_NODE = {
     "srun": 'touch "logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-node0.log"\n'
-    'SLURM_NODEID=0 exec "${@: -3}"\n',
+    "while [[ $1 == -* ]]; do shift; done\n"
+    'SLURM_NODEID=0 exec "$@"\n',
     "scontrol": "case $2 in hostnames) printf 'node-1\\nnode-2\\n' ;;\n"
     '  node) echo "NodeName=$4 Arch=x NodeAddr=10.1.2.3 NodeHostName=$4 " ;; esac\n',
-    "ip": "echo 2: eth0 inet 10.1.2.3/24\n",
     "neuron_parallel_compile": 'exec "$@"\n',
     "sleep": "exec /bin/sleep 0.1\n",
 }
@@ -85,6 +85,7 @@ class Attack:
         profile = {
             "python": str(self.python), "compile_cache": str(self.home / "cache"),
             "slurm": {"partition": "compute", "time_min": 60, "bin_dir": str(self.commands)},
+            "container": {"python": str(self.python)},
         }  # fmt: skip
         cluster, recipe = names.get("cluster", "pc"), names.get("recipe", "toy")
         self.site.profile(cluster, **merge(profile, changes.get(Cluster, {})))
@@ -177,9 +178,9 @@ def test_every_field(attack: Attack, monkeypatch, what: str) -> None:
     ]
     resolved = [c for c in changes if not _refusal(lambda c=c: attack.config(_joined([c])))]
     rendered = _accepted(attack, resolved)
-    accepted = _joined(
-        [(c, t) for c, t in rendered if not {k for k, _ in flatten(t)} & {*PROGRAMS}]
-    )
+    # A directory that a container mounts is made, if its name is not too long for that.
+    apart = {*PROGRAMS} | ({"container.image"} if what == "long" else set())
+    accepted = _joined([(c, t) for c, t in rendered if not {k for k, _ in flatten(t)} & apart])
     monkeypatch.setattr(job_room, "snapshot", snapshot)
     config = attack.config(accepted)
     run = attack.run(config)
@@ -235,6 +236,7 @@ def test_every_name(attack: Attack, what: str) -> None:
         "python": str(attack._program(odd / "python", attack.python.read_text())),
         "slurm": {"bin_dir": str(odd / "bin")},
     }
+    inside = {"image": text, "python": programs["python"]}
     (odd / "bin").symlink_to(attack.commands)
     entry = {"entry": text}
     for recipe in ("toy", text):
@@ -245,7 +247,8 @@ def test_every_name(attack: Attack, what: str) -> None:
         "instance_type": text,
     }
     tries: list[tuple[dict[type, Any], dict[str, str]]] = [
-        ({Cluster: programs}, {}), ({Recipe: entry}, {}), ({Cluster: kind}, {}),
+        ({Cluster: programs}, {}), ({Cluster: {"container": inside}}, {}), ({Recipe: entry}, {}),
+        ({Cluster: kind}, {}),
         ({Cluster: {"env": {text: "x"}}}, {}), ({Recipe: {"neuron": {"env": {text: "x"}}}}, {}),
         ({}, {"recipe": text}), ({}, {"cluster": text}),
         ({Recipe: {"presets": {text: {}}}}, {"preset": text}),

@@ -78,6 +78,8 @@ class CompileCache:
 
     @cached_property
     def _measured(self) -> tuple[dict[str, str], str]:
+        if image := self._cluster.container.image:
+            return {}, f"the packages are those of {image}"
         try:
             found = versions_here(self._cluster, PACKAGES)
         except TrnslurmError as error:

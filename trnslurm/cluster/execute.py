@@ -13,6 +13,7 @@ from trnslurm.cluster.python import interpreter, probe_answer, probe_script
 from trnslurm.config import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
 from trnslurm.render.job import search_path
 from trnslurm.runs.foreign import refuse_foreign
@@ -121,6 +122,8 @@ def _probe(
 ) -> dict[str, Any]:
     script = probe_script(cluster, names, commands, _IMPORTED)
     argv = ["/bin/bash", "-s"]
+    container = cluster.container
+    python = container.python if container.image else interpreter(cluster)
     if cluster.scheduler == "slurm":
         slurm = cluster.slurm
         argv = [
@@ -128,6 +131,9 @@ def _probe(
             "--job-name=trnslurm-env-check", "--export=NONE", *srun_options(cluster),
             *map(passed_through, slurm.sbatch), *argv,
         ]  # fmt: skip
+    if container.image and container.runtime == "pyxis":  # options of srun, as words of bash
+        words = " ".join(container_words(container, ["/tmp"]))
+        argv = ["/bin/bash", "-c", f'exec "${{@:1:$#-2}}" {words} "${{@: -2}}"', "bash", *argv]
     try:
         done = subprocess.run(
             argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
@@ -140,10 +146,10 @@ def _probe(
         ) from None
     if done.returncode:
         words = " ".join(done.stderr.split()[-40:]) or f"exit code {done.returncode}"
-        raise TrnslurmError(f"the node's Python did not run ({interpreter(cluster)}): {words}")
+        raise TrnslurmError(f"the node's Python did not run ({python}): {words}")
     if answer := probe_answer(done.stdout):
         return answer
-    raise TrnslurmError(f"{interpreter(cluster)} on the node printed no answer")
+    raise TrnslurmError(f"{python} on the node printed no answer")
 
 
 def srun_options(cluster: Cluster) -> list[str]:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
+from trnslurm.render.container import container_words
 from trnslurm.render.job import search_path
 from trnslurm.slurm.commands import without_overrides
 
@@ -76,14 +77,23 @@ def probe_script(
     commands: Sequence[str] = (),
     imports: Mapping[str, str] | None = None,
 ) -> str:
-    """Return bash lines that ask the cluster's Python for packages' versions, and commands.
+    """Return bash lines that ask the jobs' Python for packages' versions, and commands.
 
-    `imports` are modules to import, by their packages, where these are installed.
+    That of a container is asked in its image. `imports` are modules to import, by their packages,
+    where these are installed.
     """
     modules = [f"{name}={module}" for name, module in (imports or {}).items()]
     lists = (names, commands, modules)
-    probe = shlex.join([interpreter(cluster), "-", *(",".join(words) for words in lists)])
+    arguments = [",".join(words) for words in lists]
     clean = "unset PYTHONPATH PYTHONHOME; export PYTHONNOUSERSITE=1"  # as in the batch script
+    container = cluster.container
+    if container.image is not None:
+        asked = f"{clean}; {shlex.join([container.python, '-c', _PROBE, *arguments])}"
+        if container.runtime == "pyxis":  # srun has started this there
+            return f"{asked}\n"
+        inside = " ".join(container_words(container, ["/tmp"]))
+        return "\n".join([*preamble(cluster), f"{inside} bash -c {shlex.quote(asked)}", ""])
+    probe = shlex.join([interpreter(cluster), "-", *arguments])
     here_document = [f"{probe} <<'END_OF_PROBE'", _PROBE, "END_OF_PROBE", ""]
     return "\n".join([*preamble(cluster), clean, *here_document])
 

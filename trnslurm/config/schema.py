@@ -59,6 +59,24 @@ class Slurm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Container:
+    """The image in which a job runs on its nodes. It needs bash, and a Python for what is started
+    there; what watches over the job is the host's."""
+
+    image: str | None = None
+    """What `runtime` takes: a name, a URI, or a file by its absolute path. None: no container."""
+    runtime: Literal["pyxis", "apptainer", "podman"] = "pyxis"
+    """What starts it: a plugin of srun, or a command on each node."""
+    mounts: tuple[str, ...] = ()
+    """Directories and files of the nodes besides the run and its data: HOST, HOST:INSIDE or
+    HOST:INSIDE:ro."""
+    workdir: str | None = None
+    """Where in the image a script of one's own begins; None: in the run's copy of its project."""
+    python: str = "python3"
+    """The image's Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """One cluster profile: the facts of a site."""
 
@@ -93,6 +111,8 @@ class Cluster:
     """Check all nodes before a job's workers start."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every job on this cluster."""
+    container: Container = field(default_factory=Container)
+    """The image of every job on this cluster, or how a recipe's is started."""
     ask_above_node_hours: float | None = None
     """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)
@@ -298,6 +318,8 @@ class Recipe:
     """The job's own keys; the recipe declares each with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)
     graphs: Graphs = field(default_factory=Graphs)
+    container: Container = field(default_factory=Container)
+    """Its image, or part of that; the profile has the rest."""
     precompile: Literal["auto", "always", "never"] = "auto"
     """auto: on devices that compile graphs (neuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)

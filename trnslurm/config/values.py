@@ -38,6 +38,11 @@ _DECIDED = {
     "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags",
 }  # fmt: skip
+_WORD = re.compile(r"[^\s-]\S*")
+MOUNTABLE = re.compile(r"~?/[^,:\s]*")
+MOUNTABLE_WORDS = "absolute paths without comma, colon and blank"
+"""Commas and colons separate in all three runtimes' options, and enroot's fstab has blanks."""
+_MOUNT = re.compile(rf"{MOUNTABLE.pattern}(:/[^,:\s]*(:r[ow])?)?")
 # The URL of a file, without user and password, and with a harmless name.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 LONGEST_MIN = 365 * 24 * 60
@@ -56,7 +61,8 @@ _NOT_EMPTY = (
     "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
     "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
     "data.dataset", "data.dataset_config", "data.text", "data.tokenizer", "data.labelled.label",
-    "data.labelled.task", "data.model", "data.labelled.eval",
+    "data.labelled.task", "data.model", "data.labelled.eval", "container.image",
+    "container.workdir", "container.python",
 )  # fmt: skip
 
 
@@ -111,6 +117,11 @@ def _check_script(tree: Mapping[str, Any]) -> None:
                     f"{key} is set, but this recipe's job reads plan.json: only a script of one's "
                     "own, which has a project, has arguments and a launcher"
                 )
+    if tree["container"]["workdir"] and tree[CHECKPOINTS]:
+        raise ConfigError(
+            f"container.workdir is set, so {CHECKPOINTS} would be a directory of the image: give "
+            "the script {checkpoints} instead"
+        )
     for key, paths in (("links", tree["links"]), (CHECKPOINTS, [tree[CHECKPOINTS]])):
         for path in paths:
             if path.startswith(("/", "~")) or ".." in path.split("/") or path == ".":
@@ -131,7 +142,7 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
         for name, value in _ASSIGNED.findall(line):
             if _is_secret(name, value) and not value.startswith(("$", "`")):
                 raise ConfigError(_secret(f"activate: {name}"))
-    for key in ("python", "slurm.bin_dir"):
+    for key in ("python", "slurm.bin_dir", "container.python"):
         value = lookup(tree, key)
         if value is not None and (value.startswith("-") or "\n" in value):
             raise ConfigError(f"{key} is {value!r}: it must be a path")
@@ -144,9 +155,38 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 f"{key} is {tree[key]!r}: it must be absolute, or begin with ~; variables are not "
                 "expanded"
             )
+    _check_container(tree)
     for user in tree["compile_trust"]:
         if not re.fullmatch(r"[^\s-]\S*", user):
             raise ConfigError(f"compile_trust names {user!r}: it must be a user's name")
+
+
+def _check_container(tree: Mapping[str, Any]) -> None:
+    """Refuse a container that cannot be started, and paths that its options cannot carry."""
+    container = tree["container"]
+    image, workdir = container["image"], container["workdir"]
+    if workdir is not None and not workdir.startswith("/"):
+        raise ConfigError(f"container.workdir is {workdir!r}: it must be absolute")
+    for mount in container["mounts"]:
+        if not _MOUNT.fullmatch(mount):
+            raise ConfigError(
+                f"container.mounts: {mount!r}: it must be HOST, HOST:INSIDE or HOST:INSIDE:ro, "
+                "with absolute paths (HOST may begin with ~/) without comma, colon and blank"
+            )
+    if image is None:
+        return
+    if not _WORD.fullmatch(image) or image.startswith("."):
+        raise ConfigError(
+            f"container.image is {image!r}: it must be a name, a URI, or a file's absolute path"
+        )
+    if tree["scheduler"] == "local" and container["runtime"] == "pyxis":
+        raise ConfigError(
+            "container.runtime is pyxis, which is a plugin of Slurm's srun: "
+            "set podman or apptainer for the local cluster"
+        )
+    for key in ("run_root", "data_root", "compile_cache"):
+        if tree[key] and "://" not in tree[key] and not MOUNTABLE.fullmatch(tree[key]):
+            raise ConfigError(f"{key} is {tree[key]!r}: a container mounts {MOUNTABLE_WORDS}")
 
 
 def _check_environment(prefix: str, env: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.bundle import Bundle, kept_directories, snapshot
+from trnslurm.render.container import container_values
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.project import PROJECT_FACTS
@@ -170,7 +171,15 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
         "env": sorted({**neuron_env, **cluster.env}.items()),
         "local_hosts": ",".join(f"local-{n}" for n in range(spec.nodes)),
         **_script_values(spec, code),
+        **container_values(cluster, there=_paths(spec, code), spec=spec),
     }
+
+
+def _paths(spec: JobSpec, code: Mapping[str, bytes]) -> list[str]:
+    """Return what the job reads on its nodes, besides its run."""
+    first = first_parameters(spec.config)
+    links = json.loads(code[PROJECT_FACTS])["links"] if spec.config.recipe.project else {}
+    return [data_path(spec.config), first if first.startswith(("/", "~/")) else "", *links.values()]
 
 
 def _task_values(spec: JobSpec) -> dict[str, Any]:
@@ -225,8 +234,10 @@ def _launched(recipe: Recipe) -> list[str]:
     if recipe.launcher == "accelerate" and not options:
         options = ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
     program = (by_itself and not python) or recipe.entry.startswith("-")
-    entry = f"./{recipe.entry}" if program else recipe.entry
-    words = [*(shlex.quote(word) for word in options), shlex.quote(entry)]
+    entry = shlex.quote(f"./{recipe.entry}" if program else recipe.entry)
+    if recipe.container.workdir:
+        entry = f'"$TRNSLURM_RUN_DIR"/work/{shlex.quote(recipe.entry)}'
+    words = [*map(shlex.quote, options), entry]
     return ['"$TRNSLURM_PYTHON"', *words] if python else words
 
 
@@ -312,6 +323,11 @@ def _data_values(job: DataJob) -> dict[str, Any]:
         "efa": False,
         "env": sorted(config.cluster.env.items()),
         "arguments": job.arguments,
+        **container_values(
+            config.cluster,
+            made=[config.cluster.data_root, str(Path(data_path(config)).parent)],
+            there=[word for word in job.arguments if word.startswith(("/", "~/"))],
+        ),
     }
 
 

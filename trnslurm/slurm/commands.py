@@ -97,6 +97,10 @@ class Slurm:
             raise SlurmError(words or f"{command}: exit code {done.returncode}")
         return done.stdout
 
+    def knows_option(self, option: str) -> bool:
+        """Check whether this host's srun knows an option, such as one of a site's plugins."""
+        return f"{option}=" in self._run("srun", "--help", timeout_s=TIMEOUT_S).stdout
+
     def _run(
         self, command: str, *arguments: str, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
@@ -118,6 +122,11 @@ class Slurm:
             ) from None
         except OSError as error:
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
+
+    def configuration(self) -> dict[str, str]:
+        """Return the keys of slurm.conf, as the controller has them."""
+        text = self.call("scontrol", "show", "config")
+        return dict(re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", text))
 
     def show(self, what: str, *names: str) -> list[dict[str, str]]:
         """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them."""

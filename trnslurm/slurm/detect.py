@@ -46,9 +46,7 @@ class Site:
 
 def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
     """Return the partitions and nodes that the controller knows."""
-    config = dict(
-        re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", slurm.call("scontrol", "show", "config"))
-    )
+    config = slurm.configuration()
     nodes = slurm.show("node")
     found = [_partition(p, nodes, types) for p in slurm.show("partition")]
     usable = tuple(p for p in found if p.nodes)

@@ -18,6 +18,7 @@ from trnslurm.errors import SubmitError
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, PLAN, load_json
+from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.job import Job
 
 # Values of train that need a package, and how it is installed.
@@ -34,17 +35,23 @@ def check_here(job: Job) -> list[str]:
     """Refuse a job for what this host sees that it lacks; return warnings of what it may lack."""
     plan = _plan_of(job)
     _check_data(job, plan)
-    return [*_python(job), *_first_parameters(job, plan), *_packages(job, plan)]
+    found = [*_python(job), *_first_parameters(job, plan)]
+    if job.profile.container.image:  # what is installed, and which Python starts it, are its own
+        return [*found, *_container(job)]
+    return [*found, *_packages(job, plan)]
 
 
 def find_python(job: Job) -> str:
     """Return the interpreter of a local job: the profile's, or this one if it has torch.
 
-    A script of one's own is started by the Python of the environment that is active here.
+    A script of one's own is started by the Python of the environment that is active here; what
+    runs beside a container needs the standard library only.
     """
     configured = job.profile.python
     if configured != "python3":
         return configured
+    if job.profile.container.image:
+        return sys.executable
     if job.project is not None:
         active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
         return (shutil.which("python3") if active else None) or sys.executable
@@ -85,6 +92,34 @@ def _python(job: Job) -> Iterator[str]:
         raise SubmitError(f"{python} {problem}: set python: in the profile {job.cluster}")
     if there or near:
         yield f"python: {python} {problem} on this host; the nodes need it"
+
+
+def _container(job: Job) -> Iterator[str]:
+    """Refuse an image or a runtime that this machine lacks; warn of what the nodes may have."""
+    container = job.profile.container
+    image = job.profile.expand(container.image or "")
+    missing = image.startswith("/") and not Path(image).exists()
+    if missing and (job.local or Path(image).parent.is_dir()):
+        raise SubmitError(f"container.image is {image}: there is no such file or directory")
+    if missing:
+        yield f"container.image: {image} is not on this host; the nodes need it"
+    if job.local and not shutil.which(container.runtime):
+        raise SubmitError(
+            f"container.runtime is {container.runtime}, which this machine lacks: install it"
+        )
+    slurm = Slurm(job.profile.slurm.bin_dir)
+    if job.local or not slurm.find("srun"):
+        return
+    if container.runtime == "pyxis" and not slurm.knows_option("--container-image"):
+        yield "srun on this host has no --container-image: the nodes need pyxis"
+    if container.runtime != "podman":
+        return
+    tracking = slurm.configuration().get("ProctrackType", "")
+    if "cgroup" not in tracking:  # they are nobody's children
+        yield (
+            f"Slurm has {tracking or 'an unknown ProctrackType'}, which does not find Podman's "
+            "containers: those of a job that is killed stay"
+        )
 
 
 def _check_data(job: Job, plan: Mapping[str, Any]) -> None:

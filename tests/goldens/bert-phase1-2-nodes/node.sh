@@ -18,10 +18,7 @@ if ! ulimit -n 65536 2> /dev/null; then     # collectives open a file per peer
 fi
 ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.02 may lower the soft limit
 # Gloo would take the interface of this host's own name, often 127.0.0.1: name the right one.
-GLOO_SOCKET_IFNAME=$(ip -o -4 addr show to "$MASTER_ADDR" | awk '{ print $2 }')
-if [ -z "$GLOO_SOCKET_IFNAME" ]; then
-  GLOO_SOCKET_IFNAME=$(ip -o route get "$MASTER_ADDR" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
-fi
+GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR")
 export GLOO_SOCKET_IFNAME
 
 # Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,10 +20,13 @@ def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> 
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of PACKAGES that this Python has."""
+    """Return the versions of PACKAGES that this Python has, or the one in the job's container."""
     from importlib import metadata  # slow, and the launcher only makes keys
 
-    found = {}
+    found: dict[str, str] = {}
+    if told := os.environ.get("TRNSLURM_VERSIONS"):
+        found.update(json.loads(told))
+        return found
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

@@ -3,8 +3,13 @@ warm, and commits what a precompile has made. On every node, in the run director
 
     python -m trnslurm.node.graphs compile -- COMMAND ...    the precompile
     python -m trnslurm.node.graphs verify                    before a training
+
+and in a job's container, before its key is known:
+
+    python -m trnslurm.node.graphs versions
 """
 
+import json
 import os
 import sys
 import time
@@ -47,13 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             case ["verify"]:
                 verify(read_place())
                 return 0
+            case ["versions"]:
+                print(json.dumps(own_versions()))
+                return 0
     except CacheError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    print("usage: graphs verify | graphs compile -- COMMAND [ARGUMENT ...]", file=sys.stderr)
+    print(
+        "usage: graphs verify | graphs versions | graphs compile -- COMMAND [ARGUMENT ...]",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -1,0 +1,117 @@
+"""The container in which a node's part of a job runs, as words of the batch script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trnslurm.config import Cluster
+from trnslurm.config.catalog import ON_GPUS
+from trnslurm.config.schema import Container
+from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
+from trnslurm.errors import ConfigError
+from trnslurm.plan.spec import COMPILING, JobSpec
+
+_NONE: dict[str, Any] = {
+    "made": [], "inside": [], "in_container": "", "workdir": None,
+    "python_setting": "python: in the cluster profile",
+}  # fmt: skip
+_ONE_TASK = "srun --nodes=1 --ntasks=1 --cpu-bind=none "
+_HERE, _CACHE = "$PWD", "$TRNSLURM_CACHE"
+
+
+def container_values(
+    cluster: Cluster,
+    *,
+    made: Sequence[str] = (),
+    there: Sequence[str] = (),
+    spec: JobSpec | None = None,
+) -> dict[str, Any]:
+    """Return what the templates need to know of a job's container.
+
+    Besides the run it sees these paths of the nodes, which have the same names inside: directories
+    that are `made` if they are missing, and what is `there`.
+    """
+    container = cluster.container
+    if container.image is None:
+        return _NONE
+    for path in (*made, *there):
+        if path.startswith(("/", "~")) and not MOUNTABLE.fullmatch(path):
+            raise ConfigError(f"{path!r}: a container mounts {MOUNTABLE_WORDS}")
+    own = [_HERE, *map(_text, filter(None, made))]
+    if spec is not None and spec.device in COMPILING and "precompile" in spec.phases:
+        if spec.device == "neuron" and cluster.compile_cache is None:
+            raise ConfigError(
+                "compile_cache is not set, and its default, /var/tmp, would go with the container: "
+                "set it to a directory that all nodes share"
+            )
+        own.append(_CACHE)
+    return {
+        "made": [f'"{path}"' for path in own[1:]],
+        "inside": container_words(container, [*own, *map(_text, filter(None, there))], spec),
+        "in_container": '\\\n  "${TRNSLURM_INSIDE[@]}" ',
+        "one_task": _ONE_TASK if cluster.scheduler == "slurm" else "",
+        "python_inside": container.python,
+        "python_setting": "container.python, or use an image that has one",
+        "workdir": container.workdir,
+    }
+
+
+def container_words(
+    container: Container, paths: Sequence[str], spec: JobSpec | None = None
+) -> list[str]:
+    """Return what starts a command in the image, as lines of bash; of pyxis, options for srun.
+
+    `paths` are texts between double quotes, the first of which is where the command begins.
+    """
+    mounts = [f"{path}:{path}" for path in paths]
+    for mount in container.mounts:
+        host, colon, inside = mount.partition(":")
+        mounts.append(f"{_text(host)}:{_text(inside) if colon else _text(host)}")
+    words = {"pyxis": _pyxis, "apptainer": _apptainer, "podman": _podman}[container.runtime]
+    return [*words(_text(container.image or ""), paths[0], mounts, spec)]
+
+
+def _text(path: str) -> str:
+    """Return a path as bash reads it between double quotes; a leading ~ is the job's own home."""
+    if path.startswith("~/"):
+        return f"$HOME/{_text(path[2:])}"
+    return re.sub(r'([\\"$`])', r"\\\1", path)
+
+
+def _pyxis(image: str, begin: str, mounts: Sequence[str], _spec: JobSpec | None) -> Iterator[str]:
+    # srun hands one value of a plugin's option to the nodes, the last: all mounts are one word.
+    yield f'--container-image="{image}" --container-workdir="{begin}"'
+    yield f'--container-mounts="{",".join(mounts)}"'
+
+
+def _apptainer(
+    image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None
+) -> Iterator[str]:
+    yield f'apptainer exec --pwd "{begin}"'
+    for mount in mounts:
+        yield f'--bind "{mount}"'
+    if spec and spec.device in ON_GPUS:
+        yield "--nv"  # libraries and devices; those of Neuron and EFA are in /dev, which is bound
+    yield f'"{image}"'
+
+
+def _podman(image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None) -> Iterator[str]:
+    # Of the network, /dev/shm and the host's name the workers have the node's own. In a control
+    # group of Podman's it would leave its job's, by which Slurm ends and limits it; without one
+    # Podman wants its own process ids, and --init hands signals on to whatever is process 1.
+    # https://docs.podman.io/en/v4.3/markdown/podman-run.1.html
+    yield "podman run --rm --init --cgroups=disabled --network=host --ipc=host --uts=host"
+    yield "--log-driver=none --security-opt=label=disable"  # SELinux would deny the mounts
+    yield "--env='SLURM_*' --env='TRNSLURM_*'"  # the rank, and what is known only as it starts
+    for mount in mounts:
+        yield f'--volume="{mount}"'
+    if spec and spec.device in ON_GPUS:
+        yield "--device=nvidia.com/gpu=all"  # by CDI, of NVIDIA's container toolkit
+    if spec and spec.device == "neuron":
+        devices = [f"--device=/dev/neuron{number}" for number in range(spec.instance.accelerators)]
+        yield from (" ".join(devices[at : at + 4]) for at in range(0, len(devices), 4))
+    if spec and spec.nodes > 1 and spec.instance.efa:
+        yield "--device=/dev/infiniband"  # EFA
+    yield f'--workdir="{begin}" "{image}"'
