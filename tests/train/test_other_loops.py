@@ -70,3 +70,7 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
         assert [*found] == [1, 2, 4, 6, 8, 10, 12]  # log_every_n_steps
         assert {"loss", "train_loss", "val_loss"} <= found[4].keys() and "val_loss" not in found[2]
         assert last["val_loss"] == found[STEPS]["val_loss"]
+        # What the module returned, not its share of a step of two micro-batches.
+        assert found[4]["loss"] == pytest.approx(found[4]["train_loss"])
+        again = [line["step"] for line in lines(run) if line["attempt"] == 2]
+        assert min(again) == 2, "step 1 was reported by the attempt that made it"

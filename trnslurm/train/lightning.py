@@ -34,6 +34,13 @@ class RunCallback(Callback):
         self._reported = 0.0
         self._told = 0
 
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Begin with the step that was restored, if one was: the attempt that made it told of it.
+
+        With several batches to a step, the first of them would else pass for that step.
+        """
+        self._step = trainer.global_step
+
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Report the step before, of which all is known now, validation too."""
         self._report(trainer)
@@ -50,7 +57,9 @@ class RunCallback(Callback):
         due = step % max(1, trainer.log_every_n_steps) == 0
         if due or time.monotonic() - self._reported > _REPORT_S:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            self._numbers = ({} if loss is None else {"loss": float(loss)}) | _numbers(trainer)
+            # Lightning has divided it by the batches of a step: Callback.on_train_batch_end.
+            whole = {} if loss is None else {"loss": float(loss) * trainer.accumulate_grad_batches}
+            self._numbers = whole | _numbers(trainer)
         if trnslurm.should_stop():
             self._stop(trainer)
 
