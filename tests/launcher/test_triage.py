@@ -70,7 +70,7 @@ def found(run: RunDir) -> Finding:
 def test_pattern_matches_its_example_and_no_other(cause: Cause) -> None:
     assert [c.name for c in all_causes() if c.pattern.search(cause.example)] == [cause.name]
     assert cause.kind in ("cause", "effect", "harmless")
-    assert cause.source in ("neuron", "slurm", "python", "trnslurm")
+    assert cause.source in ("neuron", "slurm", "container", "python", "trnslurm")
     assert len(cause.cause) <= 120 and len(cause.fix) <= 120
 
 

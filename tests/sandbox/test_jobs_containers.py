@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,7 +172,9 @@ def settings(images: Images, runtime: str, shared: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def submit(user: User, images: Images, runtime: str, text: str, *words: str) -> Run:
+def submit(
+    user: User, images: Images, runtime: str, text: str, *words: str, more: Sequence[str] = ()
+) -> Run:
     """Submit a script of bash on two nodes, in the image."""
     shared = user.home / "shared"
     shared.mkdir(exist_ok=True)
@@ -183,7 +186,7 @@ def submit(user: User, images: Images, runtime: str, text: str, *words: str) -> 
         _program(bin_dir / "srun", PYXIS, facts)
     activate = [f"export PATH={shlex.quote(str(bin_dir))}:$PATH"]
     options = user.options(
-        2, *settings(images, runtime, shared), f"activate={json.dumps(activate)}"
+        2, *settings(images, runtime, shared), f"activate={json.dumps(activate)}", *more
     )
     return user._submit(str(write(user, text)), *options, "--time", "10", "--", *words)
 
@@ -222,6 +225,9 @@ def test_a_cancelled_job_of_this_machine_leaves_no_container(user: User, images:
 
 
 def test_an_image_that_is_not_there(user: User, images: Images) -> None:
-    run = submit(user, Images(images.directory, name="localhost/none:1"), "podman", SEEN)
+    none = Images(images.directory, name="localhost/none:1")
+    run = submit(user, none, "podman", SEEN, more=("slurm.requeue=false",))
     eventually(lambda: run.state == "FAILED")
-    assert "localhost/none:1" in run.shown()
+    shown = run.shown()
+    assert "the image of the container is not there, or this node may not have it" in shown
+    assert "localhost/none:1" in run.logs("--node", "1")

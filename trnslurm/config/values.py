@@ -38,11 +38,13 @@ _DECIDED = {
     "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags",
 }  # fmt: skip
-_WORD = re.compile(r"[^\s-]\S*")
-MOUNTABLE = re.compile(r"~?/[^,:\s]*")
-MOUNTABLE_WORDS = "absolute paths without comma, colon and blank"
-"""Commas and colons separate in all three runtimes' options, and enroot's fstab has blanks."""
-_MOUNT = re.compile(rf"{MOUNTABLE.pattern}(:/[^,:\s]*(:r[ow])?)?")
+# Commas and colons separate in the options of all three runtimes, and on the node a shell of
+# enroot's evaluates its mounts (pyxis 0.24).
+_PLAIN = r"[^,:\s$`\"\\]"
+MOUNTABLE = re.compile(rf"~?/{_PLAIN}*")
+MOUNTABLE_WORDS = "absolute paths without blank, comma, colon, quote, dollar sign and backslash"
+_MOUNT = re.compile(rf"~?/{_PLAIN}*(:/{_PLAIN}*(:r[ow])?)?")
+_IMAGE = re.compile(r"[^\s$`\"\\.-][^\s$`\"\\]*")
 # The URL of a file, without user and password, and with a harmless name.
 _URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
 LONGEST_MIN = 365 * 24 * 60
@@ -171,11 +173,18 @@ def _check_container(tree: Mapping[str, Any]) -> None:
         if not _MOUNT.fullmatch(mount):
             raise ConfigError(
                 f"container.mounts: {mount!r}: it must be HOST, HOST:INSIDE or HOST:INSIDE:ro, "
-                "with absolute paths (HOST may begin with ~/) without comma, colon and blank"
+                f"with {MOUNTABLE_WORDS}; HOST may begin with ~/"
+            )
+    for option in tree["slurm"]["sbatch"]:
+        if option.startswith("--container-"):
+            raise ConfigError(
+                f"slurm.sbatch: {option}: the batch script itself would be in the image, without "
+                "Slurm's commands: set container.image"
             )
     if image is None:
         return
-    if not _WORD.fullmatch(image) or image.startswith("."):
+    is_file = image.endswith((".sqsh", ".sif"))
+    if not _IMAGE.fullmatch(image) or (is_file and not image.startswith(("/", "~/"))):
         raise ConfigError(
             f"container.image is {image!r}: it must be a name, a URI, or a file's absolute path"
         )

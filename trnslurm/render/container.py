@@ -54,6 +54,7 @@ def container_values(
         "one_task": _ONE_TASK if cluster.scheduler == "slurm" else "",
         "python_inside": container.python,
         "python_setting": "container.python, or use an image that has one",
+        "runtime": container.runtime,
         "workdir": container.workdir,
     }
 
