@@ -1,6 +1,6 @@
 # `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and system
 # packages where they are missing and apt may be used: python3-venv, and for the tests shellcheck and
-# what a sandbox runs, Podman among it (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
+# what runs in a sandbox (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
 SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
   iproute2 util-linux podman crun catatonit
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.node.graphs import program as graphs
+from trnslurm.node.graphs.key import own_versions
 from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
 from trnslurm.node.graphs.place import read_place
 from trnslurm.sandbox.layout import replace_text
@@ -338,3 +339,12 @@ def test_damage_is_what_another_user_may_have_written(job: Job) -> None:
     job.neff(1).chmod(0o666)
     said = find_damage(job.cache, read_manifest(job.cache, KEY), hashes=False)
     assert said is not None and "can be written by everybody" in said
+
+
+def test_versions_of_a_container_are_told_from_inside(bench, monkeypatch) -> None:
+    """What the program prints in the image is what the key is made of on the node."""
+    inside = bench.run("graphs", "versions")
+    assert inside.returncode == 0
+    assert json.loads(inside.stdout) == own_versions()
+    monkeypatch.setenv("TRNSLURM_VERSIONS", '{"torch": "2.9.1+of-the-image"}')
+    assert own_versions() == {"torch": "2.9.1+of-the-image"}

@@ -20,13 +20,12 @@ def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> 
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of PACKAGES that this Python has, or the one in the job's container."""
+    """Return the versions of PACKAGES that this Python has, or that of the job's container."""
     from importlib import metadata  # slow, and the launcher only makes keys
 
-    found: dict[str, str] = {}
     if told := os.environ.get("TRNSLURM_VERSIONS"):
-        found.update(json.loads(told))
-        return found
+        return dict(json.loads(told))
+    found = {}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
