@@ -171,7 +171,11 @@ def test_what_cannot_be_is_refused_in_one_line(site, cli, project, words, said) 
 def test_a_plan_is_for_what_submit_would_use(site, cli, project, monkeypatch) -> None:
     monkeypatch.setattr("trnslurm.api.choice.slurm_hint", lambda: (None, False))
     batch = ("--set", "batch.global_batch=64", "--set", "batch.micro_batch=2", "--nodes", "2")
-    assert cli("plan", "./train.py", *batch).err == ""
+    planned = cli("plan", "./train.py", *batch)
+    assert planned.err == ""
+    assert planned.out.startswith("./train.py on local, 1 worker per node\n"), "no more is known"
+    steps = cli("plan", "./train.py", *batch, "--set", "steps=7").out
+    assert steps.startswith("./train.py on local, 1 worker per node, fp32, 7 steps\n")
     assert cli("new", "mine", "--from", "./train.py").code == 0
     assert cli("plan", "mine", "--path", ".", *batch).err == ""
     said = "unknown recipe 'mine'; it is in ./jobs: pass --path ."

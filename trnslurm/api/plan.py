@@ -20,7 +20,7 @@ from trnslurm.api.arguments import (
 from trnslurm.api.choice import Say, choose_cluster, config_of, what_submit_would_use
 from trnslurm.api.search import Options, workspace_of
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
-from trnslurm.config import Workspace
+from trnslurm.config import Recipe, Workspace
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
@@ -97,12 +97,16 @@ class Plan:
     def _title(self) -> str:
         first = self.specs[0]
         recipe, most = first.config.recipe, max(spec.steps for spec in self.specs)
-        return (
-            f"{self.recipe} ({self.preset or 'no preset'}) on {first.instance.name}, "
-            f"{count(first.batch.workers_per_node, 'worker')} per node, {recipe.precision}, "
-            + (f"{most:,} steps at most" if self._steps_differ() else count(most, "step"))
-            + (f" of sequence length {recipe.seq_len}" if recipe.seq_len else "")
+        preset = f" ({self.preset or 'no preset'})" if self.preset or not recipe.project else ""
+        title = (
+            f"{self.recipe}{preset} on {first.instance.name}, "
+            f"{count(first.batch.workers_per_node, 'worker')} per node"
         )
+        if recipe.project and recipe.steps == Recipe.steps:  # it decides them, and its precision
+            return title
+        steps = f"{most:,} steps at most" if self._steps_differ() else count(most, "step")
+        length = f" of sequence length {recipe.seq_len}" if recipe.seq_len else ""
+        return f"{title}, {recipe.precision}, {steps}{length}"
 
     def _growth(self) -> list[str]:
         grows = self.specs[0].batch.mode == "per_worker"
