@@ -12,7 +12,6 @@ from trnslurm.config.recipes import recipe_layers
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError
-from trnslurm.runs.result import INIT_FROM, find_checkpoint, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
 
 Say = Callable[[str], None]
@@ -113,10 +112,12 @@ def config_of(
 
     layers, checkpoint = _option_layers(options), None
     if word := options["from_run"]:
+        from trnslurm.runs.result import find_checkpoint, refuse_other_model  # most need no run
+
         checkpoint = find_checkpoint(word, run_roots(workspace))
-        layers[INIT_FROM] = (f"--from {word}", str(checkpoint.path))
+        layers["train.init_from"] = (f"--from {word}", str(checkpoint.path))
     elif checkpoints:
-        layers[INIT_FROM] = ("--chain", checkpoints)
+        layers["train.init_from"] = ("--chain", checkpoints)
     _refuse_second_word(options["settings"], layers)
     config = resolve(
         workspace, recipe, cluster=cluster, preset=preset,

@@ -22,13 +22,12 @@ from trnslurm.cli.options import (
     spec_options,
 )
 from trnslurm.cli.output import echo_json, echo_table, say
-from trnslurm.cluster.cache import (
-    CompileCache,
+from trnslurm.cluster.cache import CompileCache, recipe_of
+from trnslurm.cluster.cache_use import (
     GraphSource,
     entries_of,
     find_source,
     prune,
-    recipe_of,
     remove_all,
     users_of,
 )

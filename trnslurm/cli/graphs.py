@@ -13,7 +13,6 @@ from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
 from trnslurm.node.graphs.manifest import Manifest
 from trnslurm.plan.spec import JobSpec, precompile_min
-from trnslurm.render.job import render_job
 from trnslurm.rundir import INGREDIENTS
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
     """Return the ingredients of a job's graph key."""
+    from trnslurm.render.job import render_job  # where no key is known, nothing is rendered
+
     bundle = render_job(spec, workspace.template_dirs())
     return dict(json.loads(bundle.files[INGREDIENTS]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from trnslurm.api.choice import choose_cluster, config_of, parse_nodes
 from trnslurm.api.plan import make_plan
 from trnslurm.api.search import workspace_of
 from trnslurm.api.tables import count
-from trnslurm.cli.graphs import graphs_facts, plan_lines
 from trnslurm.cli.options import (
     json_option,
     path_option,
@@ -22,7 +21,6 @@ from trnslurm.cli.options import (
     spec_options,
 )
 from trnslurm.cli.output import echo_json, echo_table, say
-from trnslurm.cluster.cache import CompileCache
 from trnslurm.config import Workspace, describe, presets_of, resolve
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
@@ -165,7 +163,10 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     asked = source is not click.core.ParameterSource.DEFAULT
     found = make_plan(workspace, recipe, options, parse_nodes(nodes), say=say)
     refused = [(n, str(error)) for n, error in found.refused.items()]
-    if as_json:
+    if as_json:  # what is compiled costs imports that the other commands here need not
+        from trnslurm.cli.graphs import graphs_facts
+        from trnslurm.cluster.cache import CompileCache
+
         cache = CompileCache(found.specs[0].config.cluster)
         facts = [graphs_facts(spec, cache, workspace) for spec in found.specs]
         rows = [row | graphs for row, graphs in zip(found.rows, facts, strict=True)]
@@ -174,8 +175,12 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     else:
         if found.note:
             say(found.note)
-        not_on = [] if asked else found.not_on()
-        for line in (*found.lines(), *plan_lines(found.specs, workspace), *not_on):
+        graphs: Iterable[str] = ()
+        if any("precompile" in spec.phases for spec in found.specs):
+            from trnslurm.cli.graphs import plan_lines
+
+            graphs = plan_lines(found.specs, workspace)
+        for line in (*found.lines(), *graphs, *([] if asked else found.not_on())):
             click.echo(line)
     if refused and asked:
         raise TrnslurmError("; ".join(f"{count(n, 'node')}: {error}" for n, error in refused))

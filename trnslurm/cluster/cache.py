@@ -1,4 +1,4 @@
-"""A cluster's compile cache: which graphs it has, which of them are in use, and removing others.
+"""A cluster's compile cache: which graphs it has.
 
 A job's key needs the versions of the cluster's Python, and so a host that has it. Elsewhere the key
 is known only on the cluster, where the precompile job looks for itself.
@@ -7,8 +7,7 @@ is known only on the cluster, where the precompile job looks for itself.
 from __future__ import annotations
 
 import re
-import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,7 @@ from typing import Any
 
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config import Cluster
-from trnslurm.config.load import read_cluster
-from trnslurm.config.search import read_yaml
-from trnslurm.errors import RunError, SlurmError, TrnslurmError
-from trnslurm.node.graphs.claims import Claim, newest_claim
-from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
+from trnslurm.errors import TrnslurmError
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
     CacheError,
@@ -31,18 +26,9 @@ from trnslurm.node.graphs.manifest import (
     read_manifest,
     user_ids,
 )
-from trnslurm.rundir import RunFiles, load_json
-from trnslurm.runs.find import find_run, list_runs
-from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.phase import is_live
-from trnslurm.runs.process import process_alive
 from trnslurm.runs.root import check_run_root
-from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import run_status, statuses_of
-from trnslurm.slurm.commands import Slurm, find_job
 
 PRECOMPILE = "precompile"
-_SUBMITTING_S = 180  # no sbatch, with all that is tried after it, takes longer
 _KEY = re.compile(r"[0-9a-f]{16}")
 _RECIPE = re.compile(r"jobs/([^/]+)/")
 
@@ -161,121 +147,3 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
 def compile_hours(manifest: Manifest) -> float:
     """Return how long the compilation took; its nodes worked side by side."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600
-
-
-def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
-    """Check whether the run that took a claim may still compile.
-
-    A job that ended without a manifest does not, nor does a submission that was killed.
-    """
-    holder = claim.holder
-    if not holder.job:
-        here = holder.host == socket.gethostname()
-        return process_alive(holder.process) if here else claim.age_s < _SUBMITTING_S
-    if "@" not in holder.job:
-        queue = Slurm(bin_dir).queue([holder.user])
-        return is_live(find_job(queue, holder.job, Path(holder.run)))
-    try:
-        status = run_status(RunDir(Path(holder.run)))
-    except RunError:  # deleted, or not for us to read
-        return holder.host == socket.gethostname() and process_alive(holder.job)
-    return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
-
-
-def entries_of(cache: CompileCache) -> list[Entry]:
-    """Return what the cache holds, the longest unused first."""
-    entries = [read_entry(cache.root, key, trusted=cache.trusted) for key in cache.all_keys()]
-    return sorted(entries, key=lambda entry: entry.used)
-
-
-def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
-    """Return who uses which key, as far as runs can be seen from here."""
-    found = {}
-    for key in cache.all_keys():
-        claim = newest_claim(cache.root, key)
-        try:
-            compiling = claim is not None and still_compiles(claim, cache.bin_dir)
-        except SlurmError:  # nobody to ask here
-            compiling = True
-        if claim and compiling:
-            found[key] = claim.holder.run or "a submission"
-    statuses, _ = statuses_of(list_runs(list(roots)))
-    for status in statuses:
-        if not status.final and "key" in status.precompile:
-            found[status.precompile["key"]] = status.run
-    return found
-
-
-def prune(
-    cache: CompileCache,
-    in_use: Collection[str],
-    *,
-    unused_since: float | None,
-    max_bytes: int | None,
-) -> list[Entry]:
-    """Return what pruning removes: never what is in use."""
-    entries = entries_of(cache)
-    free = [entry for entry in entries if entry.key not in in_use]
-    busy = [entry for entry in entries if entry.key in in_use]
-    return choose(free, busy, unused_since=unused_since, max_bytes=max_bytes)
-
-
-def remove_all(cache: CompileCache, entries: Sequence[Entry]) -> int:
-    """Remove these keys; return the bytes that this freed."""
-    gone = {entry.key for entry in entries}
-    kept = [entry for entry in entries_of(cache) if entry.key not in gone]
-    try:
-        return sum(
-            remove(cache.root, entry, [*kept, *entries[number + 1 :]])
-            for number, entry in enumerate(entries)
-        )
-    except OSError as error:
-        raise TrnslurmError(f"{error.filename}: cannot be removed ({error.strerror})") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphSource:
-    """The ingredients of a key, and the versions if they are known."""
-
-    ingredients: Mapping[str, Any]
-    versions: Mapping[str, str]
-    unknown: str = ""
-    """Why the versions are not known."""
-
-
-def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphSource:
-    """Return what a word names: a key of the cache, a bundle's directory, or a run."""
-    if word in cache.all_keys():
-        try:
-            manifest = read_manifest(cache.root, word, trusted=cache.trusted)
-        except CacheError as error:
-            raise RunError(str(error)) from None
-        if manifest is None:
-            raise RunError(f"{word} has no manifest in {cache.root}: it is not compiled")
-        return GraphSource(ingredients=manifest.ingredients, versions=manifest.versions)
-    bundle = RunFiles(Path(word))
-    if bundle.ingredients_file.is_file() and not bundle.record_file.is_file():
-        for path in (bundle.path, bundle.config_file):  # the Python that it names will be started
-            refuse_foreign(path, "compare")
-        try:
-            saved = read_yaml(bundle.config_file)["config"]
-            own = CompileCache(read_cluster(saved, str(bundle.config_file)))
-        except (KeyError, TypeError, ValueError):
-            raise RunError(
-                f"{bundle.config_file}: damaged; make a bundle with `trnslurm render -o DIR`"
-            ) from None
-        versions, unknown = own.versions, own.unknown
-    else:
-        run = find_run(word, list(roots))
-        bundle, versions = run, run.record().precompile.get("versions", {})
-        unknown = "" if versions else "not known where it was submitted"
-    file = bundle.ingredients_file
-    try:
-        ingredients = load_json(file)
-    except FileNotFoundError:
-        raise RunError(
-            f"{bundle.path} has no {file.name}: it was made by an older version, or prepares data"
-        ) from None
-    except (OSError, ValueError):
-        raise RunError(f"{file}: damaged or unreadable") from None
-    return GraphSource(ingredients=ingredients, versions=versions, unknown=unknown)

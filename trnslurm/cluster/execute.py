@@ -15,7 +15,7 @@ from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.container import container_words
 from trnslurm.render.directives import passed_through
-from trnslurm.render.job import search_path
+from trnslurm.render.search_path import search_path
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status

@@ -16,7 +16,7 @@ from typing import IO, Any
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.render.container import container_words
-from trnslurm.render.job import search_path
+from trnslurm.render.search_path import search_path
 from trnslurm.slurm.commands import without_overrides
 
 _PR_SET_PDEATHSIG = 1

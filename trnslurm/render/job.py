@@ -24,6 +24,7 @@ from trnslurm.render.container import container_values
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
 from trnslurm.render.project import PROJECT_FACTS
+from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE, STRATEGY
 
@@ -358,17 +359,6 @@ def _by_hand(spec: JobSpec) -> list[str]:
         "id=$(sbatch --parsable precompile.sbatch)",
         'sbatch --dependency=afterok:"${id%%;*}" --kill-on-invalid-dep=yes train.sbatch',
     ]
-
-
-def search_path(python: str, bin_dir: str | None) -> str:
-    """Return the PATH of everything that runs on a node."""
-    # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
-    own = str(Path(python).parent) if python.startswith("/") else ""
-    standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    # Where ParallelCluster, Neuron's and EFA's installers put their commands.
-    sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
-    words = [own, bin_dir or "", *sites.split(":"), *standard.split(":")]
-    return ":".join(word for word in dict.fromkeys(words) if word)
 
 
 def _config_yaml(

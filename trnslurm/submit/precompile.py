@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled, still_compiles
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
+from trnslurm.cluster.cache_use import still_compiles
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.node.graphs.claims import Claim, newest_claim
