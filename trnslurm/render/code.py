@@ -61,7 +61,17 @@ def _all_modules(data: bytes, name: str, package: tuple[str, ...]) -> list[list[
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         check_python(data, name)
         raise
-    return [words for node in ast.walk(tree) for words in _modules(node, [*package])]
+    return [words for node in _statements(tree) for words in _modules(node, [*package])]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements, and no expressions, which are most of a tree."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, field, ())
 
 
 def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
