@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -56,5 +55,7 @@ class SandboxError(TrnslurmError):
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Return ` (did you mean "x"?)` for the nearest known word, or nothing."""
+    import difflib  # only for what is wrong
+
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f' (did you mean "{nearest[0]}"?)' if nearest else ""

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import re
-import socket
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -417,7 +416,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 @contextlib.contextmanager
 def _written(file: Path, data: Any) -> Iterator[Path]:
     """Make a hidden file beside `file` that has the data, for the block to put in its place."""
-    temporary = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(f"{json.dumps(data, indent=2)}\n", encoding="utf-8")
         yield temporary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,8 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: s
 
 def escaped(text: str) -> str:
     """Return a text as HTML."""
+    import html  # for notebooks only
+
     return html.escape(printable(text))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
@@ -143,6 +142,8 @@ def run_python(
     It must have the modules. On Ctrl-C it is asked to end (by TERM: a Python that still imports
     would answer INT with a traceback), and KeyboardInterrupt is raised when it has ended.
     """
+    import ctypes  # plan runs none of the cluster's programs in this way
+
     libc = ctypes.CDLL(None)
     out, err = streams or (None, None)
     try:

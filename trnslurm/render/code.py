@@ -6,8 +6,9 @@ import ast
 import functools
 import hashlib
 import io
+import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from trnslurm.declared import check_python
 
@@ -17,6 +18,11 @@ _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in ("__init__", "contract", "declared", "errors", "rundir", "train/models")
 }
+_BEFORE_COMMENT = re.compile(r"""(?:[^'"#\\]+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
+# Quotes that may go on in the next row, or hold others: since Python 3.12 an f-string may.
+_UNCLEAR = re.compile(r"""\'{3}|"{3}|\b[rR]?[fFtT][rR]?['"]""")
+_TEXTS = (str, ast.JoinedStr)
+_STRINGS = (*_TEXTS, bytes, getattr(ast, "TemplateStr", bytes))
 
 
 def checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
@@ -57,11 +63,16 @@ def _imported(files: Mapping[str, bytes], name: str) -> Iterator[str]:
 @functools.cache  # a plan reads the same files for every node count
 def _all_modules(data: bytes, name: str, package: tuple[str, ...]) -> list[list[str]]:
     try:
-        tree = ast.parse(data)
+        tree = _parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         check_python(data, name)
         raise
     return [words for node in _statements(tree) for words in _modules(node, [*package])]
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(source: bytes | str) -> ast.Module:
+    return ast.parse(source)
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
@@ -88,34 +99,30 @@ def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
 @functools.cache
 def _checksum(data: bytes) -> str:
     try:
-        data = _without_comments(data.decode()).encode()
+        text = data.decode()
+        # Bytes that name their encoding may be another text than this one.
+        same = data.isascii() and b"coding" not in data
+        data = _without_comments(text, _parse(data if same else text)).encode()
     except (SyntaxError, ValueError, tokenize.TokenError):
         pass
     return hashlib.sha256(data).hexdigest()
 
 
-def _without_comments(text: str) -> str:
+def _without_comments(text: str, tree: ast.Module) -> str:
     """Return Python source without comments, docstrings and blank lines.
 
     They are cut out of the text: source made again from its syntax differs between versions.
     """
-    tree = ast.parse(text)
     lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    dropped: set[int] = set()
-    inside: set[int] = set()  # of a text of several lines, in which nothing may be cut
-    for node in ast.walk(tree):
-        # A text that is a whole statement is a docstring; an attribute's follows it.
-        if isinstance(node, ast.Expr) and _is_text(node.value):
-            if not lines[node.value.lineno - 1][: node.value.col_offset].strip():
-                dropped.update(_rows(node.value))
-        elif isinstance(node, ast.expr) and (isinstance(node, ast.JoinedStr) or _is_text(node)):
-            rows = _rows(node)
-            inside.update(rows if len(rows) > 1 else ())
-    inside -= dropped
+    if "\n".join(lines) == text.removesuffix("\n"):
+        nodes = [*_over_rows(tree)]
+        comments = _comments(lines, nodes)
+    else:  # it has line ends that Python does not know
+        nodes, comments = [*ast.walk(tree)], None
+    for row, column in _comments_by_token(text) if comments is None else comments:
+        lines[row - 1] = lines[row - 1][:column]
+    dropped = _docstrings(lines, nodes)
+    inside = _inside(nodes, _TEXTS) - dropped  # where nothing may be cut
     kept = []
     for row, line in enumerate(lines, 1):
         if row in inside:
@@ -125,8 +132,64 @@ def _without_comments(text: str) -> str:
     return "\n".join(kept)
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _over_rows(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every node of several rows, and every statement that begins a row.
+
+    Both are in nodes of several rows, or in a function whose decorators are above its row.
+    """
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        rows = getattr(node, "lineno", 0), getattr(node, "end_lineno", 1)
+        if rows[0] != rows[1] or hasattr(node, "decorator_list"):
+            left += ast.iter_child_nodes(node)
+
+
+def _comments(lines: list[str], nodes: list[ast.AST]) -> list[tuple[int, int]] | None:
+    """Return row and column of each comment outside docstrings; None if tokens must tell."""
+    dropped = _docstrings(lines, nodes)
+    inside = _inside(nodes, _STRINGS)
+    found = []
+    for row, line in enumerate(lines, 1):
+        if "#" not in line or row in dropped:
+            continue
+        before = _BEFORE_COMMENT.match(line)
+        end = before.end() if before else 0
+        if row in inside or _UNCLEAR.search(line, 0, end) or line[end : end + 1] not in ("#", ""):
+            return None
+        if end < len(line):
+            found.append((row, end))
+    return found
+
+
+def _comments_by_token(text: str) -> list[tuple[int, int]]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token.start for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
+    """Return the rows of texts that are whole statements: an attribute's docstring follows it."""
+    return {
+        row
+        for node in nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+        if not lines[node.value.lineno - 1][: node.value.col_offset].strip()
+        for row in _rows(node.value)
+    }
+
+
+def _inside(nodes: Iterable[ast.AST], kinds: tuple[type, ...]) -> set[int]:
+    """Return the rows of strings of several rows."""
+    return {
+        row
+        for node in nodes
+        if isinstance(node, ast.expr)
+        if isinstance(node.value if isinstance(node, ast.Constant) else node, kinds)
+        if len(rows := _rows(node)) > 1
+        for row in rows
+    }
 
 
 def _rows(node: ast.expr) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -237,7 +237,7 @@ def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) 
         return "CANCELLED", wait.never
     if (last is None or last.state == "STARTING") and run.cancelled_file.exists():
         return "CANCELLED", ""  # its script ends as soon as it sees the mark
-    if record.host != socket.gethostname():
+    if record.host != os.uname().nodename:
         age = run.heartbeat_age_s()
         fresh = age is not None and age < _STALE_S
         return ("RUNNING", f"on {record.host}") if fresh else ("LOST", _since(age))

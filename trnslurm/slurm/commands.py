@@ -1,17 +1,22 @@
-"""Slurm's commands, which nothing else starts: argument lists, time limits, parsers."""
+"""Slurm's commands, which nothing else starts: argument lists, time limits, parsers.
+
+What starts them is imported late: a plan, or a list of runs on this machine, calls none.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trnslurm.errors import SlurmError
 from trnslurm.slurm.reasons import job_reason
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT_S = 30
 _PING_S = 10
@@ -78,6 +83,8 @@ class Slurm:
         """Return the command's path, or None; PATH is searched where `bin_dir` lacks it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():
             return str(Path(self.bin_dir) / command)
+        import shutil
+
         return shutil.which(command)
 
     def path(self, command: str) -> str:
@@ -104,6 +111,8 @@ class Slurm:
     def _run(
         self, command: str, *arguments: str, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
+        import subprocess
+
         argv = [self.path(command), *arguments]
         try:
             return subprocess.run(
@@ -207,7 +216,7 @@ class Slurm:
 
 def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
     """Return what on this host hints at Slurm (None: nothing does), and whether srun is there."""
-    if srun := shutil.which("srun"):
+    if srun := Slurm().find("srun"):
         try:
             Slurm().call("scontrol", "ping", timeout_s=_PING_S)
         except SlurmError as error:

@@ -1,6 +1,5 @@
 """The content key: the same for all jobs whose graphs are the same."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ PACKAGES = (
 
 def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the key of these ingredients, compiled by these versions of packages."""
+    import hashlib  # slow, and where versions are not known there is no key
+
     whole = json.dumps([FORMAT, ingredients, versions], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 

@@ -11,7 +11,6 @@ Names of files in a manifest begin at CACHE.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import pwd
@@ -132,6 +131,8 @@ def write_manifest(cache: Path, manifest: Manifest) -> Path:
 
 def describe(cache: Path, path: Path) -> CachedFile:
     """Read a file whole for the manifest."""
+    import hashlib  # slow, and a plan reads no graphs
+
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         size = os.fstat(stream.fileno()).st_size
