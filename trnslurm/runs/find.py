@@ -27,7 +27,7 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
 
 def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
     if word == "last" and runs:
-        return ([r for r in runs if is_ours(r.path)] or runs)[-1]
+        return next((r for r in reversed(runs) if is_ours(r.path)), runs[-1])
     matches = (
         [r for r in runs if r.name == word]
         or [r for r in runs if r.name.endswith(f"-{word}")]

@@ -17,7 +17,7 @@ FINAL = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
 }  # fmt: skip
 _STALE_S = 120  # four missed heartbeats
-_WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
+WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
 STARTABLE = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
 _ALIVE = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"}
 JOB_ENDED = {
@@ -163,7 +163,7 @@ def _slurm_state(
         # On TERM the script writes CANCELLED first and then asks the controller what it was: only a
         # job that has ended in the queue too, or a cancel of ours, makes that word final.
         said = last.state if last else ""
-        ended = said in _WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
+        ended = said in WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
         if last and ended and entry.state == "COMPLETING":
             return said, last.reason
         return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
@@ -198,8 +198,8 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
         reason = "its batch script was killed"  # it had been launched: it wrote its state file
     # The script's own word is more exact than Slurm's, where the two agree that it ended. That all
     # is saved, or done, only the script knows.
-    exact = {"COMPLETED", "STOPPED", state} if state != "FAILED" else _WRITTEN
-    if last and last.state in _WRITTEN & exact:
+    exact = {"COMPLETED", "STOPPED", state} if state != "FAILED" else WRITTEN
+    if last and last.state in WRITTEN & exact:
         return last.state, last.reason
     # squeue keeps the reason for which a job once waited.
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
@@ -208,7 +208,7 @@ def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
 def _forgotten(
     run: RunDir, job_id: str, last: Attempt | None, wait: Wait, seen: Seen
 ) -> tuple[str, str]:
-    if last and last.state in _WRITTEN:
+    if last and last.state in WRITTEN:
         return last.state, last.reason
     if run.cancelled_file.exists():
         return "CANCELLED", ""
@@ -231,7 +231,7 @@ def _forgotten(
 
 
 def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) -> tuple[str, str]:
-    if last and last.state in _WRITTEN:
+    if last and last.state in WRITTEN:
         return last.state, last.reason
     if last is None and wait.never:
         return "CANCELLED", wait.never

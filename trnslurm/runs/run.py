@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 from trnslurm.errors import RunError
@@ -119,7 +120,7 @@ class RunDir(RunFiles):
 
     def beside(self, name: str) -> RunDir:
         """Return the run of another name in the same run root."""
-        return RunDir(self.path.with_name(name))
+        return type(self)(self.path.with_name(name))
 
     def record(self) -> Record:
         """Read run.json."""
@@ -205,9 +206,10 @@ class RunDir(RunFiles):
 
         A line may have no loss, as the one that tells of the last step: it is what was said last.
         """
-        lines = cleaned([*islice(last_lines(self.metrics_file), _LINES_WITHOUT_LOSS)])
-        losses = ({"loss": line["loss"]} for line in lines if "loss" in line)
-        return next(losses, {}) | lines[0] if lines else {}
+        lines = islice(last_lines(self.metrics_file), _LINES_WITHOUT_LOSS)
+        newest = next(lines, {})
+        losses = ({"loss": line["loss"]} for line in chain([newest], lines) if "loss" in line)
+        return dict(cleaned(next(losses, {}) | newest))
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the line of metrics.jsonl that counts for each step, in the order of steps.
@@ -220,7 +222,7 @@ class RunDir(RunFiles):
                 lines = [
                     line
                     for line in json_lines(stream)
-                    if all(isinstance(line.get(key), int) for key in ("attempt", "step"))
+                    if isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
                 ]
         except FileNotFoundError:
             return []
@@ -233,6 +235,20 @@ class RunDir(RunFiles):
                 counting = [done for done in counting if done["step"] < first]
             counting.append(line)
         return counting
+
+
+class ReadOnce(RunDir):
+    """A run directory whose attempts are read when they are first asked for, and not again."""
+
+    @cached_property
+    def _known(self) -> dict[str, list[Attempt]]:
+        return {}
+
+    def attempts(self, phase: str) -> list[Attempt]:
+        """Return every attempt of a phase, as it was at first."""
+        if phase not in self._known:
+            self._known[phase] = super().attempts(phase)
+        return self._known[phase]
 
 
 def utc_now() -> str:

@@ -11,13 +11,14 @@ from trnslurm.rundir import PREPARE, read_json
 from trnslurm.runs.phase import (
     FINAL,
     STARTABLE,
+    WRITTEN,
     PhaseStatus,
     Seen,
     Wait,
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import ERROR, Attempt, Record, RunDir
+from trnslurm.runs.run import ERROR, Attempt, ReadOnce, Record, RunDir
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -79,12 +80,15 @@ def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
 
 
 def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]]:
-    """Return the status of many runs, with one squeue call per cluster, and the damaged ones."""
+    """Return the status of many runs, with one squeue call per cluster, and the damaged ones.
+
+    Their attempts are read before that call, and after it if they had not completed.
+    """
     records: list[tuple[RunDir, Record]] = []
     broken = []
-    for run in runs:
+    for each in runs:
         try:
-            records.append((run, run.record()))
+            records.append((ReadOnce(each.path), each.record()))
         except RunError as error:
             broken.append(error)
     asked = list(records)
@@ -97,13 +101,20 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
         bin_dir: _ask_controller(Slurm(bin_dir), [p for p in on_slurm if p[1].bin_dir == bin_dir])
         for bin_dir in {record.bin_dir for _, record in on_slurm}
     }
-    return [_status(run, record, seen.get(record.bin_dir)) for run, record in records], broken
+    now = [r if is_complete(*r) else (ReadOnce(r[0].path), r[1]) for r in records]
+    return [_status(run, record, seen.get(record.bin_dir)) for run, record in now], broken
 
 
 def is_complete(run: RunDir, record: Record) -> bool:
     """Check whether the state files have the last word, whatever Slurm makes of the job now."""
     last = run.attempts_since(record, record.phases[-1])
     return bool(last) and last[-1].state == "COMPLETED"
+
+
+def _has_said_its_end(run: RunDir, record: Record, phase: str) -> bool:
+    """Check whether the newest attempt wrote how it ended, which accounting does not change."""
+    last = run.attempts_since(record, phase)
+    return bool(last) and last[-1].state in WRITTEN
 
 
 def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
@@ -156,8 +167,8 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
     forgotten = [
         job
         for run, record in unsettled
-        for job in record.jobs.values()
-        if not find_job(queue, job, run.path)
+        for phase, job in record.jobs.items()
+        if not find_job(queue, job, run.path) and not _has_said_its_end(run, record, phase)
     ]
     return Seen(queue, slurm.accounting(forgotten))
 
