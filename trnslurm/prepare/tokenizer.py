@@ -9,6 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trnslurm.prepare.bytepairs import BytePairs
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 
@@ -129,7 +130,12 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
     return f"{text}\n".encode()
 
 
-def encode(loaded: Loaded, documents: list[str]) -> list[list[int]]:
+def encode(loaded: Loaded, documents: list[str], pairs: BytePairs | None = None) -> list[list[int]]:
     """Return the tokens of each document, with an end of text after them."""
-    encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-    return [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
+    found = pairs.encode(documents) if pairs else None
+    if found is None:
+        encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+        found = [encoding.ids for encoding in encodings]
+    for ids in found:
+        ids.append(loaded.end_of_text)
+    return found

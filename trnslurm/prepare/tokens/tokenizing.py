@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trnslurm.prepare import tokenizer
+from trnslurm.prepare import bytepairs, tokenizer
 from trnslurm.prepare.arrays import path_of, read_arrays
+from trnslurm.prepare.bytepairs import BytePairs
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.text.cutting import Chunk
 from trnslurm.prepare.tokenizer import Loaded
@@ -46,12 +47,13 @@ class Tokenizing:
         """Set up one worker."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
         loaded = tokenizer.load(self.tokenizer, self.end_of_text)
-        return lambda chunk: self._tokenize(chunk, loaded)
+        pairs = bytepairs.find(loaded.tokenizer)
+        return lambda chunk: self._tokenize(chunk, loaded, pairs)
 
-    def _tokenize(self, chunk: Chunk, loaded: Loaded) -> int:
+    def _tokenize(self, chunk: Chunk, loaded: Loaded, pairs: BytePairs | None) -> int:
         tokens, lengths = [np.zeros(0, self.dtype)], []
         for documents in chunk.batches():
-            for ids in tokenizer.encode(loaded, documents):
+            for ids in tokenizer.encode(loaded, documents, pairs):
                 lengths.append(len(ids))
                 tokens.append(np.array(ids, self.dtype))
         with replacing(path_of(self.directory, chunk.number)) as stream:
