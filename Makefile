@@ -19,7 +19,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
+  bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -114,8 +114,11 @@ format: .venv/.train  ## Format the sources
 goldens: .venv/.train  ## Write the rendered scripts that the tests compare with; review them with git diff
 	$(BIN)/pytest tests/test_goldens.py --update-goldens
 
-bench: .venv/.train  ## Measure start-up times, as ratios
-	$(BIN)/python benchmarks/startup.py
+bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, beside torchx
+	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python
+
+bench-launcher: .venv/.train  ## Measure runs and status beside thousands of runs
+	$(BIN)/python benchmarks/launcher.py
 
 bench-training: .venv/.train  ## Measure training speed beside a plain loop with accelerate
 	$(BIN)/python benchmarks/training.py
@@ -139,7 +142,7 @@ wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove what make made
-	rm -rf .venv .venv-datasets .venv-pcluster dist
+	rm -rf .venv .venv-datasets .venv-torchx .venv-pcluster dist
 
 # pip alone needs minutes for torch, so its stamp follows pyproject.toml only.
 # Remade when pyproject.toml changes: pip alone needs minutes for torch.
@@ -160,6 +163,13 @@ clean:  ## Remove what make made
 	@echo "Installing Hugging Face's datasets into .venv-datasets"
 	$(PYTHON) -m venv --clear .venv-datasets
 	.venv-datasets/bin/pip install --quiet --disable-pip-version-check datasets tokenizers
+	touch $@
+
+# That of make bench.
+.venv-torchx/.made: | python-venv
+	@echo "Installing torchx into .venv-torchx"
+	$(PYTHON) -m venv --clear .venv-torchx
+	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
 	touch $@
 
 .PHONY: python-venv shellcheck sandbox
