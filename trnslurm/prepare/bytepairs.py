@@ -36,7 +36,7 @@ class BytePairs:
 
     def __init__(self, tokenizer: Tokenizer, ranks: dict[bytes, int], tiktoken: Any) -> None:
         self._tokenizer = tokenizer
-        self._encoding = tiktoken.Encoding(
+        self.encoding = tiktoken.Encoding(
             "text", pat_str=_WORDS, mergeable_ranks=ranks, special_tokens={}
         )
         # It joins one byte of each kind with the first byte of a character, and nothing else.
@@ -58,7 +58,7 @@ class BytePairs:
             self._unlike[number] = not self._is_split_alike(chr(number))
         if self._unlike[characters].any():
             return None
-        found: list[list[int]] = [self._encoding.encode_ordinary(text) for text in documents]
+        found: list[list[int]] = [self.encoding.encode_ordinary(text) for text in documents]
         self._compare(documents[len(documents) // 2][:_SAMPLE_CHARACTERS])
         return found
 
@@ -74,7 +74,7 @@ class BytePairs:
 
     def _compare(self, text: str) -> None:
         expected = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if self._encoding.encode_ordinary(text) != expected:
+        if self.encoding.encode_ordinary(text) != expected:
             raise PrepareError(
                 f"tiktoken and tokenizers make different tokens of {text[:40]!r} …: report this, "
                 "uninstall tiktoken, and prepare the data with --force"

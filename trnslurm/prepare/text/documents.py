@@ -1,5 +1,6 @@
 """Documents: how lines of text, or rows of a dataset, join into them."""
 
+import functools
 import io
 import re
 from collections.abc import Iterable, Iterator
@@ -46,9 +47,13 @@ class Lines:
     path: Path
     rule: Rule
 
+    @functools.cached_property
+    def _is_rows(self) -> bool:
+        return self.path.suffix == JSON_LINES  # asked for each line, and slow to work out
+
     def text(self, line: bytes, offset: int) -> str | None:
         """Return the text of one line; None for an empty line between rows."""
-        if self.path.suffix != JSON_LINES:
+        if not self._is_rows:
             text = line.decode("utf-8")
             return text.removeprefix("\ufeff") if offset == 0 else text
         if not line.strip():
@@ -80,10 +85,11 @@ class Lines:
         with self.path.open("rb") as stream:
             stream.seek(first)
             data = stream.read(end - first)
+        # Between documents, an end of text replaces the line's end.
+        ends = self.rule.per in ("line", "blank-line") and not self._is_rows
         for document in _join(self._texts(data, first), self.rule):
-            # Between documents, an end of text replaces the line's end.
             text = document
-            if self.rule.per in ("line", "blank-line") and self.path.suffix != JSON_LINES:
+            if ends:
                 text = document.removesuffix("\n").removesuffix("\r")
             if text.strip():
                 yield text
