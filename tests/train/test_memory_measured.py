@@ -156,7 +156,7 @@ def test_state_is_what_a_worker_allocates(precision: str, kept: str) -> None:
     model = gpt2(GPT2).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     named = dict(model.named_parameters())
     optimizer = DataParallel(
-        Worker(), [{"params": [*named.values()]}], [*named], ("exp_avg", "exp_avg_sq"),  # type: ignore[arg-type]
+        Worker(), [{"params": [*named.values()]}], named, ("exp_avg", "exp_avg_sq"),  # type: ignore[arg-type]
         torch.optim.AdamW, {}, 1.0, kept,
     )  # fmt: skip
     optimizer._reduce = lambda: None  # type: ignore[method-assign]

@@ -36,6 +36,9 @@ Evaluate = Callable[[], Mapping[str, float]]
 class Trained(TrainingState, Protocol):
     """What is trained: the state that checkpoints hold, and the gradients of a step."""
 
+    def begin_last_unit(self) -> None:
+        """Learn that the next unit is the last of a step."""
+
     def step(self, lr: float) -> Tensor:
         """Update the parameters; return the norm of the gradients before clipping."""
 
@@ -112,6 +115,7 @@ class Run:
         # Before the optimizer's state, which a first step makes later and a resumed run here:
         # torch_xla orders a graph's results by their age.
         self._sums = self.device.put(torch.zeros(self._parts))
+        self._units = 0  # of the step so far
         done = self._checkpoints.resume(self.optimizer)
         settings, environment, device = self.settings, self.environment, self.device
         steps = steps_to_run(environment, done=done, stop_at=settings.stop_at, steps=self.total)
@@ -129,6 +133,7 @@ class Run:
         self._supervision = Supervision(
             self.plan, settings, device, environment, steps, reported=self._progress.due
         )
+        self._expect_unit()
         return steps
 
     def steps(self) -> Iterator[int]:
@@ -150,6 +155,12 @@ class Run:
         """Add a unit's share of each of the parts, and end the unit's graph."""
         self._sums += share.detach()
         self.device.sync()
+        self._units += 1
+        self._expect_unit()
+
+    def _expect_unit(self) -> None:
+        if self._units == self.plan.batch.accumulation - 1:
+            self.optimizer.begin_last_unit()
 
     def end(self, step: int, grad_norm: Tensor, *, evaluate: Evaluate | None = None) -> None:
         """End the step's graph; evaluate, report, save and stop as is due."""
@@ -157,6 +168,8 @@ class Run:
         self._sums.zero_()
         self.optimizer.zero_grad()
         self.device.sync()
+        self._units = 0
+        self._expect_unit()
 
         scores: Mapping[str, float] = {}
         # After the first step as well, so that its graph does not come as a surprise later.

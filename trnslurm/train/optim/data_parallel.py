@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, num_rows
 from trnslurm.train.devices.device import Device
+from trnslurm.train.optim.buckets import Buckets
 from trnslurm.train.optim.optimizer import GlobalOptimizer
 
 
 class DataParallel(GlobalOptimizer):
-    """Gradients summed with all-reduce, the whole optimizer on every worker.
+    """Gradients summed over the workers, the whole optimizer on every one of them.
 
     The optimizer inside updates masters: the model's parameters themselves, or where these have
     fewer bits, copies in single precision that it keeps (fp32_copy) or has for a step (fp32_state).
@@ -25,7 +25,7 @@ class DataParallel(GlobalOptimizer):
         self,
         device: Device,
         groups: list[dict[str, Any]],
-        names: list[str],
+        named: dict[str, nn.Parameter],
         kinds: Sequence[str],
         cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
@@ -34,7 +34,7 @@ class DataParallel(GlobalOptimizer):
     ) -> None:
         self._precision = precision
         self._sums: dict[nn.Parameter, Tensor] = {}
-        super().__init__(device, groups, names, kinds)
+        super().__init__(device, groups, named, kinds)
         self._max_norm = max_norm
         self._keeps_copies = precision == "fp32_copy"
         masters = {
@@ -68,27 +68,25 @@ class DataParallel(GlobalOptimizer):
 
     def _make_gradients(self) -> list[Tensor]:
         dtype = self._parameters[0].dtype
-        if self._precision == "as_model" or dtype == torch.float32:
-            whole, pieces = self._allocate(dtype)
-            for parameter, piece in zip(self._parameters, pieces, strict=True):
-                parameter.grad = piece
-            return whole
-        super()._make_gradients()  # of one unit
-        whole, pieces = self._allocate(torch.float32)
-        self._sums = dict(zip(self._parameters, pieces, strict=True))
-        for parameter in self._parameters:
-            register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
-            register(self._add_up)
-        return whole
+        adds_up = self._precision != "as_model" and dtype != torch.float32
+        if adds_up:
+            super()._make_gradients()  # of one unit
+            for parameter in self._parameters:
+                # Before those of the buckets, which send what it has added up.
+                register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
+                register(self._add_up)
+        zeroed, gradients = self._allocate(torch.float32 if adds_up else dtype)
+        if adds_up:
+            self._sums = gradients
+        else:
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+        return zeroed
 
-    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """Return zeros for the gradients: as they are summed over the workers, and one by one."""
-        # In one piece, which is summed over the workers at once: a message each takes far longer.
-        sizes = [parameter.numel() for parameter in self._parameters]
-        whole = torch.zeros(sum(sizes), dtype=dtype, device=self._parameters[0].device)
-        pieces = torch.split(whole, sizes)
-        views = zip(self._parameters, pieces, strict=True)
-        return [whole], [piece.view_as(parameter) for parameter, piece in views]
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
+        """Return zeros for the gradients: as they are set to zero, and by parameter."""
+        self._buckets = Buckets(self._in_order, dtype)
+        return [self._buckets.whole], self._buckets.gradients
 
     @torch.no_grad()
     def _add_up(self, parameter: Tensor) -> None:
@@ -96,6 +94,10 @@ class DataParallel(GlobalOptimizer):
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
         self._sums[parameter].add_(parameter.grad)
         parameter.grad.zero_()
+
+    def begin_last_unit(self) -> None:
+        """Send sums of gradients while the next backward pass makes the rest."""
+        self._buckets.begin_last_unit()
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
@@ -118,9 +120,9 @@ class DataParallel(GlobalOptimizer):
         return norm
 
     def _reduce(self) -> None:
-        """Sum the gradients over all workers."""
+        """Wait until the gradients are summed over all workers."""
         with self._device.timer("collectives"):
-            dist.all_reduce(self._gradients[0])
+            self._buckets.finish()
 
     def _rate(self, lr: float) -> Tensor | float:
         """Return a learning rate as the optimizer inside takes it."""

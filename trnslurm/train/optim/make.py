@@ -30,14 +30,12 @@ def make_optimizer(
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
-    matrices: dict[str, nn.Parameter] = {}
-    vectors: dict[str, nn.Parameter] = {}
-    for key, parameter in named_parameters:
-        (matrices if parameter.dim() > 1 else vectors)[key] = parameter
-    names = [*matrices, *vectors]
+    named = dict(named_parameters)
+    matrices = [parameter for parameter in named.values() if parameter.dim() > 1]
+    vectors = [parameter for parameter in named.values() if parameter.dim() <= 1]
     groups: list[dict[str, Any]] = [
-        {"params": list(matrices.values()), "weight_decay": settings.weight_decay},
-        {"params": list(vectors.values()), "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     options: dict[str, Any] = {}
@@ -46,7 +44,7 @@ def make_optimizer(
         options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     max_norm = settings.max_norm or UNCLIPPED
     return _choose(device, zero1)(
-        device, groups, names, OPTIMIZERS[name], cls, options, max_norm, precision
+        device, groups, named, OPTIMIZERS[name], cls, options, max_norm, precision
     )
 
 

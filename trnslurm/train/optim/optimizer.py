@@ -36,12 +36,19 @@ class GlobalOptimizer(ABC):
     """PyTorch's optimizer inside."""
 
     def __init__(
-        self, device: Device, groups: list[dict[str, Any]], names: list[str], kinds: Sequence[str]
+        self,
+        device: Device,
+        groups: list[dict[str, Any]],
+        named: dict[str, nn.Parameter],
+        kinds: Sequence[str],
     ) -> None:
+        """Take groups of parameters as PyTorch's optimizers do, and all by name as a model does."""
         self._device = device
-        self._names = names
         self._kinds = kinds
         self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
+        names = {parameter: name for name, parameter in named.items()}
+        self._names = [names[parameter] for parameter in self._parameters]
+        self._in_order = list(named.values())
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph, and that of the optimizer, differ from the next.
         self._gradients = self._make_gradients()
@@ -56,6 +63,9 @@ class GlobalOptimizer(ABC):
         """Set the gradients to zero in place."""
         for gradient in self._gradients:
             gradient.zero_()
+
+    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
+        """Learn that a step's last gradients come next: their sums may be on their way early."""
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch_xla.core.xla_model as xm
-from torch import Tensor
+from torch import Tensor, nn
 
 from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
@@ -34,10 +34,13 @@ class XlaDataParallel(DataParallel):
             options = {**options, "capturable": True}
         return cls(groups, lr=self._rate(0.0), foreach=False, **options)
 
-    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         # Not in one piece: XLA has no views, and joins tensors of a collective by itself.
-        zeros = [torch.zeros_like(parameter, dtype=dtype) for parameter in self._parameters]
-        return zeros, zeros
+        zeros = {each: torch.zeros_like(each, dtype=dtype) for each in self._parameters}
+        return list(zeros.values()), zeros
+
+    def begin_last_unit(self) -> None:
+        """Do nothing: the order of what happens on the device is the compiler's."""
 
     def _reduce(self) -> None:
         # torch_xla itself reads the variable where it averages, in xm.reduce_gradients, alone.

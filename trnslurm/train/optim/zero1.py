@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
@@ -22,7 +22,7 @@ class Zero1(GlobalOptimizer):
         self,
         device: Device,
         groups: list[dict[str, Any]],
-        names: list[str],
+        named: dict[str, nn.Parameter],
         kinds: Sequence[str],
         cls: Callable[..., torch.optim.Optimizer],
         options: dict[str, Any],
@@ -32,7 +32,7 @@ class Zero1(GlobalOptimizer):
         assert precision != "fp32_state"
         from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
-        super().__init__(device, groups, names, kinds)
+        super().__init__(device, groups, named, kinds)
         self._tensor_lr = cls is torch.optim.AdamW
         self._everyone = [list(range(device.world))]
         if self._tensor_lr:

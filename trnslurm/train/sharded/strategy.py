@@ -70,6 +70,9 @@ class Sharded(ABC):
         scaled: Any = loss * self._device.world
         scaled.backward()
 
+    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
+        """Do nothing: each strategy divides gradients in its own time."""
+
     @abstractmethod
     def step(self, lr: float) -> Tensor:
         """Clip the gradients, update the parameters, return the norm before clipping."""

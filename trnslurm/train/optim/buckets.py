@@ -1,0 +1,102 @@
+"""Gradients summed over the workers while the backward pass still makes the rest of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trnslurm.train.errors import TrainError
+
+# A message has a price of its own: PyTorch's DistributedDataParallel begins with 1 MiB and goes on
+# with 25 (docs: bucket_cap_mb). A model smaller than that would be one bucket, ready last of all.
+_LARGEST, _SMALLEST, _AT_LEAST = 25 << 20, 1 << 20, 8
+
+
+class Buckets:
+    """The gradients of a model in one piece of memory, which is summed bucket by bucket.
+
+    They lie there in the order in which a backward pass ends with them: the model's, backwards. In
+    the last unit of a step a bucket is on its way as soon as its last gradient is there. All
+    workers send them in the same order, whatever the order on each.
+
+    How often a unit adds to a bucket is learned in the first step, which sends all at its end: a
+    parameter may be used by no unit, or several times by recomputed layers.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+        """Allocate zeros for parameters, which come in the model's order."""
+        order = list(reversed(parameters))
+        sizes = [parameter.numel() for parameter in order]
+        self.whole = torch.zeros(sum(sizes), dtype=dtype, device=order[0].device)
+        """All gradients, one behind the other."""
+        views = zip(order, torch.split(self.whole, sizes), strict=True)
+        self.gradients = {parameter: view.view_as(parameter) for parameter, view in views}
+        """A gradient for each parameter: a view of the whole."""
+        self._bucket_of: dict[Tensor, int] = {}
+        self._buckets = self._cut(order, _bucket_bytes(self.whole))
+        for parameter in order:
+            register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
+            register(self._add)
+        self._usual: list[int] | None = None
+        self._added = [0] * len(self._buckets)
+        self._works: list[Any] = []
+        self._last = False
+
+    def _cut(self, order: Sequence[nn.Parameter], size: int) -> list[Tensor]:
+        """Cut the whole, between gradients, into buckets of about a size."""
+        buckets: list[Tensor] = []
+        start = end = 0
+        for parameter in order:
+            self._bucket_of[parameter] = len(buckets)
+            end += parameter.numel()
+            if (end - start) * self.whole.itemsize >= size or end == len(self.whole):
+                buckets.append(self.whole[start:end])
+                start = end
+        return buckets
+
+    def begin_last_unit(self) -> None:
+        """Expect the gradients of the step's last unit from now on."""
+        self._last = True
+
+    def _add(self, parameter: Tensor) -> None:
+        """Note that a unit's gradient has been added; send what is complete."""
+        if not self._last:
+            return
+        bucket = self._bucket_of[parameter]
+        if bucket < self._sent:
+            raise TrainError(
+                "a unit added to gradients that it had added to for the last time in the first "
+                "step: the model's graph must not change from step to step"
+            )
+        self._added[bucket] += 1
+        if self._usual is not None:
+            for added, usual in list(zip(self._added, self._usual, strict=True))[self._sent :]:
+                if added < usual:
+                    break
+                self._send()
+
+    def finish(self) -> None:
+        """Send what is left, and wait until all is summed."""
+        while self._sent < len(self._buckets):
+            self._send()
+        for work in self._works:
+            work.wait()
+        if self._last and self._usual is None:
+            self._usual = list(self._added)
+        self._works.clear()
+        self._added = [0] * len(self._buckets)
+        self._last = False
+
+    @property
+    def _sent(self) -> int:
+        return len(self._works)
+
+    def _send(self) -> None:
+        """Begin to sum the next bucket."""
+        self._works.append(dist.all_reduce(self._buckets[self._sent], async_op=True))
+
+
+def _bucket_bytes(whole: Tensor) -> int:
+    return max(_SMALLEST, min(_LARGEST, whole.nbytes // _AT_LEAST))
