@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from transformers import AttentionMaskInterface, GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
@@ -104,8 +104,10 @@ def unit_loss(
     device.seed(unit.seed)
     with device.autocast(plan.precision):
         logits = model(tokens, use_cache=False).logits
-    targets = tokens[:, 1:].flatten()
-    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum") * weight
+    # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
+    targets = pad(tokens[:, 1:], (0, 1), value=-100)
+    loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    return loss * weight
 
 
 def open_split(plan: Plan, split: str) -> Text:
@@ -122,6 +124,9 @@ def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadMode
     """Make a GPT-2: a new one, which the seed makes the same on every worker, or a saved one."""
     config = GPT2Config(**plan.model)
     config._attn_implementation = choose_attention(config, device)
+    if config.activation_function == "gelu_new" and device.torch_device.type != "xla":
+        # The same function, written as one operation of PyTorch and not as eight. XLA joins those.
+        config.activation_function = "gelu_pytorch_tanh"
     torch.manual_seed(plan.seed)
     model = GPT2LMHeadModel(config)
     if settings.init_from:

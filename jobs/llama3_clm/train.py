@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import no_init_weights
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -142,8 +142,10 @@ def unit_loss(
     weight = device.put(torch.tensor([unit.weight / valid_tokens]))
     device.seed(unit.seed)
     logits = model(tokens, use_cache=False).logits
-    targets = tokens[:, 1:].flatten()
-    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum") * weight
+    # The last token predicts nothing (-100): to cut its logits off would be to copy all others.
+    targets = pad(tokens[:, 1:], (0, 1), value=-100)
+    loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    return loss * weight
 
 
 def open_split(plan: Plan, split: str) -> Text:

@@ -26,10 +26,12 @@ from trnslurm.plan import memory
 from trnslurm.train.encoders import make_config, new_classifier
 from trnslurm.train.optim.data_parallel import DataParallel
 
+# GPT-2's gelu_new is one operation in our job, too.
 # Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
 GPT2 = {
     "vocab_size": 128, "n_positions": 64, "n_embd": 128, "n_layer": 2, "n_head": 4,
-    "activation_function": "gelu_new", "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+    "activation_function": "gelu_pytorch_tanh", "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
 }  # fmt: skip
 BERT = {
     "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -137,8 +139,7 @@ def test_weights_of_the_attention_and_masks(
     assert shape is not None
     item = 4 if precision == "fp32" else 2
     masks = 2 * shape.hidden + shape.heads * TOKENS
-    gelu = 3 * shape.feed_forward if make is gpt2 else 0  # which XLA fuses
-    said = memory.layer_bytes(shape, TOKENS, "neuron", precision) + (item - 1) * masks + item * gelu
+    said = memory.layer_bytes(shape, TOKENS, "neuron", precision) + (item - 1) * masks
     assert said == pytest.approx((saved[1] - saved[0]) / (SAMPLES * TOKENS), rel=0.01)
 
 

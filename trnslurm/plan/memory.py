@@ -349,9 +349,13 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> floa
     matrices = item * (8 * hidden + 2 * wide + 2 * weights) + 2 * hidden + weights
     if xla:
         return matrices
-    # Autocast keeps inputs of norms in fp32, too; gelu_new is five operations, and not one.
-    norms = 2 * 4 * hidden if precision == "mixed" else 0
-    return matrices + norms + (item * 3 * wide if shape.family in ("gpt2", "albert") else 0)
+    if precision == "mixed":  # autocast keeps inputs of norms in fp32, too
+        matrices += 2 * 4 * hidden
+    elif shape.family == "gpt2":  # query and key are copies, beside all three in one piece
+        matrices += item * 2 * hidden
+    if shape.family == "albert":  # its gelu_new is five operations, not one
+        matrices += item * 3 * wide
+    return matrices
 
 
 def _loss_bytes(recipe: Recipe, shape: Shape, device: str) -> float:
