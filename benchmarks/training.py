@@ -1,11 +1,13 @@
-"""Training speed of jobs/gpt2_zero1, beside a plain loop with transformers and accelerate.
+"""Training speed of jobs/gpt2_zero1, beside two plain loops: accelerate's, and a GPT of one's own.
 
     .venv/bin/python benchmarks/training.py --rounds 5
 
-Both train the same GPT-2 from the same weights on the same samples, in fp32 on this machine's CPUs,
+All train the same GPT-2 from the same weights on the same samples, in fp32 on this machine's CPUs,
 one thread per worker. They run in turn, each as processes of its own; start-up and the first steps
 are not counted. A ratio is that of two runs of one round, and the table has the median over rounds.
-The losses are those of the last steps: they must agree, or the two did not do the same work.
+The losses are those of the last steps: they must agree, or they did not do the same work.
+The limit is what this machine would do if it did nothing but the model's matrix products, on a core
+for each worker as far as there are cores; they are measured alone, in every round.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
 from dataclasses import dataclass
 from pathlib import Path
 
 import reporting
 
 REPO = Path(__file__).parents[1]
-PEER = Path(__file__).with_name("accelerate_loop.py")
+PEERS = {
+    "accelerate": Path(__file__).with_name("accelerate_loop.py"),
+    "plain DDP": Path(__file__).with_name("ddp_loop.py"),
+}
 JOB = Path("jobs") / "gpt2_zero1"
 LOG_EVERY = 10
 # Summing in another order moves a loss by far less, another model or other data by far more.
@@ -50,8 +56,8 @@ class Racer:
         """Return the script and its arguments."""
         plan = str(self.bundle / "plan.json")
         job = self.bundle / "code" / JOB
-        if self.name == "accelerate":
-            return [str(PEER), plan, str(job / "text.txt"), "metrics.jsonl"]
+        if self.name in PEERS:
+            return [str(PEERS[self.name]), plan, str(job / "text.txt"), "metrics.jsonl"]
         return [str(job / "train.py"), plan]
 
 
@@ -66,7 +72,7 @@ class Measured:
 def main() -> None:
     """Run all in turn, and print medians and ratios."""
     parser = reporting.make_parser("Compare the speed of training loops.", rounds=5)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="(1 2)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="(1 2 4)")
     parser.add_argument("--steps", type=int, default=30, help="(30)")
     parser.add_argument("--warm-up", type=int, default=10, help="steps not counted (10)")
     parser.add_argument("--dropout", type=float, default=0.0, help="(0: losses are compared)")
@@ -80,11 +86,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         racers = make_racers(Path(name), options)
         runs: dict[Racer, list[Measured]] = {racer: [] for racer in racers}
+        limits = []
         for number in range(options.rounds):
+            limits.append(measure_limit())
             for index, racer in enumerate(racers):
                 run_dir = Path(name) / f"run-{number}-{index}"
                 runs[racer].append(run(racer, run_dir, options))
-    report(runs, options)
+    report(runs, statistics.median(limits), options)
 
 
 def make_racers(root: Path, options: argparse.Namespace) -> list[Racer]:
@@ -93,7 +101,7 @@ def make_racers(root: Path, options: argparse.Namespace) -> list[Racer]:
     for workers in options.workers:
         ours = render(root / f"cpu-{workers}", "cpu", workers, options)
         racers.append(Racer(name="gpt2_zero1", workers=workers, bundle=ours))
-        racers.append(Racer(name="accelerate", workers=workers, bundle=ours))
+        racers += [Racer(name=name, workers=workers, bundle=ours) for name in PEERS]
         if options.xla_cpu:
             xla = render(root / f"xla-{workers}", "xla-cpu", workers, options)
             racers.append(Racer(name="gpt2_zero1, xla-cpu", workers=workers, bundle=xla))
@@ -131,7 +139,7 @@ def run(racer: Racer, run_dir: Path, options: argparse.Namespace) -> Measured:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    if racer.name == "accelerate":
+    if racer.name in PEERS:
         # Where torch_xla is installed, accelerate would take its devices.
         environ["USE_TORCH_XLA"] = "0"
     call(command, cwd=run_dir, environ=environ)
@@ -153,17 +161,47 @@ def call(command: list[str], cwd: Path, environ: dict[str, str]) -> None:
         sys.exit("\n".join([*lines[-30:], f"error: {' '.join(command)}: exit {done.returncode}"]))
 
 
-def report(runs: dict[Racer, list[Measured]], options: argparse.Namespace) -> None:
+def measure_limit() -> float:
+    """Return the tokens/s of one core that does nothing but the model's matrix products."""
+    command = [sys.executable, __file__, "--products"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def time_products() -> float:
+    """Time each product of a micro-batch, forwards and both ways backwards; the best of many."""
+    import torch
+
+    rows, width, vocabulary = 2 * SEQ_LEN, MODEL["n_embd"], MODEL["vocab_size"]
+    shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    shapes = [*shapes * MODEL["n_layer"], (width, vocabulary)]
+    seconds = 0.0
+    for inside, outside in shapes:
+        x, matrix = torch.rand(rows, inside), torch.rand(inside, outside)
+        gradient = torch.rand(rows, outside)
+        products = [(x, matrix), (gradient, matrix.T), (x.T, gradient)]
+        for pair in products:
+            seconds += min(timeit.repeat(lambda pair=pair: torch.mm(*pair), number=1, repeat=20))
+    return rows / seconds
+
+
+def report(runs: dict[Racer, list[Measured]], limit: float, options: argparse.Namespace) -> None:
     """Print the table; end with an error if the losses differ."""
     rows = []
-    peers = {racer.workers: runs[racer] for racer in runs if racer.name == "accelerate"}
     for racer, measured in runs.items():
-        pairs = zip(measured, peers[racer.workers], strict=True)
+        ratios = {}
+        for name in PEERS:
+            peers = runs[Racer(name=name, workers=racer.workers, bundle=racer.bundle)]
+            pairs = zip(measured, peers, strict=True)
+            ratios[name] = statistics.median(a.tokens_per_s / b.tokens_per_s for a, b in pairs)
+        speed = statistics.median(one.tokens_per_s for one in measured)
         row = {
             "name": racer.name,
             "workers": racer.workers,
-            "tokens_per_s": statistics.median(one.tokens_per_s for one in measured),
-            "ratio": statistics.median(one.tokens_per_s / peer.tokens_per_s for one, peer in pairs),
+            "tokens_per_s": speed,
+            **ratios,
+            "of_limit": speed / (limit * min(racer.workers, os.cpu_count() or 1)),
             "loss": measured[0].loss,
         }
         rows.append(row)
@@ -171,11 +209,12 @@ def report(runs: dict[Racer, list[Measured]], options: argparse.Namespace) -> No
         "name": ("", ""),
         "workers": ("workers", ""),
         "tokens_per_s": ("tokens/s", ",.0f"),
-        "ratio": ("ratio", ".2f"),
+        **{name: (f"to {name}", ".2f") for name in PEERS},
+        "of_limit": ("of limit", ".0%"),
         "loss": ("loss", ".4f"),
     }
     counted = options.steps - options.warm_up
-    title = f"{counted} steps, medians of {options.rounds} rounds; ratio to accelerate"
+    title = f"{counted} steps, medians of {options.rounds} rounds"
     reporting.report(title, rows, columns, options.json)
     losses = [row["loss"] for row in rows]
     if not options.dropout and max(losses) - min(losses) > SAME_LOSS:
@@ -183,4 +222,7 @@ def report(runs: dict[Racer, list[Measured]], options: argparse.Namespace) -> No
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--products"]:
+        print(time_products())
+    else:
+        main()
