@@ -19,7 +19,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
+  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -117,10 +117,14 @@ goldens: .venv/.train  ## Write the rendered scripts that the tests compare with
 bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, beside torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python
 
+bench-all: .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks of this machine; one page of tables, in half an hour
+	@mkdir -p .make
+	$(BIN)/python benchmarks/all.py --torchx .venv-torchx/bin/python --datasets .venv-datasets/bin/python -o .make/benchmarks.md
+
 bench-launcher: .venv/.train  ## Measure runs and status beside thousands of runs
 	$(BIN)/python benchmarks/launcher.py
 
-bench-training: .venv/.train  ## Measure training speed beside a plain loop with accelerate
+bench-training: .venv/.train  ## Measure training speed beside accelerate and a plain DDP loop
 	$(BIN)/python benchmarks/training.py
 
 bench-supervision: .venv/.train  ## Measure what the look for a stop and the watchdog cost a step

@@ -43,8 +43,14 @@ def exit_without(module: str | None) -> NoReturn:
 def report(title: str, rows: list[Row], columns: dict[str, tuple[str, str]], as_json: bool) -> None:
     """Print rows; columns name a key's heading and format."""
     if as_json:
-        print(json.dumps({"title": title, "cores": os.cpu_count(), "rows": rows}, indent=2))
-        return
+        result = {"title": title, "cores": os.cpu_count(), "columns": columns, "rows": rows}
+        print(json.dumps(result, indent=2))
+    else:
+        print(f"{title}; {os.cpu_count()} cores\n\n{table(rows, columns)}")
+
+
+def table(rows: list[Row], columns: dict[str, tuple[str, str]]) -> str:
+    """Return rows as lines, in columns."""
     lines = [[heading for heading, _ in columns.values()]]
     for row in rows:
         texts = (
@@ -53,7 +59,8 @@ def report(title: str, rows: list[Row], columns: dict[str, tuple[str, str]], as_
         )
         lines.append(list(texts))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"{title}; {os.cpu_count()} cores\n")
+    shown = []
     for first, *rest in lines:
         right = (text.rjust(width) for text, width in zip(rest, widths[1:], strict=True))
-        print("  ".join([first.ljust(widths[0]), *right]).rstrip())
+        shown.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
+    return "\n".join(shown)
