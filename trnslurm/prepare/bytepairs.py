@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trnslurm.prepare.errors import PrepareError
@@ -50,7 +51,7 @@ class BytePairs:
         self._known = np.zeros(sys.maxunicode + 1, bool)
         self._unlike = np.zeros(sys.maxunicode + 1, bool)
 
-    def encode(self, documents: list[str]) -> list[list[int]] | None:
+    def encode(self, documents: list[str]) -> list[NDArray[Any]] | None:
         """Return the tokens of each document; None if tokenizers has to make them."""
         characters = np.frombuffer("".join(documents).encode("utf-32-le"), np.uint32)
         for number in np.unique(characters[~self._known[characters]]).tolist():
@@ -58,7 +59,7 @@ class BytePairs:
             self._unlike[number] = not self._is_split_alike(chr(number))
         if self._unlike[characters].any():
             return None
-        found: list[list[int]] = [self.encoding.encode_ordinary(text) for text in documents]
+        found = [self.encoding.encode_to_numpy(text) for text in documents]
         self._compare(documents[len(documents) // 2][:_SAMPLE_CHARACTERS])
         return found
 

@@ -13,19 +13,24 @@ from trnslurm.prepare.errors import KeptError, PrepareError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its name only when it is whole and on the disk."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes its name only when it is whole and on the disk.
+
+    One that is not durable is whole whatever kills its writer, but not if the machine crashes.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(directory: Path) -> None:

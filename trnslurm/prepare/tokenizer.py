@@ -5,8 +5,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trnslurm.prepare.bytepairs import BytePairs
@@ -130,12 +133,12 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
     return f"{text}\n".encode()
 
 
-def encode(loaded: Loaded, documents: list[str], pairs: BytePairs | None = None) -> list[list[int]]:
-    """Return the tokens of each document, with an end of text after them."""
+def encode(
+    loaded: Loaded, documents: list[str], pairs: BytePairs | None = None
+) -> list[NDArray[Any]]:
+    """Return the tokens of each document."""
     found = pairs.encode(documents) if pairs else None
     if found is None:
         encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-        found = [encoding.ids for encoding in encodings]
-    for ids in found:
-        ids.append(loaded.end_of_text)
+        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
     return found

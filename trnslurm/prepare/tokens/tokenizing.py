@@ -51,13 +51,16 @@ class Tokenizing:
         return lambda chunk: self._tokenize(chunk, loaded, pairs)
 
     def _tokenize(self, chunk: Chunk, loaded: Loaded, pairs: BytePairs | None) -> int:
-        tokens, lengths = [np.zeros(0, self.dtype)], []
+        end = np.array([loaded.end_of_text], np.uint32)
+        pieces, lengths = [np.zeros(0, np.uint32)], []
         for documents in chunk.batches():
             for ids in tokenizer.encode(loaded, documents, pairs):
-                lengths.append(len(ids))
-                tokens.append(np.array(ids, self.dtype))
-        with replacing(path_of(self.directory, chunk.number)) as stream:
-            np.savez(stream, tokens=np.concatenate(tokens), lengths=np.array(lengths, np.int64))
+                lengths.append(len(ids) + 1)
+                pieces += (ids, end)
+        tokens = np.concatenate(pieces, dtype=self.dtype, casting="same_kind")
+        # Unsynced: what a crash leaves of it is damaged, which its checksums tell.
+        with replacing(path_of(self.directory, chunk.number), durable=False) as stream:
+            np.savez(stream, tokens=tokens, lengths=np.array(lengths, np.int64))
         return len(lengths)
 
 
