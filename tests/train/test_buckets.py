@@ -49,7 +49,7 @@ def step(buckets, backward, sent, units=2):
         before.append(len(sent))
         backward()
     before.append(len(sent))
-    buckets.finish()
+    buckets.all_reduce()
     return before
 
 

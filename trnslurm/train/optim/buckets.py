@@ -77,7 +77,7 @@ class Buckets:
                     break
                 self._send()
 
-    def finish(self) -> None:
+    def all_reduce(self) -> None:
         """Send what is left, and wait until all is summed."""
         while self._sent < len(self._buckets):
             self._send()

@@ -122,7 +122,7 @@ class DataParallel(GlobalOptimizer):
     def _reduce(self) -> None:
         """Wait until the gradients are summed over all workers."""
         with self._device.timer("collectives"):
-            self._buckets.finish()
+            self._buckets.all_reduce()
 
     def _rate(self, lr: float) -> Tensor | float:
         """Return a learning rate as the optimizer inside takes it."""
