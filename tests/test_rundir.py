@@ -133,8 +133,20 @@ def test_lines_of_json(tmp_path: Path) -> None:
     file.write_text("\n".join(lines) + '\n"no object"\n{"step": 200', encoding="utf-8")
     assert rundir.first_line(file)["step"] == 0
     assert rundir.last_line(file)["step"] == 199
-    with file.open("rb") as stream:
-        assert [line["step"] for line in rundir.json_lines(stream)] == list(range(200))
+    assert [line["step"] for line in rundir.read_json_lines(file)] == list(range(200))
+
+
+DAMAGE = ["", "{", '{"step": 1', "[]", "1", '{"step": 1},{"step": 2}', "\0"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_line_costs_no_other(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"step": step}) for step in range(1000)]
+    lines[500] = damage
+    file.write_text("\n".join(lines), encoding="utf-8")
+    steps = [line["step"] for line in rundir.read_json_lines(file)]
+    assert steps == [*range(500), *range(501, 1000)]
 
 
 NAMES = {

@@ -30,6 +30,7 @@ PREPARE = "prepare"
 
 _MAX_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
+_LINES_AT_ONCE = 256
 _STATE_FILE = re.compile(r"([a-z]+)-([0-9]+)\.json")
 _NODE_LOG = re.compile(r"[a-z]+-[0-9]+-node([0-9]+)\.log")
 _STEP = r"step-([0-9]{8,})"
@@ -366,7 +367,7 @@ def write_json_once(file: Path, data: Any) -> bool:
     return True
 
 
-def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the object of every whole line; one may be cut off, or still being written."""
     for line in lines:
         try:
@@ -375,11 +376,27 @@ def json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue
 
 
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of all whole lines of a file."""
+    with open_file(file) as stream:
+        lines = stream.readlines()
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(lines), _LINES_AT_ONCE):
+        some = lines[start : start + _LINES_AT_ONCE]
+        try:  # as one array: a fourth of the time
+            objects = json.loads(b"[%s]" % b",".join(some))
+        except (ValueError, RecursionError, MemoryError):
+            objects = []
+        sound = len(objects) == len(some) and all(isinstance(each, dict) for each in objects)
+        found += objects if sound else _json_lines(some)
+    return found
+
+
 def first_line(file: Path) -> dict[str, Any]:
     """Return the object of a file's first line; empty if there is none yet."""
     try:
         with open_file(file) as stream:
-            return next(json_lines([stream.readline(_MAX_BYTES)]), {})
+            return next(_json_lines([stream.readline(_MAX_BYTES)]), {})
     except OSError:
         return {}
 
@@ -395,7 +412,7 @@ def last_lines(file: Path) -> Iterator[dict[str, Any]]:
             lines = stream.read().splitlines()
     except OSError:
         return
-    yield from json_lines(reversed(lines))
+    yield from _json_lines(reversed(lines))
 
 
 def last_line(file: Path) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from trnslurm.rundir import (
     RECORD,
     RunFiles,
     first_line,
-    json_lines,
     last_lines,
     load_json,
-    open_file,
     read_json,
+    read_json_lines,
     write_json,
 )
 from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, refuse_writable
@@ -218,12 +217,11 @@ class RunDir(RunFiles):
         that it has not reached yet.
         """
         try:
-            with open_file(self.metrics_file) as stream:
-                lines = [
-                    line
-                    for line in json_lines(stream)
-                    if isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
-                ]
+            lines = [
+                line
+                for line in read_json_lines(self.metrics_file)
+                if isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
+            ]
         except FileNotFoundError:
             return []
         counting: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ import collections
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trnslurm.errors import RunError
 from trnslurm.runs.run import RunDir
@@ -80,10 +81,17 @@ def standing_of(
 
 def _scores(run: RunDir) -> dict[str, float]:
     """Return what a run said last of each of its numbers."""
-    last: dict[str, float] = {}
-    for step in run.steps():
-        for name, value in step.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and name not in ("attempt", "step", "steps", "time"):
-                last[name] = value
-    return {name: value for name, value in last.items() if math.isfinite(value)}
+    last: dict[str, Any] = {}
+    steps = run.steps()
+    for step in steps:
+        last |= step
+    for name in [*last]:
+        if name in ("attempt", "step", "steps", "time"):
+            del last[name]
+        elif not _is_number(last[name]):  # an earlier line may have one
+            last[name] = next((s[name] for s in reversed(steps) if _is_number(s.get(name))), None)
+    return {n: value for n, value in last.items() if value is not None and math.isfinite(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
