@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/launcher.py --rounds 5
 
 It makes 2,000 run directories, 500 of them with a job in Slurm's queue. A stand-in for squeue, a
-script named so, prints that queue; nothing else of Slurm is there. Beside times it counts the files
-that are opened and the commands that are started.
+script named so, prints that queue, and one for sbatch a job's number; nothing else of Slurm is
+there. Beside times it counts the files that are opened and the commands that are started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 import reporting
 
 SQUEUE = '#!/bin/sh\n# A stand-in for squeue.\necho >> "$0.calls"\ncat "$0.says"\n'
-# Of these commands' own files, not those that Python imports.
+SBATCH = "#!/bin/sh\n# A stand-in for sbatch.\necho Submitted batch job 4242\n"
+# Of files and directories of the launcher's site, not those that Python imports.
 COUNTER = """
 import os, sys
 root, counts = sys.argv.pop(1), {"open": 0, "start": 0}
@@ -39,12 +40,15 @@ try:
 finally:
     print(counts["open"], counts["start"], file=sys.stderr)
 """
+SUBMIT = "submit"
 COMMANDS = {
     "runs": ["runs"],
     "runs --all": ["runs", "--all"],
     "status last": ["status", "last"],
     "status of a sweep": ["status", "sweep"],
+    SUBMIT: ["submit", "gpt2_zero1", "--nodes", "2", "--cluster", "pc", "--yes"],
 }
+RAW = "sbatch, twice"
 
 
 def main() -> None:
@@ -58,20 +62,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         environment = make_site(place, options.runs, min(options.jobs, options.runs))
-        seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+        # The runs that it makes are none of those that the others look at.
+        mine = {"XDG_STATE_HOME": str(place / "another"), "TRNSLURM_PATH": str(place / "site")}
+        environments = {SUBMIT: environment | mine}
+        seconds: dict[str, list[float]] = {name: [] for name in [*COMMANDS, RAW]}
         for _ in range(options.rounds):
             for name, words in COMMANDS.items():
                 start = time.perf_counter()
-                call([sys.executable, "-m", "trnslurm", *words], environment)
+                argv = [sys.executable, "-m", "trnslurm", *words]
+                call(argv, environments.get(name, environment))
                 seconds[name].append(time.perf_counter() - start)
+            start = time.perf_counter()
+            for _ in range(2):
+                call([str(place / "bin/sbatch"), "train.sbatch"], environment)
+            seconds[RAW].append(time.perf_counter() - start)
         rows = []
         for name, words in COMMANDS.items():
-            done = call([sys.executable, "-c", COUNTER, str(place / "runs"), *words], environment)
+            counted = [sys.executable, "-c", COUNTER, str(place), *words]
+            done = call(counted, environments.get(name, environment))
             opened, started = map(int, done.splitlines()[-1].split())
             rows.append(
                 {"name": name, "s": statistics.median(seconds[name]), "opened": opened,
                  "started": started}
             )  # fmt: skip
+        raw = statistics.median(seconds[RAW])
+        rows.append({"name": RAW, "s": raw, "opened": None, "started": 2})
     columns = {
         "name": ("", ""), "s": ("s", ".2f"), "opened": ("opened", ","), "started": ("started", ""),
     }  # fmt: skip
@@ -103,10 +118,21 @@ def make_site(place: Path, runs: int, jobs: int) -> dict[str, str]:
         make_run(root / name, str(1000 + number), "20260101-sweep" if waiting else "")
         if waiting:
             queue.append(f"{1000 + number}|RUNNING|None|2026-01-01T00:00:00|node-1|{root / name}")
-    squeue = commands / "squeue"
-    squeue.write_text(SQUEUE)
-    squeue.chmod(0o755)
-    squeue.with_name("squeue.says").write_text("".join(f"{line}\n" for line in queue))
+    for name, script in (("squeue", SQUEUE), ("sbatch", SBATCH)):
+        (commands / name).write_text(script)
+        (commands / name).chmod(0o755)
+    (commands / "squeue.says").write_text("".join(f"{line}\n" for line in queue))
+    data = place / "data/wikitext-103"
+    data.mkdir(parents=True)
+    (data / "index.json").write_text("{}")
+    profile = {
+        "scheduler": "slurm", "instance_type": "trn1.32xlarge", "python": sys.executable,
+        "run_root": str(place / "submitted"), "data_root": str(data.parent),
+        "compile_cache": str(place / "cache"),
+        "slurm": {"bin_dir": str(commands), "partition": "compute"},
+    }  # fmt: skip
+    (place / "site/cluster-config").mkdir(parents=True)
+    (place / "site/cluster-config/pc.yaml").write_text(json.dumps(profile))
     return {
         **os.environ,
         "HOME": str(place),
