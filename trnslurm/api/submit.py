@@ -22,7 +22,7 @@ from trnslurm.api.chain import links_of
 from trnslurm.api.choice import Say, choose_cluster, config_of
 from trnslurm.api.run import Run
 from trnslurm.api.search import Options, workspace_of
-from trnslurm.cluster.cache import CompileCache
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
@@ -95,9 +95,12 @@ def propose(
     spec = make_spec(config, nodes, name=options["name"])
     if warning := check_memory(spec):
         say(f"warning: {warning}")
+    cache = CompileCache(config.cluster)
+    if PRECOMPILE in spec.phases:
+        cache.ask_ahead()
     dirs = workspace.template_dirs()
     others = jobs_ahead(config, spec, elastic, dirs) if elastic else []
-    return check_proposal([alone(make_job(spec, dirs))], others, say)
+    return check_proposal([alone(make_job(spec, dirs))], others, say, cache)
 
 
 def propose_bundle(directory: Path, say: Say) -> Proposal:
@@ -112,10 +115,12 @@ def check_jobs(jobs: Sequence[Job], say: Say) -> None:
             say(f"warning: {warning}")
 
 
-def check_proposal(links: Sequence[Link], others: Sequence[Job], say: Say) -> Proposal:
+def check_proposal(
+    links: Sequence[Link], others: Sequence[Job], say: Say, cache: CompileCache | None = None
+) -> Proposal:
     """Check what this host can see of the jobs, and which graphs are compiled."""
     check_jobs([link.job for link in links], say)
-    cache = CompileCache(links[0].job.profile)
+    cache = cache or CompileCache(links[0].job.profile)
     needs = needs_of(links, cache)
     ahead = [need_of(job, cache) for job in others]
     return Proposal(links=links, needs=needs, ahead=ahead, cache=cache)

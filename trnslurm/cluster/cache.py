@@ -7,6 +7,7 @@ is known only on the cluster, where the precompile job looks for itself.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,9 +62,19 @@ class CompileCache:
         self.root = Path(cluster.expand(cache_root(cluster.compile_cache, str(root))))
         self.trusted = user_ids(cluster.compile_trust)
         self.bin_dir = cluster.slurm.bin_dir
+        self._one_asks = threading.Lock()
+
+    def ask_ahead(self) -> None:
+        """Begin to ask for the versions: a Python takes a moment to start."""
+        threading.Thread(target=lambda: self._measured, daemon=True).start()
+
+    @property
+    def _measured(self) -> tuple[dict[str, str], str]:
+        with self._one_asks:
+            return self._answer
 
     @cached_property
-    def _measured(self) -> tuple[dict[str, str], str]:
+    def _answer(self) -> tuple[dict[str, str], str]:
         if image := self._cluster.container.image:
             return {}, f"the packages are those of {image}"
         try:
