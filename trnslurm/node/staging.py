@@ -1,0 +1,334 @@
+"""Stages the environment of a job's Python: workers import from a copy on their node's own disk.
+
+    python -m trnslurm.node.staging pack SHARED
+    python -m trnslurm.node.staging unpack ARCHIVE LOCAL
+
+Each worker that imports from a shared file system asks it for thousands of files. `pack`, once per
+attempt, makes one archive of the environment in SHARED, or finds that the last one still holds.
+`unpack`, on each node, reads the archive from begin to end into LOCAL, or finds an earlier job's
+copy there. They print the archive, and the copy's Python. Staging never fails a training: where it
+is not possible a warning says why, and workers use the environment where it lies.
+"""
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT = 3
+"""Archives, and copies on a node, of which the one used longest ago goes first."""
+SIGNS = ("pyvenv.cfg", "conda-meta")
+"""What an environment has at its top: of venv and uv, or of conda."""
+_NEW = ".new-"
+_THREADS = 32  # a shared file system answers many at once, each of them late
+_AHEAD = 256
+_SMALL = 2**20
+_BLOCK = 2**20
+
+
+class StagingError(Exception):
+    """Why workers use the shared environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A file of an environment, or a symbolic link."""
+
+    path: Path
+    name: str
+    """Its path in the environment."""
+    size: int
+    mtime_s: int
+    mode: int
+    target: str | None
+    """Where a link leads."""
+
+
+class Checksummed(io.BufferedIOBase):
+    """A file that is read or written in sequence, and the checksum of what went through."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        super().__init__()
+        self._file, self._sum = file, hashlib.blake2b(digest_size=16)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = self._file.read(size)
+        self._sum.update(data)
+        return data
+
+    def write(self, data: Any, /) -> int:
+        self._sum.update(data)
+        return self._file.write(data)
+
+    def checksum(self) -> str:
+        return self._sum.hexdigest()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pack or unpack; print the archive or a Python."""
+    words = sys.argv[1:] if argv is None else argv
+    if [*words[:1], len(words)] not in (["pack", 2], ["unpack", 3]):
+        print("usage: staging pack SHARED | unpack ARCHIVE LOCAL", file=sys.stderr)
+        return 2
+    paths = [Path(word).expanduser().absolute() for word in words[1:]]
+    answer = sys.executable if words[0] == "unpack" else ""
+    try:
+        answer = str(pack(*paths) if words[0] == "pack" else unpack(*paths))
+    except Exception as error:  # whatever it is: the shared environment is there
+        why = error.args[0] if isinstance(error, StagingError) else _words(error)
+        host = os.uname().nodename
+        print(f"warning: {host}: workers use the shared environment: {why}", file=sys.stderr)
+    print(answer)
+    return 0
+
+
+def pack(shared: Path) -> Path:
+    """Return an archive of this Python's environment as it is now."""
+    prefix = Path(sys.prefix)
+    if not any((prefix / sign).exists() for sign in SIGNS):
+        raise StagingError(f"{sys.executable} is neither a virtual environment's nor conda's")
+    place, name = own_directory(shared), identity(prefix)
+    with _locked(place) as locked:
+        made = next(place.glob(f"{name}-*.tar"), None)
+        if made is None:
+            _make_room(place, place.glob("*.tar"), locked)
+            made = _write_archive(prefix, name, place)
+        os.utime(made)
+    return made
+
+
+def unpack(archive: Path, local: Path) -> Path:
+    """Return the Python of this node's copy."""
+    if not local.is_dir():
+        raise StagingError(f"there is no directory {local}")
+    place, (name, checksum) = own_directory(local), archive.stem.split("-")
+    copy = place / name
+    with _locked(place, exclusive=False):  # srun may start all workers of a node side by side
+        ready = _is_whole(copy, name)
+    if not ready:
+        with _locked(place) as locked:
+            if not _is_whole(copy, name):
+                if _in_use(copy):
+                    raise StagingError(f"{copy} was changed, and is in use: remove it later")
+                shutil.rmtree(copy, ignore_errors=True)
+                _make_room(place, (p for p in place.iterdir() if p.is_dir()), locked)
+                _read_archive(archive, checksum, copy)
+    os.utime(copy)
+    return copy / "bin/python"
+
+
+def own_directory(parent: Path) -> Path:
+    """Return a directory of this user's own, which nobody else can read or replace."""
+    if stat.S_IMODE(parent.stat().st_mode) & 0o1002 == 0o002:
+        raise StagingError(f"everybody can replace what is in {parent}: set its sticky bit")
+    place = parent / f".trnslurm-{os.getuid()}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise StagingError(f"{place} is not a directory of your own of mode 0700: remove it")
+    return place
+
+
+def identity(directory: Path, prefix: str | None = None) -> str:
+    """Return a checksum of an environment's files: their names, sizes and times, or targets.
+
+    Contents are not read: that would cost what is to be spared. Bytecode does not count, as any
+    use of the environment may add some; nor do modes. A copy of `prefix` has the same one.
+    """
+    whole = hashlib.blake2b((prefix or str(directory)).encode(errors="surrogateescape"))
+    for entry in list_files(directory):
+        if "__pycache__/" not in entry.name:
+            about = entry.target or f"{entry.size} {entry.mtime_s}"
+            whole.update(f"\n{entry.name}\0{about}".encode(errors="surrogateescape"))
+    return whole.hexdigest()[:16]
+
+
+def list_files(directory: Path) -> list[Entry]:
+    """Return all files and links below a directory, by name."""
+
+    def describe(path: str, status: os.stat_result) -> Entry:
+        return Entry(
+            path=Path(path),
+            name=path[start:],
+            size=status.st_size,
+            mtime_s=int(status.st_mtime),
+            mode=status.st_mode,
+            target=str(Path(path).readlink()) if stat.S_ISLNK(status.st_mode) else None,
+        )
+
+    def look(path: str) -> tuple[list[Entry], list[str]]:
+        found, below = [], []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(entry.path)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) or entry.is_symlink():
+                    found.append(describe(entry.path, status))
+        return found, below
+
+    start, files, level = len(str(directory)) + 1, [], [str(directory)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while level:
+            looked = [*pool.map(look, level)]
+            files += [entry for found, _ in looked for entry in found]
+            level = [path for _, below in looked for path in below]
+    return sorted(files, key=lambda entry: entry.name)
+
+
+@contextmanager
+def _locked(place: Path, *, exclusive: bool = True) -> Iterator[bool]:
+    """Wait for the directory's lock; give False where the file system has none."""
+    with (place / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        except OSError:  # Lustre without the mount option flock: two may do the same work
+            yield False
+        else:
+            yield True
+
+
+def _make_room(place: Path, made: Iterable[Path], locked: bool) -> None:
+    """Remove what was used longest ago, and what a dead process left half made."""
+    unused = sorted(
+        (path for path in made if not path.name.startswith(_NEW)),
+        key=lambda path: path.stat().st_mtime, reverse=True,
+    )[KEPT - 1 :]  # fmt: skip
+    for path in (*unused, *(place.glob(f"{_NEW}*") if locked else ())):
+        if path.is_dir() and not _in_use(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def _in_use(copy: Path) -> bool:
+    """Return whether a process of this user has the copy's Python in its environment."""
+    mark = os.fsencode(f"={copy}/")
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in environ.read_bytes():
+                return True
+    return False
+
+
+def _write_archive(prefix: Path, name: str, place: Path) -> Path:
+    begun, new = time.monotonic(), place / f"{_NEW}{os.uname().nodename}-{os.getpid()}"
+    try:
+        with new.open("xb") as file:
+            out = Checksummed(file)
+            with tarfile.open(
+                fileobj=out, mode="w|", bufsize=_BLOCK, format=tarfile.GNU_FORMAT
+            ) as tar:
+                for entry, data in _contents(list_files(prefix)):
+                    tar.addfile(_member(entry), data)
+            os.fsync(file.fileno())
+        if identity(prefix) != name:
+            raise StagingError(f"{prefix} changed while it was read")
+        archive = new.rename(place / f"{name}-{out.checksum()}.tar")
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    _say(f"packed {prefix}", archive.stat().st_size, begun)
+    return archive
+
+
+def _contents(entries: Iterable[Entry]) -> Iterator[tuple[Entry, io.BufferedIOBase | None]]:
+    """Yield entries with their contents; small files are read ahead, side by side."""
+    waiting: deque[tuple[Entry, Future[bytes] | None]] = deque()
+
+    def first() -> tuple[Entry, io.BufferedIOBase | None]:
+        entry, read = waiting.popleft()
+        if read is not None:
+            return entry, io.BytesIO(read.result())
+        return entry, None if entry.target is not None else entry.path.open("rb")
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for entry in entries:
+            small = entry.target is None and entry.size <= _SMALL
+            waiting.append((entry, pool.submit(entry.path.read_bytes) if small else None))
+            if len(waiting) > _AHEAD:
+                yield first()
+        while waiting:
+            yield first()
+
+
+def _member(entry: Entry) -> tarfile.TarInfo:
+    """Return what the archive says of an entry; links count as files of their own."""
+    member = tarfile.TarInfo(entry.name)
+    member.mtime, member.mode = entry.mtime_s, stat.S_IMODE(entry.mode)
+    if entry.target is None:
+        member.size = entry.size
+    else:
+        member.type, member.linkname = tarfile.SYMTYPE, entry.target
+    return member
+
+
+def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
+    begun, new, size = time.monotonic(), copy.with_name(_NEW + copy.name), archive.stat().st_size
+    free = shutil.disk_usage(copy.parent).free
+    if free < 1.1 * size:  # small files take whole blocks
+        raise StagingError(f"{copy.parent} has {free / 2**30:.1f} GiB, and it is {_gib(size)}")
+    try:
+        new.mkdir()
+        with archive.open("rb") as file:
+            source = Checksummed(file)
+            with tarfile.open(fileobj=source, mode="r|", bufsize=_BLOCK) as tar:
+                # Not of 3.11's first releases; links to the base Python are absolute.
+                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+                tar.extractall(new)
+            while source.read(_BLOCK):
+                pass
+        if source.checksum() != checksum or not _is_whole(new, copy.name):
+            raise StagingError(f"{archive} is damaged: remove it")
+        _check_python(new)
+        new.rename(copy)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    _say(f"unpacked to {copy}", size, begun)
+
+
+def _check_python(copy: Path) -> None:
+    """Refuse a copy whose Python does not start, or imports from elsewhere."""
+    command = [str(copy / "bin/python"), "-c", "import sys; print(sys.prefix)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode or done.stdout.strip() != str(copy):
+        said = [*done.stderr.split("\n"), done.stdout.strip()][-1] or f"exit code {done.returncode}"
+        raise StagingError(f"a copy of {sys.prefix} does not run elsewhere ({said})")
+
+
+def _is_whole(copy: Path, name: str) -> bool:
+    return copy.is_dir() and identity(copy, sys.prefix) == name
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _say(what: str, size: int, begun: float) -> None:
+    print(f"staging: {what}: {_gib(size)} in {time.monotonic() - begun:.1f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
