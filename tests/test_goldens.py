@@ -55,6 +55,7 @@ CASES: dict[str, tuple[int, str, str, list[str]]] = {
             "group_readable=true",
             "compile_layout=per-host",
             "compile_trust=[ada, ml-builds]",
+            "stage_python=/local/it's scratch",
             'env.GREETING=it\'s $HOME; `true` "x"',
         ],
     ),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ behaviour = plan["train"]["behaviour"]
 if behaviour == "fail" and rank == 1:
     raise ValueError("rank 1 was told to fail")
 if behaviour == "environment" and rank == 0:
-    (run / "environment.json").write_text(json.dumps(dict(os.environ)))
+    (run / "environment.json").write_text(json.dumps({**os.environ, "sys.prefix": sys.prefix}))
 if behaviour == "wait":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (run / f"there-{rank}").touch()
@@ -153,6 +154,28 @@ def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     assert MARK not in seen
     assert seen["TRNSLURM_PHASE"] == "train"
     assert seen["PYTHONPATH"] == str(machine.runs[0] / "code")
+
+
+def test_workers_run_from_a_copy_of_their_environment(machine: Machine) -> None:
+    """Both emulated nodes want it at once; the next run finds it."""
+    environment, disk = machine.home / "my environment", machine.home / "a node's disk"
+    disk.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    words = ("--set", f"python={environment}/bin/python", "--set", f"stage_python={disk}")
+    made = []
+    for _ in range(2):
+        done = machine.run(*machine.submit("environment", *words))
+        assert done.returncode == 0, done.stderr
+        run = machine.runs[-1]
+        made += [line for log in run.glob("logs/*.log") for line in log.read_text().splitlines()]
+        seen = json.loads((run / "environment.json").read_text())
+        copy = Path(seen["sys.prefix"])
+        assert copy.parents[1] == disk
+        assert seen["TRNSLURM_PYTHON"] == f"{copy}/bin/python"
+        assert seen["PATH"].split(":")[0] == f"{copy}/bin"
+    assert len([line for line in made if line.startswith("staging: unpacked to ")]) == 1
 
 
 def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:

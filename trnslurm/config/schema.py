@@ -99,6 +99,9 @@ class Cluster:
     """Shell lines that activate the nodes' Python environment."""
     python: str = "python3"
     """Interpreter of that environment; an absolute path on a real cluster."""
+    stage_python: str | None = None
+    """A directory on each node's own disk, into which the environment of `python` is copied before
+    workers start; None: they import from where it lies."""
     neuron_sdk: Literal["2.29.1", "2.31.1"] = "2.29.1"
     """The release of AWS's Neuron SDK that it has; `env check` compares."""
     compile_cache: str | None = None

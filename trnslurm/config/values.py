@@ -60,10 +60,10 @@ LEAST = {
 }  # fmt: skip
 """The least value of keys that are numbers."""
 _NOT_EMPTY = (
-    "python", "run_root", "data_root", "compile_cache", "slurm.partition", "slurm.account",
-    "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir", "slurm.data_partition",
-    "data.dataset", "data.dataset_config", "data.text", "data.tokenizer", "data.labelled.label",
-    "data.labelled.task", "data.model", "data.labelled.eval", "container.image",
+    "python", "stage_python", "run_root", "data_root", "compile_cache", "slurm.partition",
+    "slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir",
+    "slurm.data_partition", "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
+    "data.labelled.label", "data.labelled.task", "data.model", "data.labelled.eval", "container.image",
     "container.workdir", "container.python",
 )  # fmt: skip
 
@@ -158,6 +158,8 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 "expanded"
             )
     _check_container(tree)
+    if tree["stage_python"]:
+        _check_staging(tree)
     for user in tree["compile_trust"]:
         if not re.fullmatch(r"[^\s-]\S*", user):
             raise ConfigError(f"compile_trust names {user!r}: it must be a user's name")
@@ -196,6 +198,25 @@ def _check_container(tree: Mapping[str, Any]) -> None:
     for key in ("run_root", "data_root", "compile_cache"):
         if tree[key] and "://" not in tree[key] and not MOUNTABLE.fullmatch(tree[key]):
             raise ConfigError(f"{key} is {tree[key]!r}: a container mounts {MOUNTABLE_WORDS}")
+
+
+def _check_staging(tree: Mapping[str, Any]) -> None:
+    """Refuse a copy of an environment on nodes where it is not known which, or none is used."""
+    place, python = tree["stage_python"], tree["python"]
+    if not place.startswith("/"):
+        raise ConfigError(
+            f"stage_python is {place!r}: it must be absolute, on the nodes' own disks"
+        )
+    if tree["container"]["image"] is not None:
+        raise ConfigError(
+            "stage_python is set, but with container.image workers use the image's Python: "
+            "set one of them to null"
+        )
+    if tree["scheduler"] == "slurm" and not python.startswith("/"):
+        raise ConfigError(
+            f"stage_python is set, but python is {python!r}: it must be the absolute path of the "
+            "environment's bin/python"
+        )
 
 
 def _check_environment(prefix: str, env: Mapping[str, str]) -> None:

@@ -36,6 +36,7 @@ def check_here(job: Job) -> list[str]:
     plan = _plan_of(job)
     _check_data(job, plan)
     found = [*_python(job), *_first_parameters(job, plan)]
+    _check_staging(job)
     if job.profile.container.image:  # what is installed, and which Python starts it, are its own
         return [*found, *_container(job)]
     return [*found, *_packages(job, plan)]
@@ -92,6 +93,18 @@ def _python(job: Job) -> Iterator[str]:
         raise SubmitError(f"{python} {problem}: set python: in the profile {job.cluster}")
     if there or near:
         yield f"python: {python} {problem} on this host; the nodes need it"
+
+
+def _check_staging(job: Job) -> None:
+    """Refuse to copy the environment of a Python that this host sees to be the system's."""
+    python = Path(find_python(job) if job.local else job.profile.python)
+    above = python.parent.parent
+    signs = any((above / sign).exists() for sign in ("pyvenv.cfg", "conda-meta"))
+    if job.profile.stage_python and python.exists() and not signs:
+        raise SubmitError(
+            f"stage_python is set, but {python} is in no environment of venv or conda: "
+            "set python: to one's bin/python, or stage_python to null"
+        )
 
 
 def _container(job: Job) -> Iterator[str]:
