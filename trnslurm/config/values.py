@@ -63,8 +63,8 @@ _NOT_EMPTY = (
     "python", "stage_python", "run_root", "data_root", "compile_cache", "slurm.partition",
     "slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir",
     "slurm.data_partition", "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
-    "data.labelled.label", "data.labelled.task", "data.model", "data.labelled.eval", "container.image",
-    "container.workdir", "container.python",
+    "data.labelled.label", "data.labelled.task", "data.model", "data.labelled.eval",
+    "container.image", "container.workdir", "container.python",
 )  # fmt: skip
 
 
