@@ -53,6 +53,14 @@ def no_job_is_left(two: Sandbox) -> bool:
     return not two.slurm("squeue", "--noheader").ok
 
 
+def test_bridge_keeps_its_address(two: Sandbox) -> None:
+    """It takes none of the nodes' addresses, which would change it as they come and go."""
+    lines = two.trnslurm("exec", "--", "ip", "-o", "link", "show").ok.splitlines()
+    found = {line.split()[1]: line.split("link/ether ")[1].split()[0] for line in lines[1:]}
+    assert set(found) == {"cluster:", "node1@if2:", "node2@if2:"}
+    assert len(set(found.values())) == 3
+
+
 # exec
 
 

@@ -23,6 +23,7 @@ from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 
 _NODES_S = 90
 _POLL_S = 0.1
+_BRIDGE_MAC = "02:77:10:00:00:01"  # locally administered
 # A reboot is seen if it is later than the node's last word, in whole seconds, as slurmctld took it.
 _DARK_S = 2.1
 _SLURMCTLD_PORT = 6820
@@ -119,7 +120,10 @@ class Cluster:
     def _network(self) -> None:
         socket.sethostname(HEAD)
         run(["ip", "link", "set", "lo", "up"])
-        run(["ip", "link", "add", BRIDGE, "type", "bridge"])
+        # Without an address of its own it takes the lowest of its ports', which changes as nodes are
+        # plugged in; those that know the previous one lose slurmctld for up to 3 s
+        # (br_stp_recalculate_bridge_id in Linux's net/bridge/br_stp_if.c).
+        run(["ip", "link", "add", BRIDGE, "address", _BRIDGE_MAC, "type", "bridge"])
         run(["ip", "address", "add", f"{HEAD_ADDRESS}/{PREFIX_BITS}", "dev", BRIDGE])
         run(["ip", "link", "set", BRIDGE, "up"])
 
