@@ -38,10 +38,10 @@ def test_bad_name_in_the_environment(cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert cli("sandbox", "status").error.startswith("sandbox name 'Bad': ")
 
 
-@pytest.mark.parametrize("nodes", [-1, 0, 65, 10**9])
+@pytest.mark.parametrize("nodes", [-1, 0, 129, 10**9])
 def test_bad_number_of_nodes(cli, nodes: int) -> None:
     done = cli(*UP, f"--nodes={nodes}")
-    assert (done.code, done.error) == (1, f"--nodes {nodes}: a sandbox has 1 to 64 nodes")
+    assert (done.code, done.error) == (1, f"--nodes {nodes}: a sandbox has 1 to 128 nodes")
 
 
 @pytest.mark.parametrize("users", [-1, 9])

@@ -24,6 +24,7 @@ from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
 _NODES_S = 90
 _POLL_S = 0.1
 _BRIDGE_MAC = "02:77:10:00:00:01"  # locally administered
+_MOST_NAMED = 4
 # A reboot is seen if it is later than the node's last word, in whole seconds, as slurmctld took it.
 _DARK_S = 2.1
 _SLURMCTLD_PORT = 6820
@@ -204,10 +205,9 @@ class Cluster:
         self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
 
     def _power_on(self) -> None:
-        for node in self._nodes:
-            node.power_on()
-        for node in self._nodes:
-            node.connect()
+        for step in (NodeLink.power_on, NodeLink.plug_in, NodeLink.connect):
+            for node in self._nodes:
+                step(node)
 
     def _wait_for_nodes(self) -> None:
         sinfo = [*self._user, str(self._host.client_dir / "sinfo")]
@@ -219,13 +219,19 @@ class Cluster:
                 self._slurmctld_listens()  # newer ones listen before they fail to load a plugin
                 raise
             rows = [line.split("|", 2) for line in text.splitlines()]
-            unready = [f"{name} is {state} ({why})" for name, state, why in rows if state != "idle"]
+            unready = {
+                name: f"{name} is {state} ({why})" for name, state, why in rows if state != "idle"
+            }
             if not unready:
                 return
             for node in self._nodes:
-                node.order(do="slurmd-check")
+                if node.name in unready:
+                    node.order(do="slurmd-check")
             if time.monotonic() > deadline:
-                raise BootError(f"{', '.join(unready)} after {_NODES_S} s")
+                some = ", ".join(list(unready.values())[:_MOST_NAMED])
+                more = len(unready) - _MOST_NAMED
+                also = f" and {more} more" if more > 0 else ""
+                raise BootError(f"{some}{also} after {_NODES_S} s")
             time.sleep(_POLL_S)
 
     def _node_order(self, node: NodeLink, action: str, order: dict[str, Any]) -> str:
@@ -238,6 +244,7 @@ class Cluster:
                     node.power_off()
                     time.sleep(_DARK_S)
                 node.power_on(rebooted=True)
+                node.plug_in()
                 node.connect()
                 return "rebooted" if action == "reboot" else "powered on"
             case "link-down" | "link-up":

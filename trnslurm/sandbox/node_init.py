@@ -38,18 +38,18 @@ class Node:
     def obey(self, order: dict[str, Any]) -> str:
         """Carry out one order; return what was done, or raise ValueError with why not."""
         match order["do"]:
-            case "network":
-                return self._network(order["address"], order["bits"])
-            case "munge":
+            case "boot":
+                self._network(order["address"], order["bits"])
                 own, heads = order["sockets"]
-                self._munged = (order["command"], Path(own), Path(heads))
-                return self._munge(*self._munged)
+                self._munged = (order["munged"], Path(own), Path(heads))
+                self._munge(*self._munged)
+                return self._start(["-b"] if order["rebooted"] else [])
             case "slurmd-start":
                 self.reap()
                 if not self._munged_pid:  # killed with everything else; slurmd needs it
                     subprocess.run(["umount", self._munged[2]], check=True)
                     self._munge(*self._munged)
-                return self._start(["-b"] if order.get("rebooted") else [])
+                return self._start([])
             case "slurmd-kill":
                 return self._kill()
             case "slurmd-check":
@@ -72,18 +72,18 @@ class Node:
                 if pid == self._munged_pid:
                     self._munged_pid = 0
 
-    def _network(self, address: str, bits: int) -> str:
-        for words in (
-            ["link", "set", "lo", "up"],
-            ["address", "add", f"{address}/{bits}", "dev", "eth0"],
-            ["link", "set", "eth0", "up"],
-        ):
-            done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ValueError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-        return "connected"
+    @staticmethod
+    def _network(address: str, bits: int) -> None:
+        """Set the address; one process for all three, as each costs what all do."""
+        lines = ("link set lo up", f"address add {address}/{bits} dev eth0", "link set eth0 up")
+        done = subprocess.run(
+            ["ip", "-batch", "-"], input="".join(f"{line}\n" for line in lines),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise ValueError(f"ip: {' '.join(done.stderr.split())}")
 
-    def _munge(self, command: list[str], own: Path, heads: Path) -> str:
+    def _munge(self, command: list[str], own: Path, heads: Path) -> None:
         """Start the node's munged, in the place of the head node's."""
         own.unlink(missing_ok=True)  # of before a reboot
         with self._log.open("ab") as log:

@@ -30,38 +30,45 @@ class NodeLink:
     ) -> None:  # fmt: skip
         self._layout = layout
         self._number = number
-        self._name = name
+        self.name = name
         self._munged = list(munged)
         self._slurmd = [*slurmd, "-D", "-N", name]
         self._process: subprocess.Popen[str] | None = None
 
     def power_on(self, *, rebooted: bool = False) -> None:
-        """Start the first process in new namespaces; `connect` then waits for it."""
+        """Start the first process in new namespaces; `plug_in` waits for it."""
         if self._process:
-            raise BootError(f"{self._name} is on already")
+            raise BootError(f"{self.name} is on already")
         self._rebooted = rebooted
         program = [sys.executable, "-m", "trnslurm.sandbox.node_init"]
-        log = self._layout.log / f"{self._name}.out"
+        log = self._layout.log / f"{self.name}.out"
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*_UNSHARE, "--propagation=slave", *program, self._name, log, *self._slurmd],
+                [*_UNSHARE, "--propagation=slave", *program, self.name, log, *self._slurmd],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 start_new_session=True,
             )  # fmt: skip
 
-    def connect(self) -> None:
-        """Wait for the first process, plug in the cable, and start slurmd."""
-        assert self._process
+    def plug_in(self) -> None:
+        """Wait for the first process, plug in the cable, and have it start munged and slurmd.
+
+        `connect` waits for these, so that nodes start theirs side by side.
+        """
         inner = self._answer()
         replace_text(self._layout.node_pid(self._number), f"{inner}\n")
-        cable, pid = self._cable, str(self._process.pid)
+        cable, pid = self._cable, str(self._on().pid)
         run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid])
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
-        self.order(do="network", address=node_address(self._number), bits=PREFIX_BITS)
         own, head = f"munge-{self._number}.sock", "munge.sock"
-        sockets = [str(self._layout.run / name) for name in (own, head)]
-        self.order(do="munge", command=self._munged, sockets=sockets)
-        self.order(do="slurmd-start", rebooted=self._rebooted)
+        self._send(
+            do="boot", address=node_address(self._number), bits=PREFIX_BITS, munged=self._munged,
+            sockets=[str(self._layout.run / name) for name in (own, head)],
+            rebooted=self._rebooted,
+        )  # fmt: skip
+
+    def connect(self) -> None:
+        """Wait until the node's slurmd is started."""
+        self._answer()
 
     def power_off(self) -> None:
         """End everything on the node at once."""
@@ -85,9 +92,7 @@ class NodeLink:
 
     def order(self, **words: Any) -> str:
         """Give the first process an order; return its answer."""
-        stream = _open(self._on().stdin)
-        stream.write(json.dumps(words) + "\n")
-        stream.flush()
+        self._send(**words)
         return self._answer()
 
     def ended(self, pids: set[int]) -> None:
@@ -110,15 +115,20 @@ class NodeLink:
 
     def _on(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise BootError(f"{self._name} is off: power-on starts it")
+            raise BootError(f"{self.name} is off: power-on starts it")
         return self._process
+
+    def _send(self, **words: Any) -> None:
+        stream = _open(self._on().stdin)
+        stream.write(json.dumps(words) + "\n")
+        stream.flush()
 
     def _answer(self) -> str:
         stream = _open(self._on().stdout)
         ready, _, _ = select.select([stream], [], [], _ANSWER_S)
         line = stream.readline() if ready else ""
         if not line:
-            raise BootError(f"{self._name} does not answer: see {self._layout.log}")
+            raise BootError(f"{self.name} does not answer: see {self._layout.log}")
         answer: dict[str, str] = json.loads(line)
         if "error" in answer:
             raise BootError(answer["error"])

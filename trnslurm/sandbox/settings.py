@@ -11,7 +11,7 @@ from typing import Any
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.errors import SandboxError
 
-MAX_NODES = 64
+MAX_NODES = 128
 HEAD = "head-node"
 HEAD_ADDRESS = "10.77.0.1"
 PARTITION = "compute"
