@@ -121,8 +121,8 @@ class Cluster:
     def _network(self) -> None:
         socket.sethostname(HEAD)
         run(["ip", "link", "set", "lo", "up"])
-        # Without an address of its own it takes the lowest of its ports', which changes as nodes are
-        # plugged in; those that know the previous one lose slurmctld for up to 3 s
+        # Without an address of its own it takes the lowest of its ports', which changes as nodes
+        # are plugged in; those that know the previous one lose slurmctld for up to 3 s
         # (br_stp_recalculate_bridge_id in Linux's net/bridge/br_stp_if.c).
         run(["ip", "link", "add", BRIDGE, "address", _BRIDGE_MAC, "type", "bridge"])
         run(["ip", "address", "add", f"{HEAD_ADDRESS}/{PREFIX_BITS}", "dev", BRIDGE])
