@@ -98,7 +98,6 @@ class Node:
         process.returncode = 0  # reap() waits for it, not Popen
         self._munged_pid = process.pid
         subprocess.run(["mount", "--bind", own, heads], check=True)
-        return "munged started"
 
     def _start(self, options: list[str]) -> str:
         if self._pid:
