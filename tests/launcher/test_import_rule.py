@@ -102,6 +102,7 @@ FLOORS = [
     "cluster",
     "submit",
     "api",
+    "report",
     "cli",
     "__main__",
 ]

@@ -276,8 +276,8 @@ def _options() -> list[tuple[str, str]]:
 
 
 BENIGN = {
-    "RECIPE": "toy", "RUN": "last", "TARGET": "toy", "KEYS": "0123", "COMMAND": "true",
-    "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine", "SWEEP": "last",
+    "RECIPE": "toy", "RUN": "last", "RUNS": "last", "TARGET": "toy", "KEYS": "0123",
+    "COMMAND": "true", "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine", "SWEEP": "last",
 }  # fmt: skip
 
 

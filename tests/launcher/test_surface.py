@@ -45,6 +45,7 @@ SURFACE = {
     "status": "RUN --lowest --highest --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "metrics": "RUN -n/--lines --path --json",
+    "report": "RUNS -o/--output --png --path",
     "triage": "RUN --phase --attempt --path --json",
     "cancel": "RUN --now --path --json",
     "exec": "RUN --node COMMAND --path",

@@ -25,6 +25,7 @@ _COMMANDS = {
     "status": ("runs", "Show the state of a run or a sweep, and why."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print the numbers of each step, or of each run of a sweep."),
+    "report": ("report", "Write a page about a run, or about several beside each other."),
     "triage": ("triage", "Show which rank failed first, why, and what to do."),
     "cancel": ("runs", "Cancel a run or a sweep, and what waits for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -70,6 +70,8 @@ class Record:
     precompile: Mapping[str, Any] = field(default_factory=dict)
     """Its graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Key of its configuration -> where the value is from, if that was known and is no default."""
     earlier: Mapping[str, int] = field(default_factory=dict)
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
@@ -211,28 +213,36 @@ class RunDir(RunFiles):
         return dict(cleaned(next(losses, {}) | newest))
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the line of metrics.jsonl that counts for each step, in the order of steps.
+        """Return the line of metrics.jsonl that counts for each step, in the order of steps."""
+        return counting(self.lines())
 
-        An attempt that resumes from a checkpoint undoes everything after it, including the steps
-        that it has not reached yet.
-        """
+    def lines(self) -> list[dict[str, Any]]:
+        """Return every line of metrics.jsonl that tells of a step."""
         try:
-            lines = [
+            return [
                 line
                 for line in read_json_lines(self.metrics_file)
                 if isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
             ]
         except FileNotFoundError:
             return []
-        counting: list[dict[str, Any]] = []
-        attempt = None
-        # By attempt, because an old one that is still alive may write between a newer one's lines.
-        for line in sorted(lines, key=lambda line: line["attempt"]):
-            if line["attempt"] != attempt:
-                attempt, first = line["attempt"], line["step"]
-                counting = [done for done in counting if done["step"] < first]
-            counting.append(line)
-        return counting
+
+
+def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the line that counts for each step.
+
+    An attempt that resumes from a checkpoint undoes everything after it, including the steps that
+    it has not reached yet.
+    """
+    found: list[dict[str, Any]] = []
+    attempt = None
+    # By attempt, because an old one that is still alive may write between a newer one's lines.
+    for line in sorted(lines, key=lambda line: line["attempt"]):
+        if line["attempt"] != attempt:
+            attempt, first = line["attempt"], line["step"]
+            found = [done for done in found if done["step"] < first]
+        found.append(line)
+    return found
 
 
 class ReadOnce(RunDir):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Job:
     """The recipe's directory, whose git state is recorded."""
     precompile: str
     """As in the recipe: auto, always or never."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key -> where its value is from, if that is no default. Unknown of a bundle."""
 
     @property
     def local(self) -> bool:
@@ -101,6 +103,11 @@ def make_job(
         source_dir=str(config.code_dir),
         profile=config.cluster,
         precompile=config.recipe.precompile,
+        origins={
+            key: f"{origin.layer}: {origin.source}"
+            for key, origin in config.origins.items()
+            if origin.layer != "default"
+        },
     )
 
 

@@ -272,4 +272,5 @@ def _record(
         values=part.values if part else {},
         behind=part.behind.name if part and part.behind else "",
         precompile=need.record(),
+        origins=job.origins,
     )

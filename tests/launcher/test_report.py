@@ -1,0 +1,313 @@
+"""report: what a page tells of a run is what the run's files say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from trnslurm.report.history import (
+    COMPILING,
+    ENDING,
+    STARTING,
+    TRAINING,
+    UNDONE,
+    History,
+    seconds_of,
+)
+from trnslurm.report.page import write_report
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import run_status
+
+BEGAN = seconds_of("2026-01-01T10:00:00Z") or 0.0
+HOUR = 3600
+# By the clock, in minutes: 10 to compile, 5 to start, 30 steps of a minute, 3 to end; then, on one
+# node, 5 to start and steps 21 to 40, of which the first is a second time the 21st.
+STATES = {
+    "precompile": [
+        {"state": "COMPLETED", "started": "2026-01-01T10:00:00Z", "ended": "2026-01-01T10:10:00Z"}
+    ],
+    "train": [
+        {"state": "NODE_FAIL", "started": "2026-01-01T10:10:00Z", "ended": "2026-01-01T10:48:00Z",
+         "reason": "a node <failed>"},
+        {"state": "COMPLETED", "started": "2026-01-01T11:00:00Z", "ended": "2026-01-01T11:27:00Z",
+         "hosts": "node-1"},
+    ],
+}  # fmt: skip
+
+
+def line(attempt: int, step: int, minute: float, **more: float) -> dict[str, float]:
+    """What a step says; `minute` is when it ended, after the first start."""
+    told = {"loss": 5 - step / 10, "lr": 0.001, "tokens_per_s": 1000.0 + step, "compute_s": 50.0}
+    head = {"attempt": attempt, "step": step, "steps": 40, "samples": 8 * step, "step_s": 60.0}
+    return {**head, "time": BEGAN + 60 * minute, **told, **more}
+
+
+@pytest.fixture
+def interrupted(make_run: Callable[..., RunDir], cli, tmp_path: Path) -> History:
+    """A run that lost a node at step 30, and ended on one node from the checkpoint of step 20."""
+    run = make_run(
+        states=STATES, nodes=1, origins={"train.lr": "command line: --set"},
+        history=({"nodes": 2, "jobs": {}, "state": "NODE_FAIL", "reason": "",
+                  "resumed": "2026-01-01T10:55:00Z"},),
+    )  # fmt: skip
+    first = [line(1, step, 15 + step) for step in range(1, 31)]
+    first[19]["checkpoint_s"] = 0.5
+    second = [line(2, step, 65 + step - 20) for step in range(21, 41)]
+    second[-1]["eval_loss"] = 0.75
+    run.metrics_file.write_text("".join(f"{json.dumps(each)}\n" for each in (*first, *second)))
+    bundle = tmp_path / "bundle"
+    args = ("gpt2_zero1", "--preset", "xl", "--cluster", "pc", "--set", "steps=40")
+    assert cli("render", *args, "-o", str(bundle)).code == 0
+    for name in ("config.yaml", "plan.json"):
+        shutil.copy(bundle / name, run.path)
+    return History(run, run.record(), run_status(run))
+
+
+def test_where_the_time_went(interrupted) -> None:
+    compiled, first, second = interrupted.stays
+    minutes = [(what, (start - BEGAN) / 60, (end - BEGAN) / 60) for what, start, end in first.parts]
+    assert [part[0] for part in compiled.parts] == [COMPILING]
+    assert minutes == [
+        (STARTING, 10, 15), (TRAINING, 15, 35), (UNDONE, 35, 45), (ENDING, 45, 48),
+    ]  # fmt: skip
+    assert [part[0] for part in second.parts] == [STARTING, TRAINING, ENDING]
+    assert [stay.nodes for stay in interrupted.stays] == [2, 2, 1]
+    assert [stay.redone for stay in interrupted.stays] == [0, 10, 0]
+
+
+def test_what_it_cost(interrupted) -> None:
+    assert interrupted.node_hours() == pytest.approx((2 * 10 + 2 * 38 + 27) / 60)
+    kinds = [part[0] for stay in interrupted.stays for part in stay.parts]
+    assert sum(map(interrupted.node_hours, set(kinds))) == pytest.approx(interrupted.node_hours())
+    # Ten minutes of steps and three of its end on two nodes, and five to start again on one.
+    assert interrupted.lost_node_hours == pytest.approx((2 * 13 + 5) / 60)
+    assert interrupted.price_per_hour == 21.50
+
+
+def test_a_run_that_lives_ends_now_and_one_that_is_lost_when_it_last_spoke(make_run) -> None:
+    begun = {"state": "RUNNING", "started": "2026-01-01T10:10:00Z"}
+    run = make_run(states={"train": [begun]}, scheduler="local", jobs={}, phases=("train",))
+    run.metrics_file.write_text(json.dumps(line(1, 1, 20)))
+    history = History(run, run.record(), run_status(run))
+    assert history.status.final
+    assert history.stays[0].ended == BEGAN + 20 * 60
+
+
+def test_a_step_without_a_time_and_numbers_that_are_none_do_no_harm(make_run, tmp_path) -> None:
+    run = make_run(states={"train": STATES["train"][:1]}, phases=("train",))
+    lines = [
+        '{"attempt": 1, "step": 1, "loss": NaN, "time": "soon", "compute_s": null}',
+        '{"attempt": 1, "step": 2, "loss": Infinity, "$x^$": 1, "checkpoint_s": 1}',
+        '{"attempt": 1, "step": 3, "loss": 2.5, "time": -1e300, "lr": true, "a/../b": 4}',
+    ]
+    run.metrics_file.write_text("\n".join(lines))
+    history = History(run, run.record(), run_status(run))
+    files = write_report([history], tmp_path / "page.html", pictures=True)
+    assert {f.parent for f in files} == {tmp_path}
+    assert {"page-x.png", "page-a-b.png", "page-loss.png"} <= {f.name for f in files}
+
+
+class Cells(HTMLParser):
+    """The tables of a page: title -> rows of texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self._title, self._in = "", ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in = tag
+        if tag in ("h2", "summary"):
+            self._title = ""
+        elif tag == "tr":
+            self.tables.setdefault(self._title.strip(), []).append([])
+        elif tag in ("td", "th"):
+            self.tables[self._title.strip()][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._in in ("h2", "summary"):
+            self._title += data
+        elif self._in in ("td", "th"):
+            self.tables[self._title.strip()][-1][-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+
+def test_the_numbers_of_the_page_are_those_of_the_metrics(interrupted, tmp_path) -> None:
+    write_report([interrupted], tmp_path / "page.html", pictures=False)
+    page = (tmp_path / "page.html").read_text()
+    tables = Cells(page).tables
+    header, *rows = tables["Steps"]
+    told = [dict(zip(header, row, strict=True)) for row in rows]
+    counting = interrupted.run.steps()
+    assert [(row["step"], row["attempt"]) for row in told] == [
+        (str(each["step"]), str(each["attempt"])) for each in counting
+    ]
+    assert [row["loss"] for row in told] == [f"{each['loss']:.4f}" for each in counting]
+    assert told[0]["time (UTC)"] == "2026-01-01 10:16:00"
+    assert told[-1]["eval_loss"] == "0.7500" and told[0]["eval_loss"] == "-"
+    _, first, second, third = tables["Attempts"]
+    assert first[4:] == ["10 min 00 s", "", "", ""]
+    assert second[2] == "NODE_FAIL: a node <failed>"
+    assert second[4:] == ["38 min 00 s", "1 – 30", "10", "0.517"]
+    assert third[4:] == ["27 min 00 s", "21 – 40", "", ""]
+    spent = {row[0]: row[1:] for row in tables["Where the node-hours went"]}
+    assert spent["steps that count"] == ["1.0", "48.8%", "$22"]
+    assert spent["all"] == ["2.0", "100.0%", "$44"]
+    ran = {row[0]: row[1:] for row in tables["Batch: the plan, and what ran"]}
+    assert ran["nodes"] == ["1", "1, 2"] and ran["steps"] == ["40", "40"]
+    assert ["train.lr", "0.00015", "command line: --set"] in tables["Configuration"]
+    assert "a node <failed>" not in page  # it is text, and no tag
+    assert "<script" not in page and "http:" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+
+
+def test_the_same_run_has_the_same_figures(interrupted, tmp_path) -> None:
+    texts = []
+    for name in ("a.html", "b.html"):
+        write_report([interrupted], tmp_path / name, pictures=False)
+        texts.append(re.sub("<p class=.soft.>Made .*", "", (tmp_path / name).read_text()))
+    assert texts[0] == texts[1]
+
+
+def test_runs_beside_each_other(interrupted, make_run, cli, tmp_path: Path) -> None:
+    other = make_run("20260102-000000-gpt", states=STATES)
+    other.metrics_file.write_text(json.dumps(line(1, 1, 20, f1=0.5)))
+    config = (interrupted.run.path / "config.yaml").read_text()
+    (other.path / "config.yaml").write_text(config.replace("\n  seed: 1234\n", "\n  seed: 4321\n"))
+    page = tmp_path / "both.html"
+    names = [interrupted.run.name, other.name]
+    done = cli("report", *names, "-o", str(page))
+    assert (done.code, done.out) == (0, f"Wrote {page}\n")
+    tables = Cells(page.read_text()).tables
+    header, *rows = tables["Runs"]
+    assert [row[:1] for row in rows] == [[name] for name in names]
+    assert [row[header.index("loss")] for row in rows] == ["1.0000", "4.9000"]
+    assert [row[header.index("f1")] for row in rows] == ["-", "0.5"]
+    assert tables["Configuration that differs"] == [["key", *names], ["seed", "1234", "4321"]]
+
+
+def test_the_page_is_named_after_its_run_and_pictures_after_the_page(
+    interrupted, cli, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = interrupted.run.name
+    done = cli("report", name, "--png")
+    written = [row.removeprefix("Wrote ") for row in done.out.splitlines()]
+    assert written[0] == f"{name}.html" and f"{name}-timeline.png" in written
+    assert {*written} == {p.name for p in tmp_path.iterdir() if p.is_file()}
+    for picture in written[1:]:
+        pixels = image.imread(picture)
+        assert pixels.shape[0] > 100 and pixels.std() > 0.01
+
+
+def test_wrong_words(interrupted, cli, tmp_path) -> None:
+    assert cli("report").code == 2
+    assert "no run 'nobody'" in cli("report", "nobody").error
+    missing = tmp_path / "none/page.html"
+    done = cli("report", interrupted.run.name, "-o", str(missing))
+    assert done.code == 1 and f"there is no directory {missing.parent}" in done.error
+
+
+def test_a_run_that_has_not_begun(make_run, cli, tmp_path) -> None:
+    run = make_run(refused="sbatch: no", jobs={})
+    page = tmp_path / "page.html"
+    assert cli("report", run.name, "-o", str(page)).code == 0
+    text = page.read_text()
+    assert "FAILED" in text and "<svg" not in text
+
+
+def test_without_matplotlib_it_says_what_to_install(interrupted, tmp_path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('none here')")
+    done = subprocess.run(
+        [sys.executable, "-m", "trnslurm", "report", str(interrupted.run.path), "-o", "page.html"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "error: a report needs matplotlib: pip install 'trnslurm[report]'\n"
+    assert not (tmp_path / "page.html").exists()
+
+
+class Chromium:
+    """A browser without a screen that opens one page at a time."""
+
+    def __init__(self, program: str, place: Path) -> None:
+        self._program, self._place = program, place
+        self.said = ""
+        """What the console said of the page that was opened last."""
+
+    def open(self, page: Path, *options: str) -> str:
+        """Open a page, and return what it printed."""
+        argv = [
+            self._program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+            f"--user-data-dir={self._place}", "--enable-logging=stderr", "--v=0", *options,
+            page.as_uri(),
+        ]  # fmt: skip
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=True)
+        self.said = "\n".join(row for row in done.stderr.splitlines() if "CONSOLE" in row)
+        return done.stdout
+
+    def picture(self, page: Path, width: int, *options: str) -> image.np.ndarray:
+        """Return the page's pixels: rows of columns of red, green and blue, 0 to 255."""
+        file = self._place / "page.png"
+        self.open(page, f"--window-size={width},2600", f"--screenshot={file}", *options)
+        return (image.imread(file)[:, :, :3] * 255).round()
+
+
+@pytest.fixture
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not program:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    return Chromium(program, tmp_path_factory.mktemp("chromium"))
+
+
+def has(pixels, colour: str) -> int:
+    """How many pixels have a colour."""
+    rgb = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return int((pixels == rgb).all(axis=2).sum())
+
+
+def test_a_browser_shows_it_in_light_in_dark_and_on_a_phone(
+    interrupted, chromium, tmp_path
+) -> None:
+    page = tmp_path / "page.html"
+    write_report([interrupted], page, pictures=False)
+    light = chromium.picture(page, 1200)
+    assert chromium.said == ""
+    dark = chromium.picture(page, 1200, "--blink-settings=preferredColorScheme=0")
+    phone = chromium.picture(page, 390)
+    assert light.shape[1] == 1200 and phone.shape[1] == 390
+    assert has(light, "#f6f7f9") > 100_000 and has(dark, "#15181c") > 100_000
+    assert not has(light, "#15181c") and not has(dark, "#f6f7f9")
+    for pixels, training, undone in (
+        (light, "#009e73", "#d55e00"), (dark, "#2cc797", "#ff8a3d"), (phone, "#009e73", "#d55e00"),
+    ):  # fmt: skip
+        # Of the bars of the timeline; on two nodes ten minutes were undone, and forty were not.
+        assert has(pixels, training) > 2 * has(pixels, undone) > 200
+    told = page.read_text()
+    assert Cells(chromium.open(page, "--dump-dom")).tables == Cells(told).tables
+    # Nothing is wider than a phone. A script may look at a copy only: the page allows none.
+    spy = "<script>document.title = [document.documentElement.scrollWidth, innerWidth]</script>"
+    copy = tmp_path / "copy.html"
+    copy.write_text(re.sub("<meta http-equiv[^>]*>", "", told) + spy)
+    dom = chromium.open(copy, "--dump-dom", "--window-size=390,800")
+    found = re.search(r"<title>(\d+),(\d+)</title>", dom)
+    assert found and found[1] == found[2] and int(found[2]) <= 500
+    page.write_text(told + spy)
+    chromium.open(page, "--dump-dom")
+    assert "Content Security Policy" in chromium.said

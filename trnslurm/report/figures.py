@@ -1,0 +1,305 @@
+"""The figures of a report, drawn with matplotlib: as SVG in the page's colours, and as PNG."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trnslurm.errors import TrnslurmError
+from trnslurm.report.history import (
+    COMPILING,
+    ENDING,
+    PREPARING,
+    STARTING,
+    TRAINING,
+    UNDONE,
+    History,
+    Point,
+    Stay,
+    is_number,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+# Light colours, which PNGs have; on the page each is a variable, which the dark theme sets anew.
+_INK, _GRID = "#3c4149", "#dfe2e7"
+# Okabe and Ito's, which people who see colours differently can tell apart; yellow is too pale.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#8c564b")
+PARTS = {
+    COMPILING: "#cc79a7", PREPARING: "#cc79a7", STARTING: "#e69f00", TRAINING: "#009e73",
+    UNDONE: "#d55e00", ENDING: "#7f7f7f",
+}  # fmt: skip
+_MOST_POINTS = 2000
+_SIZE = (5.4, 2.7)
+_STEP_PARTS = {
+    "compute_s": "compute", "collectives_s": "collectives", "data_s": "data",
+    "eval_s": "evaluation", "checkpoint_s": "saving",
+}  # fmt: skip
+_TITLES = {
+    "loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate",
+    "tokens_per_s": "Tokens per second", "samples_per_s": "Samples per second",
+}  # fmt: skip
+# Of our own numbers, those that have a figure of their own, are told with another, or never change.
+_TOLD = {
+    *_TITLES, *_STEP_PARTS, "attempt", "step", "steps", "time", "samples", "eval_loss", "step_s",
+    "tokens_per_s_per_device", "padding", "graphs", "late_graphs", "host_memory_mb", "perplexity",
+    "device_memory_mb", "mfu",
+}  # fmt: skip
+_MOST_OWN = 6
+_MOST_KEYS = 12
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, its name in files, and what it shows."""
+
+    name: str
+    title: str
+    about: str
+    draw: Callable[[Figure], None]
+    keys: Sequence[tuple[str, str]] = ()
+    """Colour and text of each thing in it, which the page writes below."""
+
+
+def drawings(runs: Sequence[History]) -> list[Drawing]:
+    """Return what there is to draw of these runs; of one run also where its time went."""
+    found = [_curves(runs, "loss", "step")]
+    if any(run.series("loss") for run in runs):
+        found.append(_curves(runs, "loss", "time"))
+    speed = "tokens_per_s" if any(run.series("tokens_per_s") for run in runs) else "samples_per_s"
+    found += [_curves(runs, name, "step") for name in ("grad_norm", "lr", speed)]
+    found += [_curves(runs, name, "step") for name in own_numbers(runs)]
+    if len(runs) == 1:
+        found += [_step_time(runs[0]), _timeline(runs[0])]
+    return [each for each in found if each.keys]
+
+
+def own_numbers(runs: Sequence[History]) -> list[str]:
+    """Return what only these runs tell: scores of a task, numbers of a script of one's own."""
+    names = [name for run in runs for name in run.last if name not in _TOLD]
+    return list(dict.fromkeys(names))[:_MOST_OWN]
+
+
+def colour_of(number: int) -> str:
+    """Return the colour of a run in figures of several."""
+    return SERIES[number % len(SERIES)]
+
+
+def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
+    """Return a metric of each run, over steps or time; of one run's loss what is undone too."""
+    several = len(runs) > 1
+    series = [_thinned(run.series(name)) for run in runs]
+    held_out = [run.series("eval_loss") if name == "loss" else [] for run in runs]
+    undone = _undone(runs[0]) if name == "loss" and over == "step" and not several else []
+    keys = [(colour_of(n), run.label) for n, run in enumerate(runs) if series[n]]
+    if not several and keys:
+        keys = [(SERIES[0], "training")] if held_out[0] or undone else [(SERIES[0], "")]
+        keys += [(SERIES[1], "held out")] if held_out[0] else []
+        keys += [("#7f7f7f", "undone and trained again")] if undone else []
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        factor, unit = _unit(_longest(runs)) if over == "time" else (1.0, "step")
+        unit += " since the first start" if over == "time" else ""
+
+        def plot(number: int, points: Sequence[Point], colour: str, **how: Any) -> None:
+            zero = runs[number].stays[0].began if over == "time" and runs[number].stays else 0.0
+            for _, each in itertools.groupby(points, lambda p: p[3] if over == "time" else 0):
+                stretch = [*each]  # nothing was told between two attempts
+                x = [(p[1] - zero) * factor if over == "time" else p[0] for p in stretch]
+                axes.plot(x, [p[2] for p in stretch], color=colour, ms=3, **how)
+
+        for line in undone:
+            plot(0, line, "#7f7f7f", lw=1, ls=":")
+        for number, points in enumerate(series):
+            marker = "o" if len(points) == 1 else None
+            plot(number, points, colour_of(number), lw=1.4, marker=marker)
+            colour = colour_of(number) if several else SERIES[1]
+            plot(number, held_out[number], colour, lw=0.8, ls="--", marker="o")
+        axes.set_xlabel(unit)
+        _tidy(axes)
+
+    title = _TITLES.get(name, name)
+    return Drawing(
+        name=re.sub(r"\W+", "-", f"{name}-over-time" if over == "time" else name).strip("-"),
+        title=f"{title} over time" if over == "time" else title,
+        about="dashed: held out" if several and any(held_out) else "",
+        draw=draw, keys=keys,
+    )  # fmt: skip
+
+
+def _step_time(run: History) -> Drawing:
+    """Return what the time of a step goes into."""
+    lines = _thinned([line for line in run.steps if "compute_s" in line])
+
+    def seconds(line: Mapping[str, Any], name: str) -> float:
+        return float(line[name]) if is_number(line.get(name)) else 0.0
+
+    names = [name for name in _STEP_PARTS if any(seconds(line, name) for line in lines)]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        values = [[seconds(line, name) for line in lines] for name in names]
+        axes.stackplot(
+            [line["step"] for line in lines], *values, colors=SERIES[: len(names)], lw=0, alpha=0.85
+        )
+        whole = sorted(map(sum, zip(*values, strict=True)))
+        # The first step compiles, or fills caches: it would hide all others.
+        axes.set_ylim(0, 1.2 * whole[int(0.95 * (len(whole) - 1))] or None)
+        axes.set_xlabel("step")
+        axes.set_ylabel("seconds")
+        _tidy(axes)
+
+    keys = [(SERIES[n], _STEP_PARTS[name]) for n, name in enumerate(names)]
+    return Drawing(
+        "step-time", "Where a step's time goes", "as worker 0's host sees it", draw, keys
+    )
+
+
+def _timeline(run: History) -> Drawing:
+    """Return every attempt as a bar: what its time went into, and when it saved."""
+    stays = run.stays
+    kinds = [kind for kind in PARTS if any(kind == part[0] for s in stays for part in s.parts)]
+    saves = any(line.get("checkpoint_s") for line in run.lines)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        zero = stays[0].began
+        factor, unit = _unit(max(stay.ended for stay in stays) - zero)
+        for row, stay in enumerate(stays):
+            for what, start, end in stay.parts:
+                axes.barh(
+                    row, (end - start) * factor, left=(start - zero) * factor, height=0.62,
+                    color=PARTS[what], lw=0,
+                )  # fmt: skip
+            times = [line.get("time") for line in stay.lines if line.get("checkpoint_s")]
+            marks = [(t - zero) * factor for t in times if t is not None and is_number(t)]
+            axes.plot(marks, [row] * len(marks), ls="", marker="|", ms=9, mew=1.2, color=_INK)
+        axes.set_yticks(range(len(stays)), [_label(stay) for stay in stays])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{unit} since the first start")
+        figure.set_size_inches(_SIZE[0] * 2, 0.9 + 0.32 * min(len(stays), 40))
+        _tidy(axes)
+
+    keys = [(PARTS[kind], kind) for kind in dict.fromkeys(kinds)]
+    keys += [(_INK, "| a checkpoint")] if saves else []
+    return Drawing("timeline", "Timeline", "", draw, keys if stays else ())
+
+
+def svg(drawing: Drawing) -> str:
+    """Return a figure for a page: its texts are texts, its colours the page's variables."""
+    text = _saved(drawing, "svg").decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    for colour in variables():
+        text = text.replace(colour, f"var(--c{colour[1:]})")
+    return text
+
+
+def png(drawing: Drawing, file: Path) -> None:
+    """Write a figure as a picture."""
+    file.write_bytes(_saved(drawing, "png"))
+
+
+def variables() -> Mapping[str, str]:
+    """Return each colour of the figures, and what it is in a dark page."""
+    return {
+        _INK: "#c9ced6", _GRID: "#363b43", "#0072b2": "#4aa8e0", "#d55e00": "#ff8a3d",
+        "#009e73": "#2cc797", "#cc79a7": "#e59ac3", "#56b4e9": "#7cc7f2", "#e69f00": "#f2b632",
+        "#7f7f7f": "#9aa0a8", "#8c564b": "#c08a7e",
+    }  # fmt: skip
+
+
+def _saved(drawing: Drawing, kind: str) -> bytes:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        raise TrnslurmError("a report needs matplotlib: pip install 'trnslurm[report]'") from None
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none", "svg.hashsalt": drawing.name, "font.size": 9,
+        "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK,
+        "axes.edgecolor": _GRID, "xtick.color": _INK, "ytick.color": _INK, "grid.color": _GRID,
+        "text.parse_math": False, "path.simplify": True,
+    }  # fmt: skip
+    written = io.BytesIO()
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of glyphs that its own font lacks
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        drawing.draw(figure)
+        if kind == "png":
+            figure.suptitle(drawing.title, fontsize=10, fontweight="bold")
+            handles = [Patch(color=colour, label=text) for colour, text in drawing.keys if text]
+            if handles:
+                figure.legend(
+                    handles=handles[:_MOST_KEYS], loc="outside lower center", frameon=False,
+                    fontsize=8, ncols=_columns([text for _, text in drawing.keys]),
+                    handlelength=1, handleheight=1,
+                )  # fmt: skip
+            figure.savefig(written, format="png", dpi=180, facecolor="white")
+        else:
+            figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    return written.getvalue()
+
+
+def _tidy(axes: Axes) -> None:
+    axes.grid(visible=True, lw=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _columns(texts: Sequence[str]) -> int:
+    """Return how many of these texts fit beside each other below a figure."""
+    return max(1, min(4, 80 // (6 + max(map(len, texts)))))
+
+
+def _label(stay: Stay) -> str:
+    number = f" {stay.attempt.attempt}" if stay.attempt.attempt > 1 else ""
+    nodes = "1 node" if stay.nodes == 1 else f"{stay.nodes} nodes"
+    return f"{stay.attempt.phase}{number}, {nodes}"
+
+
+def _undone(run: History) -> list[list[Point]]:
+    """Return the losses of each attempt's steps that a later one did again."""
+    found = []
+    for stay in run.stays:
+        lines = stay.lines[max(0, stay.kept - 1) :] if stay.redone else []
+        points = [
+            (line["step"], 0.0, line["loss"], 0) for line in lines if is_number(line.get("loss"))
+        ]
+        found += [points] if points else []
+    return found
+
+
+def _thinned(points: Sequence[T]) -> list[T]:
+    """Return at most so many of them as a figure shows, the last among them."""
+    every = -(-len(points) // _MOST_POINTS) or 1
+    return [*points[:-1:every], *points[-1:]]
+
+
+def _longest(runs: Sequence[History]) -> float:
+    """Return the seconds from the first start to the last step, of the run that took most."""
+    ends = [(run.stays, run.series("loss")[-1:]) for run in runs]
+    return max((last[0][1] - stays[0].began for stays, last in ends if stays and last), default=1.0)
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """Return by what to multiply seconds, and the unit that they then are in."""
+    for limit, size, name in ((180, 1, "seconds"), (10800, 60, "minutes"), (259200, 3600, "hours")):
+        if seconds < limit:
+            return 1 / size, name
+    return 1 / 86400, "days"

@@ -1,0 +1,231 @@
+"""What a run did on its nodes, and how much of that counts, reckoned from its files."""
+
+from __future__ import annotations
+
+import calendar
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+from trnslurm.api.tables import said_of
+from trnslurm.config import flatten, parse_yaml, read_cluster
+from trnslurm.config.catalog import catalog, find
+from trnslurm.errors import TrnslurmError
+from trnslurm.rundir import PREPARE, read_file, read_json
+from trnslurm.runs.foreign import cleaned
+from trnslurm.runs.phase import FINAL
+from trnslurm.runs.run import Attempt, Record, RunDir, counting
+from trnslurm.runs.status import RunStatus
+
+TRAIN = "train"
+COMPILING, PREPARING = "compiling", "preparing data"
+STARTING, TRAINING, UNDONE, ENDING = "starting", "training", "undone", "ending"
+_UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, TrnslurmError, yaml.YAMLError,
+)  # fmt: skip
+Point = tuple[int, float, float, int]
+"""Step, time and value of a number, and the attempt that told it."""
+_NOT_NUMBERS = {"attempt", "step", "steps", "time"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """An attempt of a phase on its nodes; times are seconds since the epoch."""
+
+    attempt: Attempt
+    nodes: int
+    began: float
+    ended: float
+    lines: Sequence[Mapping[str, Any]] = ()
+    """What it told of its steps."""
+    kept: int = 0
+    """How many of these count: a later attempt did the others again."""
+
+    @cached_property
+    def parts(self) -> list[tuple[str, float, float]]:
+        """Return what its time went into: (what, from, to), in this order without gaps."""
+        phase = self.attempt.phase
+        if phase != TRAIN:
+            return [(PREPARING if phase == PREPARE else COMPILING, self.began, self.ended)]
+        if not self.lines:
+            return [(STARTING, self.began, self.ended)]
+        first, last = self.lines[0], self.lines[-1]
+        marks = [
+            (STARTING, _number(first, "time", self.began) - _number(first, "step_s", 0.0)),
+            (TRAINING, _number(self.lines[self.kept - 1], "time", 0.0) if self.kept else 0.0),
+            (UNDONE, _number(last, "time", 0.0)),
+            (ENDING, self.ended),
+        ]
+        found, at = [], self.began
+        for what, until in marks:
+            until = min(max(until, at), self.ended)
+            if until > at:
+                found.append((what, at, until))
+            at = until
+        return found
+
+    def seconds(self, *kinds: str) -> float:
+        """Return how long parts of these kinds took."""
+        return sum(end - start for what, start, end in self.parts if what in kinds)
+
+    @property
+    def redone(self) -> int:
+        """Return how many of its steps a later attempt undid."""
+        return len(self.lines) - self.kept
+
+
+@dataclass(frozen=True)
+class History:
+    """A run, and everything that it told."""
+
+    run: RunDir
+    record: Record
+    status: RunStatus
+
+    @property
+    def label(self) -> str:
+        """What tells it from other runs: in a sweep its number and values, else its name."""
+        number = self.run.name.rpartition("-")[2]
+        return f"{number}: {said_of(self.record.values)}" if self.record.values else self.run.name
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """Every line of its metrics."""
+        return [cleaned(line) for line in self.run.lines()]
+
+    @cached_property
+    def steps(self) -> list[dict[str, Any]]:
+        """The line that counts for each step."""
+        return counting(self.lines)
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """What plan.json says."""
+        return dict(cleaned(read_json(self.run.plan_file)))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration by dotted keys; empty if it cannot be read."""
+        try:
+            return dict(cleaned(dict(flatten(self._tree))))
+        except _UNREADABLE:
+            return {}
+
+    @property
+    def _tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = parse_yaml(read_file(self.run.config_file))["config"]
+        return tree
+
+    @cached_property
+    def stays(self) -> list[Stay]:
+        """Every attempt of every phase that began, the oldest first."""
+        found = [
+            stay
+            for phase in self.record.phases
+            for attempt in self.run.attempts(phase)
+            if (stay := self._stay(attempt))
+        ]
+        return sorted(found, key=lambda stay: stay.began)
+
+    def _stay(self, attempt: Attempt) -> Stay | None:
+        began = seconds_of(attempt.started)
+        if began is None:
+            return None
+        lines = []
+        kept = 0
+        if attempt.phase == TRAIN:
+            lines = [line for line in self.lines if line["attempt"] == attempt.attempt]
+            kept = sum(1 for line in self.steps if line["attempt"] == attempt.attempt)
+        ended = seconds_of(attempt.ended or "")
+        if ended is None:  # it still runs, or nobody wrote down its end
+            told = _number(lines[-1], "time", began) if lines else began
+            newest = attempt.attempt == len(self.run.attempts(attempt.phase))
+            alive = newest and self.status.state not in FINAL
+            ended = time.time() if alive else max(told, began)
+        return Stay(
+            attempt=attempt, nodes=self._nodes_at(began), began=began, ended=max(began, ended),
+            lines=lines, kept=kept,
+        )  # fmt: skip
+
+    def _nodes_at(self, moment: float) -> int:
+        """Return on how many nodes it ran then: a resume may have changed that."""
+        for before in self.record.history:
+            resumed = seconds_of(str(before["resumed"]))
+            if resumed is not None and moment < resumed:
+                return int(before["nodes"])
+        return self.record.nodes
+
+    @cached_property
+    def price_per_hour(self) -> float | None:
+        """What a node costs in an hour, in US dollars; None if nobody knows."""
+        try:
+            cluster = read_cluster(self._tree, str(self.run.config_file))
+            return find(catalog(cluster.instance_types), cluster.instance_type).price_per_hour
+        except _UNREADABLE:
+            return None
+
+    def node_hours(self, *kinds: str) -> float:
+        """Return the node-hours that it took, or those of parts of some kinds."""
+        return sum(
+            (stay.seconds(*kinds) if kinds else stay.ended - stay.began) * stay.nodes / 3600
+            for stay in self.stays
+        )
+
+    @property
+    def lost_node_hours(self) -> float:
+        """Return what its interruptions cost: see `cost_of`."""
+        return sum(hours for _, hours in self.interruptions())
+
+    def interruptions(self) -> Iterator[tuple[Stay, float]]:
+        """Yield each attempt to train that another one followed, and what that cost in node-hours.
+
+        That is: the steps that were done again, its end, and the start of the next attempt.
+        """
+        trains = [stay for stay in self.stays if stay.attempt.phase == TRAIN]
+        for stay, then in itertools.pairwise(trains):
+            useless = stay.seconds(UNDONE, ENDING) if stay.lines else stay.ended - stay.began
+            again = then.seconds(STARTING) if then.lines else 0.0
+            yield stay, (useless * stay.nodes + again * then.nodes) / 3600
+
+    @cached_property
+    def last(self) -> dict[str, float]:
+        """What it said last of each of its numbers."""
+        said: dict[str, float] = {}
+        for line in self.steps:
+            said |= {name: value for name, value in line.items() if is_number(value)}
+        return {name: value for name, value in said.items() if name not in _NOT_NUMBERS}
+
+    def series(self, name: str) -> list[Point]:
+        """Return one of its numbers, wherever it was told."""
+        return [
+            (line["step"], _number(line, "time", 0.0), line[name], line["attempt"])
+            for line in self.steps
+            if is_number(line.get(name))
+        ]
+
+
+def seconds_of(stamp: str) -> float | None:
+    """Return a time of our records as seconds since the epoch; None if it is none."""
+    try:
+        return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_number(value: Any) -> bool:
+    """Check whether a metric is a finite number."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < float("inf")  # False of what is no number
+    )
+
+
+def _number(line: Mapping[str, Any], name: str, otherwise: float) -> float:
+    value = line.get(name)
+    return float(value) if is_number(value) and value is not None else otherwise
