@@ -14,6 +14,7 @@ from trnslurm.api.tables import count, said_of
 from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cli.standing import echo_sweep
+from trnslurm.node.hosts import brief
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.run import RunDir
@@ -100,7 +101,7 @@ def status_command(
     header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")
     rows = [
         (p.phase, p.state, p.job_id or "-", str(p.attempt or "-"), p.started or "-",
-         p.ended or "-", p.hosts or "-", p.reason)
+         p.ended or "-", brief(p.hosts.split(",")) or "-", p.reason)
         for p in status.phases
     ]  # fmt: skip
     echo_table(header, rows)

@@ -24,6 +24,7 @@ from trnslurm.node.controller import Controller
 from trnslurm.node.ending import how_it_ended, read_facts, reason_to_give_up
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
+from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, now, read_state, saved_by_now
 from trnslurm.rundir import write_json
 
@@ -190,7 +191,7 @@ class Attempt:
         self.state.hosts = os.environ["TRNSLURM_HOSTS"]
         newest = RUN.newest_checkpoint()
         os.environ["TRNSLURM_RESUME"] = str(newest.absolute()) if newest else ""
-        self.doing = f"running on {self.state.hosts}"
+        self.doing = f"running on {brief(self.state.hosts.split(','))}"
         self.state.state = "RUNNING"
         self.state.write()
         RUN.heartbeat_file.touch()

@@ -6,6 +6,7 @@ Crashes are counted per job, so whoever submits the run again starts at none.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, State, read_state, saved_by_now
 from trnslurm.rundir import read_json
 
@@ -100,7 +101,7 @@ def _stopped_by(facts: Facts, cause: str, word: str) -> Ending:
 
 
 def _crash(facts: Facts) -> Ending:
-    running = f"exit code {facts.exit_code} while running on {facts.last.hosts}"
+    running = f"exit code {facts.exit_code} while running on {brief(facts.last.hosts.split(','))}"
     what = facts.trouble or facts.why or running
     if facts.again and not facts.trouble:
         return _final("FAILED", what, ERROR)

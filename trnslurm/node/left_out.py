@@ -13,6 +13,8 @@ from typing import Any
 from trnslurm.node.state import RUN
 from trnslurm.rundir import read_json, write_json
 
+_NAMED = 3
+"""So many nodes are named in the reason of a failure."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -35,7 +37,10 @@ class Change:
 def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> tuple[Change, str]:
     """Write down which nodes the attempt found bad; return what that changes, and its trouble."""
     bad = bad_nodes(attempt, hosts)
-    trouble = "; ".join(f"{host}: {why}" for host, why in bad.items()) or unfit(attempt)
+    words = [f"{host}: {why}" for host, why in bad.items()]
+    if len(words) > _NAMED:
+        words[_NAMED:] = [f"and {len(words) - _NAMED} more"]
+    trouble = "; ".join(words) or unfit(attempt)
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # what is wrong with all of them is not theirs
     before = read_excluded()

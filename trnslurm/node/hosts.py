@@ -1,0 +1,42 @@
+"""Lists of hosts for people: a few by name, many as Slurm writes them."""
+
+import re
+from collections.abc import Sequence
+
+_NAMED = 8
+"""So many are named one by one."""
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+
+
+def brief(hosts: Sequence[str]) -> str:
+    """Return the hosts in a line: node-1,node-2, and of more than eight node-[1-100,102]."""
+    if len(hosts) <= _NAMED:
+        return ",".join(hosts)
+    # By what stands before the number, and by its width where zeros fill it.
+    groups: dict[tuple[str, int], list[int]] = {}
+    for host in hosts:
+        match = _NUMBERED.fullmatch(host)
+        prefix, digits = match.groups() if match else (host, "")
+        padded = (prefix, len(digits))
+        filled = len(digits) > 1 and digits.startswith("0")
+        key = padded if filled or padded in groups else (prefix, 0)
+        groups.setdefault(key, []).extend([int(digits)] if digits else [])
+    return ",".join(
+        f"{prefix}{_ranges(numbers, width)}" for (prefix, width), numbers in groups.items()
+    )
+
+
+def _ranges(numbers: Sequence[int], width: int) -> str:
+    """Return [1-100,102] of numbers, and of a single one only itself."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    words = [
+        f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}"
+        for first, last in ranges
+    ]
+    alone = len(words) < 2 and "-" not in "".join(words)
+    return "".join(words) if alone else f"[{','.join(words)}]"
