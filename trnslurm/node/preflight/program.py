@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What no other job has; not the directory's path, which one node may see elsewhere."""
-        return f"{self.run.name} {self.phase} {self.attempt} {','.join(self.hosts)}"
+        """What no other job has; not the directory's path, which one node may see elsewhere.
+
+        Short whatever the number of hosts: it goes to and from every one of them.
+        """
+        hosts = hashlib.sha256(",".join(self.hosts).encode()).hexdigest()
+        return f"{self.run.name} {self.phase} {self.attempt} {hosts}"
 
     @property
     def host(self) -> str:
@@ -169,8 +174,9 @@ def host_all(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[st
     own.seconds = clock.seconds()
     bad = judge(nodes, read_silent(job, nodes), wait_s)
     write(job, job.file(), nodes, bad)
-    meeting.tell({node.node: answer_of(node, nodes) for node in nodes})
-    return answer_of(own, nodes)
+    unfit = named_of(nodes)
+    meeting.tell({node.node: answer_of(node, unfit) for node in nodes})
+    return answer_of(own, unfit)
 
 
 def report(job: Job, needs: Needs, clock: NodeClock, wait_s: float) -> dict[str, Any]:
@@ -258,9 +264,14 @@ def write(job: Job, file: Path, nodes: Sequence[Node], bad: Sequence[str]) -> No
         write_json(file, {"nodes": [node.told() for node in nodes], "bad": list(bad)})
 
 
-def answer_of(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
+def named_of(nodes: Sequence[Node]) -> list[Node]:
+    """Return the unfit nodes that the others may be told of, one more than they are."""
+    return list(islice((node for node in nodes if node.problems), _MOST_NAMED + 1))
+
+
+def answer_of(node: Node, unfit: Sequence[Node]) -> dict[str, Any]:
     """Return what a node is told: about itself, and in a line each about some of the others."""
-    others = [f"{n.host}: {t}" for n in nodes if n is not node for t in n.problems.values()]
+    others = [f"{n.host}: {t}" for n in unfit if n is not node for t in n.problems.values()]
     return {
         "problems": list(node.problems.values()),
         "warnings": node.warnings,

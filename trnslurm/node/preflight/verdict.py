@@ -54,7 +54,8 @@ def judge(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> 
     compare_clocks(heard)
     compare_versions(heard)
     blame_first = miss(nodes, silent, waited_s)
-    bad = [node.host for node in nodes if is_to_blame(node, nodes)]
+    failed = Counter(check for node in heard for check in node.problems)
+    bad = [node.host for node in nodes if is_to_blame(node, failed, len(heard))]
     if blame_first:
         return [nodes[0].host]
     return bad
@@ -100,13 +101,16 @@ def compare_versions(heard: Sequence[Node]) -> None:
                 node.problems.setdefault("same", f"{text}; {fix}")
 
 
-def is_to_blame(node: Node, nodes: Sequence[Node]) -> bool:
-    """Return whether the job would be better off without this node."""
+def is_to_blame(node: Node, failed: Mapping[str, int], heard: int) -> bool:
+    """Return whether the job would be better off without this node.
+
+    `failed` says of how many of the nodes that were heard each check is a problem.
+    """
+    others = heard - node.heard
     for check in node.problems:
         if check in _OF_CHANCE:
             continue
-        others = [other for other in nodes if other is not node and other.heard]
-        if any(check not in other.problems for other in others):
+        if failed.get(check, 0) - node.heard < others:  # some other node passes it
             return True
         if not others and check not in _SHARED:
             return True
