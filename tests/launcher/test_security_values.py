@@ -276,7 +276,7 @@ def _options() -> list[tuple[str, str]]:
 
 
 BENIGN = {
-    "RECIPE": "toy", "RUN": "last", "RUNS": "last", "TARGET": "toy", "KEYS": "0123",
+    "RECIPE": "toy", "RUN": "last", "RUNS": "last", "TARGET": "toy", "KEYS": "0123", "TEXT": "",
     "COMMAND": "true", "SHELL": "bash", "ARGUMENTS": "--lr=1", "NAME": "mine", "SWEEP": "last",
 }  # fmt: skip
 

@@ -41,10 +41,14 @@ SURFACE = {
         "--test-shards"
     ),
     "data verify": f"TARGET {CONFIG}",
-    "runs": "SWEEP -a/--all --path --json",
+    "runs": ("SWEEP -a/--all --state --recipe --since --sort --limit --csv --path --json"),
     "status": "RUN --lowest --highest --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
     "metrics": "RUN -n/--lines --path --json",
+    "compare": "RUNS --path --json",
+    "note": "RUN TEXT --clear --path",
+    "keep": "RUNS --undo --path",
+    "rm": "RUNS --checkpoints --older-than --max-size --dry-run -y/--yes --path --json",
     "report": "RUNS -o/--output --png --path",
     "triage": "RUN --phase --attempt --path --json",
     "cancel": "RUN --now --path --json",
@@ -277,7 +281,7 @@ def test_python_takes_what_the_command_takes(name: str) -> None:
     """By the same names, less what is about printing and asking."""
     command = group.get_command(click.Context(group), name)
     assert command
-    printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach"}
+    printing = {"--json", "--diff", "--dry-run", "--yes", "--follow", "--detach", "--csv"}
     words = {p.opts[-1] for p in command.params} - printing - _OF_A_SWEEP
     named = {"--set": "settings", "--from": "from_run"}
     expected = {named.get(word, word.lstrip("-").replace("-", "_")) for word in words}

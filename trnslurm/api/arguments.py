@@ -70,9 +70,9 @@ def options_of(
         "from_run": None if start is None else file_name("from_run", start),
         "time": str(time) if isinstance(time, int) else text("time", time),
         "name": text("name", name),
-        "sbatch": tuple(_texts("sbatch", sbatch)),
+        "sbatch": tuple(texts("sbatch", sbatch)),
         "allow_idle": flag("allow_idle", allow_idle),
-        "arguments": tuple(_texts("arguments", arguments, alone=False)),
+        "arguments": tuple(texts("arguments", arguments, alone=False)),
         "launcher": one_of("launcher", launcher, get_args(Launcher)),
         "precompile": one_of("precompile", precompile, _PRECOMPILE),
         "path": search_path(path),
@@ -89,7 +89,7 @@ def words_of(settings: Settings) -> tuple[str, ...]:
     """Return settings as `key=value` words; a mapping's values are Python's."""
     if isinstance(settings, Mapping):
         return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
-    return tuple(_texts("settings", settings))
+    return tuple(texts("settings", settings))
 
 
 def _written(key: str, value: Any) -> str:
@@ -153,7 +153,7 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def _texts(name: str, value: object, *, alone: bool = True) -> list[str]:
+def texts(name: str, value: object, *, alone: bool = True) -> list[str]:
     """Return texts, or one that may stand alone; that of several words would be taken for one."""
     if isinstance(value, str) and not alone:
         raise ConfigError(f"{name}={value!r}: expected a list of words, as {value.split()!r}")

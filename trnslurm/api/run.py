@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from trnslurm.api.amounts import parse_time
 from trnslurm.api.arguments import (
     PathLike,
     Paths,
@@ -18,20 +19,21 @@ from trnslurm.api.arguments import (
     search_path,
     take_remark,
     text,
+    texts,
     whole,
 )
+from trnslurm.api.listing import list_statuses
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import figure, html_table, text_table
-from trnslurm.config.search import Workspace
-from trnslurm.errors import ConfigError, RunError, RunFailedError, TrnslurmError
-from trnslurm.runs.find import find_run, find_runs, list_runs
+from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
+from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
+from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
 from trnslurm.runs.sweep import standing_of
 from trnslurm.runs.watch import follow
 
-_NEWEST = 20
 _NUMBER = (int, float)
 _DTYPES = ("float32", "bfloat16")
 HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
@@ -282,14 +284,26 @@ class Runs(Sequence[Run]):
 
 @one_line_errors
 def runs(
-    sweep: PathLike | None = None, *, all: bool = False, path: Paths = (),  # noqa: A002  as the option
+    sweep: PathLike | None = None, *, all: bool = False,  # noqa: A002  as the option
+    state: str | Sequence[str] = (), recipe: str | None = None, since: str | None = None,
+    sort: str | None = None, limit: int | None = None, path: Paths = (),
 ) -> Runs:  # fmt: skip
-    """Return the newest 20 runs, or all, or those of a sweep; a damaged one is a warning."""
-    workspace = workspace_of({"path": search_path(path)})
-    if sweep is None:
-        statuses, broken = list_statuses(workspace, everything=flag("all", all))
-    else:
-        statuses, broken = statuses_of(find_runs(file_name("sweep", sweep), run_roots(workspace)))
+    """Return the newest 20 runs, or all, or those of a sweep; a damaged one is a warning.
+
+    The others choose among all, as the options of `trnslurm runs` do.
+    """
+    asked = text("since", since)
+    states = [each.upper() for each in texts("state", state)]
+    for each in states:
+        one_of("state", each, STATES)
+    statuses, broken = list_statuses(
+        workspace_of({"path": search_path(path)}),
+        None if sweep is None else file_name("sweep", sweep),
+        everything=flag("all", all),
+        states=states, recipe=text("recipe", recipe),
+        since="" if asked is None else parse_time(asked, "since"),
+        sort=text("sort", sort), limit=None if limit is None else whole("limit", limit),
+    )  # fmt: skip
     for error in broken:
         take_remark(f"warning: {error}")
     return Runs(statuses, [Run._of(RunDir(Path(s.path)), path=path) for s in statuses])
@@ -310,14 +324,6 @@ def cancel(run: Run | PathLike, *, now: bool = False, path: Paths = ()) -> Run:
     A training on Slurm saves a checkpoint first, unless it has to end `now`.
     """
     return _run(run, path).cancel(now=now)
-
-
-def list_statuses(
-    workspace: Workspace, *, everything: bool
-) -> tuple[list[RunStatus], list[RunError]]:
-    """Return how the newest runs stand, or all of them, and the damaged ones."""
-    found = list_runs(run_roots(workspace))
-    return statuses_of(found if everything else found[-_NEWEST:])
 
 
 def _check_timeout(timeout: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import click
 
+from trnslurm.api.amounts import parse_age, parse_size, size_of
 from trnslurm.api.choice import choose_cluster, choose_data_cluster, config_of
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count
@@ -37,9 +37,6 @@ from trnslurm.node.graphs.contents import Entry, total_bytes
 from trnslurm.node.graphs.key import differences, leaves
 from trnslurm.node.graphs.manifest import find_damage
 from trnslurm.plan.spec import make_spec
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.group("compile")
@@ -261,28 +258,3 @@ def _facts(entry: Entry, used: dict[str, str]) -> dict[str, Any]:
         "nodes": len(manifest.nodes) if manifest else None, "bytes": entry.bytes,
         "made": entry.made, "used": entry.used, "in_use_by": used.get(entry.key),
     }  # fmt: skip
-
-
-def size_of(size: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def parse_age(text: str) -> float:
-    """Return the seconds of `12h`, `30d` or `4w`."""
-    match = re.fullmatch(r"(\d+)([hdw])", text)
-    if not match:
-        raise ConfigError(f"--older-than {text}: expected hours, days or weeks, as 12h, 30d or 4w")
-    return int(match[1]) * _SECONDS[match[2]]
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of `500M`, `50G` or `1T`."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text)
-    if not match:
-        raise ConfigError(f"--max-size {text}: expected a size, as 500M, 50G or 1T")
-    return int(match[1]) * _UNITS[match[2]]

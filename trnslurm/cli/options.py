@@ -101,6 +101,14 @@ def sweep_argument(command: Command) -> Command:
     return click.argument("sweep", required=False, shell_complete=names)(command)
 
 
+def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
+    """Add RUN..., one or several."""
+    return click.argument(
+        "runs", metavar="RUN..." if required else "[RUN...]", nargs=-1, required=required,
+        shell_complete=_complete(_run_names),
+    )  # fmt: skip
+
+
 def recipe_argument(
     *, required: bool = True, with_arguments: bool = False
 ) -> Callable[[Command], Command]:

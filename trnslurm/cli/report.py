@@ -7,19 +7,15 @@ from pathlib import Path
 import click
 
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.cli.options import path_option
+from trnslurm.cli.options import path_option, runs_argument
 from trnslurm.errors import RunError
-from trnslurm.report.history import History
+from trnslurm.report.history import histories_of
 from trnslurm.report.page import write_report
-from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import printable
-from trnslurm.runs.status import statuses_of
-
-_MOST = 100
 
 
 @click.command("report")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@runs_argument()
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
     help="The page to write.  [default: RUN.html]",
@@ -40,17 +36,11 @@ def report_command(
       trnslurm report last -o report.html --png
       trnslurm report 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1 -o compared.html
     """
-    roots = run_roots(workspace_of({"path": path}))
-    found = list(dict.fromkeys(run for word in runs for run in find_runs(word, roots)))
-    if len(found) > _MOST:
-        raise RunError(f"{len(found)} runs are too many for one page: name at most {_MOST}")
-    statuses, broken = statuses_of(found)
-    if broken:
-        raise broken[0]
-    histories = [
-        History(run, run.record(), status) for run, status in zip(found, statuses, strict=True)
-    ]
-    name = histories[0].record.group or found[0].name if len(runs) == 1 else "report"
+    histories = histories_of(runs, run_roots(workspace_of({"path": path})))
+    first = histories[0]
+    name = "report"
+    if len(runs) == 1:
+        name = first.record.group if len(histories) > 1 else first.run.name
     output = output or Path(f"{name}.html")
     if not output.parent.is_dir():
         raise RunError(f"{output}: there is no directory {output.parent}")

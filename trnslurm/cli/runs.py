@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from trnslurm.api.run import RIGHT, list_statuses, progress, runs_table
+from trnslurm.api.amounts import parse_time
+from trnslurm.api.listing import list_statuses, numbers_of
+from trnslurm.api.run import RIGHT, progress, runs_table
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import count, said_of
+from trnslurm.api.tables import count, figure, said_of
 from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cli.standing import echo_sweep
 from trnslurm.node.hosts import brief
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
+from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
+from trnslurm.runs.status import RunStatus, run_status, why_it_failed
 from trnslurm.runs.sweep import standing_of
 
 _SHOWN_ATTEMPTS = 5
@@ -37,31 +42,88 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="Show all runs, not only the newest 20."
 )
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Show only those in this state; more than once: in one of these.",
+)
+@click.option("--recipe", metavar="NAME", help="Show only those of this recipe.")
+@click.option(
+    "--since", metavar="TIME", help="Show only those submitted since: 12h, 30d, 2026-11-21."
+)
+@click.option(
+    "--sort", metavar="METRIC", help="Sort by what they said last of METRIC, lowest first."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Show only so many of these."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with every number they said last.")
 @path_option
 @json_option
-def runs_command(sweep: str | None, everything: bool, path: tuple[str, ...], as_json: bool) -> None:
+def runs_command(
+    sweep: str | None, everything: bool, states: tuple[str, ...], recipe: str | None,
+    since: str | None, sort: str | None, limit: int | None, as_csv: bool, path: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """List runs and their states, newest last, or those of one sweep.
+
+    Where they are chosen by state, recipe, time or a number, it is among all runs.
 
     \b
     Example:
       trnslurm runs
       trnslurm runs 20261123-113000-gpt2_zero1
+      trnslurm runs --state FAILED --state LOST --since 7d
+      trnslurm runs --recipe gpt2_zero1 --sort eval_loss --limit 5 --csv
     """
-    workspace = workspace_of({"path": path})
-    if sweep is None:
-        statuses, broken = list_statuses(workspace, everything=everything)
-    else:
-        statuses, broken = statuses_of(find_runs(sweep, run_roots(workspace)))
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json: give one of them")
+    statuses, broken = list_statuses(
+        workspace_of({"path": path}), sweep, everything=everything, states=states, recipe=recipe,
+        since="" if since is None else parse_time(since), sort=sort, limit=limit,
+    )  # fmt: skip
     for error in broken:
         click.echo(f"warning: {error}", err=True)
     if as_json:
         echo_json([asdict(status) for status in statuses])
         return
+    if as_csv:
+        _echo_csv(statuses)
+        return
     if not statuses:
-        click.echo("No runs yet: trnslurm submit gpt2_zero1 --nodes 2", err=True)
+        chosen = states or recipe or since or sort
+        nothing = (
+            "No run is like that" if chosen else "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
+        )
+        click.echo(nothing, err=True)
         return
     header, rows = runs_table(statuses, values=sweep is not None)
-    echo_table(header, rows, right=RIGHT)
+    if sort is not None and sort not in header:
+        header = [*header[:-1], sort, header[-1]]
+        told = [figure(numbers_of(status).get(sort), ".5g") for status in statuses]
+        rows = [[*row[:-1], value, row[-1]] for row, value in zip(rows, told, strict=True)]
+    if any(status.note for status in statuses):
+        header = [*header, "note"]
+        rows = [[*row, status.note] for row, status in zip(rows, statuses, strict=True)]
+    echo_table(header, rows, right=f"{RIGHT},{sort}")
+
+
+def _echo_csv(statuses: Sequence[RunStatus]) -> None:
+    """Print runs with every number that they said last."""
+    columns = (
+        "run", "state", "recipe", "preset", "cluster", "nodes", "created", "group", "note",
+        "reason",
+    )  # fmt: skip
+    numbers = [numbers_of(status) for status in statuses]
+    more = list(dict.fromkeys(name for each in numbers for name in each))
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([*columns, "step", "steps", *more])
+    for status, said in zip(statuses, numbers, strict=True):
+        steps = [status.metrics.get(name) for name in ("step", "steps")]
+        told = [getattr(status, name) for name in columns]
+        out.writerow([*told, *steps, *(said.get(name) for name in more)])
 
 
 @click.command("status")
@@ -121,6 +183,10 @@ def status_command(
         echo_finding(found)
     if status.mend:
         click.echo(f"next: {status.mend}")
+    if status.note:
+        click.echo(f"note: {status.note}")
+    if status.kept:
+        click.echo("kept: trnslurm rm does not remove it")
     click.echo(f"run directory: {status.path}")
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,12 +16,13 @@ import yaml
 from trnslurm.api.tables import said_of
 from trnslurm.config import flatten, parse_yaml, read_cluster
 from trnslurm.config.catalog import catalog, find
-from trnslurm.errors import TrnslurmError
+from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.rundir import PREPARE, read_file, read_json
+from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned
 from trnslurm.runs.phase import FINAL
-from trnslurm.runs.run import Attempt, Record, RunDir, counting
-from trnslurm.runs.status import RunStatus
+from trnslurm.runs.run import Attempt, Record, RunDir, counting, last_numbers
+from trnslurm.runs.status import RunStatus, statuses_of
 
 TRAIN = "train"
 COMPILING, PREPARING = "compiling", "preparing data"
@@ -30,7 +32,7 @@ _UNREADABLE = (
 )  # fmt: skip
 Point = tuple[int, float, float, int]
 """Step, time and value of a number, and the attempt that told it."""
-_NOT_NUMBERS = {"attempt", "step", "steps", "time"}
+_MOST_RUNS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +197,7 @@ class History:
     @cached_property
     def last(self) -> dict[str, float]:
         """What it said last of each of its numbers."""
-        said: dict[str, float] = {}
-        for line in self.steps:
-            said |= {name: value for name, value in line.items() if is_number(value)}
-        return {name: value for name, value in said.items() if name not in _NOT_NUMBERS}
+        return last_numbers(self.steps)
 
     def series(self, name: str) -> list[Point]:
         """Return one of its numbers, wherever it was told."""
@@ -207,6 +206,17 @@ class History:
             for line in self.steps
             if is_number(line.get(name))
         ]
+
+
+def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:
+    """Return the runs that words name, each once; a sweep is its runs."""
+    found = list(dict.fromkeys(run for word in words for run in find_runs(word, roots)))
+    if len(found) > _MOST_RUNS:
+        raise RunError(f"{len(found)} runs are too many at once: name at most {_MOST_RUNS}")
+    statuses, broken = statuses_of(found)
+    if broken:
+        raise broken[0]
+    return [History(run, run.record(), status) for run, status in zip(found, statuses, strict=True)]
 
 
 def seconds_of(stamp: str) -> float | None:

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trnslurm import __version__
-from trnslurm.api.tables import dollars, figure, said_of
-from trnslurm.report.figures import colour_of, drawings, own_numbers, png, svg, variables
-from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
-from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import printable
+from trnslurm.api.tables import dollars
+from trnslurm.report.figures import colour_of, drawings, png, svg, variables
+from trnslurm.report.history import History, is_number
+from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
-_MOST_STEPS = 200
-_FORMS = {"loss": ".4f", "eval_loss": ".4f", "grad_norm": ".4f", "lr": ".3g"}
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page; the columns from `numbers` on are aligned right."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    about: str = ""
-    numbers: int = 1
-    folded: bool = False
 
 
 def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list[Path]:
@@ -47,7 +30,7 @@ def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list
         variables={f"c{light[1:]}": (light, dark) for light, dark in variables().items()},
         figures=[(each, svg(each)) for each in drawn],
         tiles=_tiles(runs[0]) if len(runs) == 1 else [],
-        tables=[*(_tables_of_one(runs[0]) if len(runs) == 1 else _tables_of_many(runs))],
+        tables=[*(tables_of_one(runs[0]) if len(runs) == 1 else tables_of_many(runs))],
         made=f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} by trnslurm {__version__}",
     )
     written = [file]
@@ -97,213 +80,10 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
     if run.stays:
         price = run.price_per_hour
         cost = f", {dollars(node_hours * price)}" if price is not None else ""
-        found.append(("node-hours", _hours(node_hours), f"{plan.get('instance_type', '')}{cost}"))
+        found.append(("node-hours", hours_of(node_hours), f"{plan.get('instance_type', '')}{cost}"))
         share = run.lost_node_hours / node_hours if node_hours else 0.0
         lost = dollars(run.lost_node_hours * price) if price is not None else ""
         found.append(
-            ("lost to interruptions", _hours(run.lost_node_hours), f"{share:.0%} {lost}".strip())
+            ("lost to interruptions", hours_of(run.lost_node_hours), f"{share:.0%} {lost}".strip())
         )
     return found
-
-
-def _tables_of_one(run: History) -> Iterator[Table]:
-    yield from _attempts(run)
-    yield from _hours_spent(run)
-    yield from _plan_and_fact(run)
-    yield from _graphs(run)
-    yield _steps(run)
-    yield from _configuration(run)
-
-
-def _attempts(run: History) -> Iterator[Table]:
-    costs = {id(stay): hours for stay, hours in run.interruptions()}
-    rows = []
-    for stay in run.stays:
-        attempt, steps = stay.attempt, ""
-        if stay.lines:
-            steps = f"{stay.lines[0]['step']:,} – {stay.lines[-1]['step']:,}"
-        why = printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
-        rows.append(
-            [
-                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), why, attempt.hosts,
-                _span(stay.ended - stay.began), steps, f"{stay.redone:,}" if stay.redone else "",
-                _hours(costs[id(stay)]) if id(stay) in costs else "",
-            ]
-        )  # fmt: skip
-    header = (
-        "attempt",
-        "began (UTC)",
-        "end",
-        "nodes",
-        "took",
-        "steps",
-        "undone",
-        "node-hours lost",
-    )
-    about = (
-        "Undone steps were done again by a later attempt. Lost are these, the end of an attempt, "
-        "and the start of the next."
-    )
-    if rows:
-        yield Table("Attempts", header, rows, about=about, numbers=4)
-
-
-def _hours_spent(run: History) -> Iterator[Table]:
-    total, price = run.node_hours(), run.price_per_hour
-    if not total:
-        return
-    kinds = dict.fromkeys(part[0] for stay in run.stays for part in stay.parts)
-    known = {
-        TRAINING: "steps that count", UNDONE: "steps done again", STARTING: "until the first step",
-        ENDING: "after the last step",
-    }  # fmt: skip
-    rows = []
-    for kind in kinds:
-        spent = run.node_hours(kind)
-        money = dollars(spent * price) if price is not None else "-"
-        rows.append([known.get(kind, kind), _hours(spent), f"{spent / total:.1%}", money])
-    money = dollars(total * price) if price is not None else "-"
-    rows.append(["all", _hours(total), "100.0%", money])
-    yield Table("Where the node-hours went", ("part", "node-hours", "share", "cost"), rows)
-
-
-def _plan_and_fact(run: History) -> Iterator[Table]:
-    """Set the plan beside what ran."""
-    plan, batch = run.plan, run.plan.get("batch")
-    if not isinstance(batch, Mapping) or not run.steps:
-        return
-    last = run.steps[-1]
-    nodes = sorted({stay.nodes for stay in run.stays if stay.attempt.phase == "train"})
-    step, samples = last.get("step"), last.get("samples")
-    each = f"{samples / step:,.6g}" if is_number(samples) and is_number(step) and step else "-"
-    padding = last.get("padding")
-    rows = [
-        ["nodes", str(plan.get("nodes", "-")), ", ".join(map(str, nodes))],
-        ["workers", str(plan.get("workers", "-")), ""],
-        ["samples a step", str(batch.get("global_batch", "-")), each],
-        ["micro-batch", str(batch.get("micro_batch", "-")), ""],
-        ["micro-batches a worker and step", str(batch.get("accumulation", "-")), ""],
-        [
-            "padding", f"{_share(batch.get('padding_units'), batch.get('units'))}",
-            figure(padding, ".1%"),
-        ],
-        ["steps", figure(plan.get("steps"), ","), figure(step, ",")],
-        ["samples", "", figure(samples, ",")],
-    ]  # fmt: skip
-    yield Table("Batch: the plan, and what ran", ("", "plan", "ran"), rows)
-
-
-def _graphs(run: History) -> Iterator[Table]:
-    compiled = [stay.attempt.attempt for stay in run.stays if stay.attempt.phase == "precompile"]
-    rows = [
-        [
-            printable(str(found.get("host", "-"))),
-            *(figure(found.get(key), ",") for key in ("found", "compiled", "failed")),
-            figure(found.get("seconds"), ",.0f"),
-        ]
-        for attempt in compiled
-        for found in map(read_json, run.run.graphs_files(attempt))
-    ]
-    late = run.last.get("late_graphs")
-    if not rows and "graphs" not in run.last:
-        return
-    key = printable(str(run.record.precompile.get("key", "")))
-    about = [f"Key {key}." if key else ""]
-    if "graphs" in run.last:
-        about.append(f"Training used {run.last['graphs']:,.0f}; ")
-        about[-1] += f"{late:,.0f} were missing." if late else "none was missing."
-    yield Table(
-        "Compiled graphs", ("node", "found", "compiled", "failed", "seconds"), rows,
-        about=" ".join(filter(None, about)), folded=len(rows) > 8,
-    )  # fmt: skip
-
-
-def _steps(run: History) -> Table:
-    """Return the numbers themselves, of as many steps as one reads."""
-    every = -(-len(run.steps) // _MOST_STEPS) or 1
-    shown = [*run.steps[:-1:every], *run.steps[-1:]]
-    known = [name for name in ("loss", "eval_loss", "grad_norm", "lr", "tokens_per_s") if any(
-        name in line for line in shown)]  # fmt: skip
-    rows = [
-        [f"{line['step']:,}", str(line["attempt"]), _moment(line.get("time"))]
-        + [figure(line.get(name), _FORMS.get(name, ",.1f")) for name in known]
-        for line in shown
-    ]
-    title = "Steps" if every == 1 else f"Steps, every {every}th"
-    return Table(title, ("step", "attempt", "time (UTC)", *known), rows, numbers=0, folded=True)
-
-
-def _configuration(run: History) -> Iterator[Table]:
-    origins = run.record.origins
-    rows = [[key, _text(value), origins.get(key, "")] for key, value in run.config.items()]
-    chosen = [row for row in rows if row[2]]
-    header = ("key", "value", "from")
-    if chosen:
-        rest = [row for row in rows if not row[2]]
-        yield Table("Configuration", header, chosen, numbers=3, folded=len(chosen) > 60)
-        yield Table("Defaults", header[:2], [row[:2] for row in rest], numbers=2, folded=True)
-    elif rows:
-        yield Table("Configuration", header[:2], [r[:2] for r in rows], numbers=2, folded=True)
-
-
-def _tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
-    """Yield what differs between runs: where they stand, and how they were configured."""
-    names = ("loss", "eval_loss", "tokens_per_s", *own_numbers(runs))
-    columns = [name for name in names if any(name in run.last for run in runs)]
-    rows = []
-    for run in runs:
-        done = run.steps[-1]["step"] if run.steps else None
-        rows.append(
-            [
-                run.run.name, said_of(run.record.values), run.status.state, str(run.record.nodes),
-                figure(done, ","),
-                *(figure(run.last.get(n), _FORMS.get(n, ",.4g")) for n in columns),
-                _hours(run.node_hours()), _hours(run.lost_node_hours),
-            ]
-        )  # fmt: skip
-    header = ["run", "values", "state", "nodes", "step", *columns, "node-hours", "lost"]
-    if not any(row[1] for row in rows):
-        rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
-    yield Table("Runs", header, rows, numbers=header.index("nodes"))
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    differ = [key for key in keys if len({_text(run.config.get(key)) for run in runs}) > 1]
-    rows = [[key, *(_text(run.config.get(key)) for run in runs)] for key in differ]
-    about = "" if rows else "They have the same configuration."
-    yield Table(
-        "Configuration that differs", ("key", *(run.run.name for run in runs)), rows, about=about,
-        numbers=len(runs) + 1,
-    )  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    return str(value).lower() if isinstance(value, bool) else printable(str(value))
-
-
-def _share(part: Any, whole: Any) -> str:
-    return f"{part / whole:.1%}" if is_number(part) and is_number(whole) and whole else "-"
-
-
-def _hours(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else f"{value:,.1f}"
-
-
-def _span(seconds: float) -> str:
-    """Return a length of time as one says it."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment))
-
-
-def _moment(value: Any) -> str:
-    try:
-        return _clock(float(value)) if is_number(value) else "-"
-    except (ValueError, OverflowError, OSError):
-        return "-"

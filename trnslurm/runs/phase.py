@@ -16,6 +16,10 @@ from trnslurm.slurm.commands import QueueEntry, find_job
 FINAL = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
 }  # fmt: skip
+STATES = (
+    "PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED", *sorted(FINAL),
+)  # fmt: skip
+"""Every word that says how a run stands."""
 _STALE_S = 120  # four missed heartbeats
 WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
 STARTABLE = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,10 @@ class Record:
     precompile: Mapping[str, Any] = field(default_factory=dict)
     """Its graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
+    note: str = ""
+    """What a person wrote about it."""
+    kept: bool = False
+    """Whether a person said that it must not be removed."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Key of its configuration -> where the value is from, if that was known and is no default."""
     earlier: Mapping[str, int] = field(default_factory=dict)
@@ -243,6 +248,23 @@ def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             found = [done for done in found if done["step"] < first]
         found.append(line)
     return found
+
+
+def last_numbers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what was said last of each number of a run; of one that is not finite: nothing."""
+    last: dict[str, Any] = {}
+    for step in steps:
+        last |= step
+    for name in [*last]:
+        if name in ("attempt", "step", "steps", "time"):
+            del last[name]
+        elif not _is_number(last[name]):  # an earlier line may have one
+            last[name] = next((s[name] for s in reversed(steps) if _is_number(s.get(name))), None)
+    return {n: value for n, value in last.items() if value is not None and math.isfinite(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class ReadOnce(RunDir):

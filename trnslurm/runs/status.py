@@ -62,6 +62,10 @@ class RunStatus:
     """Every attempt of its last phase, before it was resumed too."""
     history: tuple[Mapping[str, Any], ...] = ()
     """As in run.json: what the run was before each resume."""
+    note: str = ""
+    """What a person wrote about it."""
+    kept: bool = False
+    """Whether a person said that it must not be removed."""
 
     @property
     def final(self) -> bool:
@@ -223,6 +227,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         group=record.group, values=record.values, precompile=record.precompile, metrics=metrics,
         mend=_next_command(run, record, state, ended, phases, ahead_mend),
         attempts=_attempts(run, record, phases[-1]), history=record.history,
+        note=record.note, kept=record.kept,
     )  # fmt: skip
 
 

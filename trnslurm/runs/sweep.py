@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import collections
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trnslurm.errors import RunError
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, last_numbers
 from trnslurm.runs.status import RunStatus, statuses_of
 
 _BY_DEFAULT = ("eval_loss", "loss")
@@ -63,7 +61,7 @@ def standing_of(
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
-    found = [_scores(run) for run in runs]
+    found = [last_numbers(run.steps()) for run in runs]
     asked = highest or lowest
     names = [asked] if asked else _BY_DEFAULT
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
@@ -77,21 +75,3 @@ def standing_of(
         statuses=statuses, metric=metric, scores=scores,
         best=statuses[min(said)[1]] if said else None,
     )  # fmt: skip
-
-
-def _scores(run: RunDir) -> dict[str, float]:
-    """Return what a run said last of each of its numbers."""
-    last: dict[str, Any] = {}
-    steps = run.steps()
-    for step in steps:
-        last |= step
-    for name in [*last]:
-        if name in ("attempt", "step", "steps", "time"):
-            del last[name]
-        elif not _is_number(last[name]):  # an earlier line may have one
-            last[name] = next((s[name] for s in reversed(steps) if _is_number(s.get(name))), None)
-    return {n: value for n, value in last.items() if value is not None and math.isfinite(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

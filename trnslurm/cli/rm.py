@@ -1,0 +1,156 @@
+"""rm, keep, note: runs in hand."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from trnslurm.api.amounts import parse_age, parse_size, size_of, stamp_before
+from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.tables import count
+from trnslurm.cli.options import json_option, path_option, run_argument, runs_argument
+from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.errors import TrnslurmError
+from trnslurm.runs.find import find_run, find_runs, list_runs
+from trnslurm.runs.foreign import printable, refuse_foreign
+from trnslurm.runs.removal import choose_oldest, refuse_needed, removable, remove
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import statuses_of
+
+_LONGEST_NOTE = 1000
+
+
+@click.command("rm")
+@runs_argument(required=False)
+@click.option(
+    "--checkpoints", is_flag=True, help="Remove only checkpoints; numbers, logs, scripts stay."
+)
+@click.option("--older-than", metavar="AGE", help="Remove what ended longer ago: 12h, 30d, 4w.")
+@click.option(
+    "--max-size", metavar="SIZE", help="Remove what ended longest ago until the rest fits: 2T."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@path_option
+@json_option
+def rm_command(
+    runs: tuple[str, ...], checkpoints: bool, older_than: str | None, max_size: str | None,
+    dry_run: bool, yes: bool, path: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Remove runs that have ended, or their checkpoints.
+
+    Runs are named, or chosen among all by age and size. Never removed are a run that may still run,
+    one that another run starts from, and one that is kept.
+
+    \b
+    Example:
+      trnslurm rm 20261121-183212-gpt2_zero1
+      trnslurm rm --checkpoints --older-than 30d --dry-run
+      trnslurm rm --checkpoints --max-size 2T --yes
+    """
+    by_age = older_than is not None or max_size is not None
+    if bool(runs) == by_age:
+        raise click.UsageError("name runs, or say which may go by --older-than or --max-size")
+    before = None if older_than is None else stamp_before(parse_age(older_than))
+    most_bytes = None if max_size is None else parse_size(max_size)
+    roots = run_roots(workspace_of({"path": path}))
+    named = {run.path for word in runs for run in find_runs(word, roots)}
+    statuses, _ = statuses_of([RunDir(p) for p in named | {run.path for run in list_runs(roots)}])
+    chosen = []
+    for status in statuses:
+        if named and Path(status.path) not in named:
+            continue
+        try:
+            refuse_needed(status, statuses)
+        except TrnslurmError:
+            if named:
+                raise
+            continue
+        chosen.append(removable(status, checkpoints=checkpoints))
+    if by_age:
+        chosen = choose_oldest(chosen, before=before, most_bytes=most_bytes)
+    chosen = sorted((c for c in chosen if c.bytes), key=lambda each: each.run.name)
+    what = "the checkpoints of " if checkpoints else ""
+    total = sum(each.bytes for each in chosen)
+    facts = [{"run": e.run.name, "bytes": e.bytes, "ended": e.ended} for e in chosen]
+    if as_json and (dry_run or not chosen):
+        echo_json({"bytes": total, "runs": facts, "removed": False})
+        return
+    if not chosen:
+        click.echo("Nothing to remove")
+        return
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise TrnslurmError("nobody to ask: pass --yes, or --dry-run to see only")
+    if not as_json:
+        header = ("run", "state", "ended", "size", "note")
+        rows = [
+            (e.run.name, e.status.state, e.ended, size_of(e.bytes), e.status.note) for e in chosen
+        ]
+        echo_table(header, rows, right="size")
+    if dry_run:
+        click.echo(f"\n{size_of(total)} would be freed")
+        return
+    if not yes:
+        click.confirm(
+            f"Remove {what}{count(len(chosen), 'run')}, {size_of(total)}?", abort=True, err=True
+        )
+    for each in chosen:
+        remove(each, checkpoints=checkpoints)
+    if as_json:
+        echo_json({"bytes": total, "runs": facts, "removed": True})
+    else:
+        click.echo(f"Removed {what}{count(len(chosen), 'run')}, {size_of(total)}")
+
+
+@click.command("keep")
+@runs_argument()
+@click.option("--undo", is_flag=True, help="Let it be removed again.")
+@path_option
+def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> None:
+    """Keep runs: `trnslurm rm` never removes them, or their checkpoints.
+
+    \b
+    Example:
+      trnslurm keep 20261121-183212-gpt2_zero1
+      trnslurm keep --undo 20261121-183212-gpt2_zero1
+    """
+    roots = run_roots(workspace_of({"path": path}))
+    found = [run for word in runs for run in find_runs(word, roots)]
+    for run in found:
+        refuse_foreign(run.path, "keep")
+    for run in found:
+        run.write_record(replace(run.record(), kept=not undo))
+        click.echo(f"{run.name} may be removed" if undo else f"{run.name} is kept")
+
+
+@click.command("note")
+@run_argument
+@click.argument("text", nargs=-1)
+@click.option("--clear", is_flag=True, help="Remove the note.")
+@path_option
+def note_command(run: str, text: tuple[str, ...], clear: bool, path: tuple[str, ...]) -> None:
+    """Write a note about a run, or print it.
+
+    `runs`, `status` and `report` show it.
+
+    \b
+    Example:
+      trnslurm note last "warmup doubled, after the spike at step 2000"
+      trnslurm note last
+    """
+    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    if clear and text:
+        raise click.UsageError("--clear removes the note: give no text")
+    if not text and not clear:
+        click.echo(directory.record().note)
+        return
+    words = " ".join(text)
+    if len(words) > _LONGEST_NOTE or printable(words) != words:
+        raise click.UsageError(
+            f"a note is one printable line of at most {_LONGEST_NOTE} characters"
+        )
+    refuse_foreign(directory.path, "note")
+    directory.write_record(replace(directory.record(), note=words))

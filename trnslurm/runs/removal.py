@@ -1,0 +1,118 @@
+"""Removes runs, or their checkpoints: never of one that may still run, or that somebody keeps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trnslurm.errors import RunError
+from trnslurm.rundir import read_json
+from trnslurm.runs.foreign import refuse_foreign
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status
+
+_HIDDEN = ".removed-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removable:
+    """What may be removed of a run that has ended."""
+
+    run: RunDir
+    status: RunStatus
+    bytes: int
+    """What its removal frees on the disk."""
+    ended: str
+    """When it ended, as records have times; or when it was submitted."""
+
+
+def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
+    """Refuse to remove a run that somebody keeps, that may still run, or that another one needs."""
+    refuse_foreign(Path(status.path), "remove")
+    if status.kept:
+        raise RunError(f"{status.run} is kept: trnslurm keep --undo {status.run}")
+    if not status.final or status.mend == f"trnslurm cancel {status.run}":
+        raise RunError(f"{status.run} is {status.state}: trnslurm cancel {status.run}")
+    for other in others:
+        if not other.final and other.path != status.path and _starts_from(other, status):
+            raise RunError(f"{other.run}, which is {other.state}, starts from {status.run}")
+
+
+def _starts_from(run: RunStatus, other: RunStatus) -> bool:
+    """Check whether a run begins with the result of another one."""
+    if run.after == other.run:
+        return True
+    train = read_json(RunDir(Path(run.path)).plan_file).get("train")
+    source = train.get("init_from") if isinstance(train, dict) else None
+    return isinstance(source, str) and f"{source}/".startswith(f"{other.path}/")
+
+
+def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
+    """Return what may be removed of a run, or of its checkpoints only."""
+    run = RunDir(Path(status.path))
+    ends = [phase.ended for phase in status.phases if phase.ended]
+    return Removable(
+        run=run, status=status, bytes=_size(run.checkpoints if checkpoints else run.path),
+        ended=max([status.created, *ends]),
+    )  # fmt: skip
+
+
+def choose_oldest(
+    found: Sequence[Removable], *, before: str | None, most_bytes: int | None
+) -> list[Removable]:
+    """Return what ended before a time, and what ended longest ago until the rest is no more."""
+    oldest = sorted(found, key=lambda each: (each.ended, each.run.name))
+    left = sum(each.bytes for each in oldest)
+    chosen = []
+    for each in oldest:
+        too_old = before is not None and each.ended < before
+        if each.bytes and (too_old or (most_bytes is not None and left > most_bytes)):
+            chosen.append(each)
+            left -= each.bytes
+    return chosen
+
+
+def remove(each: Removable, *, checkpoints: bool) -> None:
+    """Remove a run, or its checkpoints; it must have ended still."""
+    run = each.run
+    if not run_status(run, leftovers=True).final:
+        raise RunError(f"{run.name} runs again: nothing of it was removed")
+    try:
+        if checkpoints:
+            shutil.rmtree(run.checkpoints)
+            return
+        # What is half removed is no run any more, and is not in the way of a new one.
+        hidden = run.path.with_name(f"{_HIDDEN}{run.name}-{os.getpid()}")
+        run.path.rename(hidden)
+        RunDir(hidden).record_file.unlink(missing_ok=True)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        where = error.filename or run.path
+        raise RunError(f"{where}: cannot be removed ({error.strerror})") from None
+
+
+def _size(directory: Path) -> int:
+    """Return the bytes on the disk of what is in a directory; a file of two names counts once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    left = [directory]
+    while left:
+        try:
+            entries = [*os.scandir(left.pop())]
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(Path(entry.path))
+                continue
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if info.st_nlink == 1 or (info.st_dev, info.st_ino) not in seen:
+                seen.add((info.st_dev, info.st_ino))
+                total += info.st_blocks * 512
+    return total
