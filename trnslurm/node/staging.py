@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 KEPT = 3
 """Archives, and copies on a node, of which the one used longest ago goes first."""
@@ -100,12 +100,13 @@ def pack(shared: Path) -> Path:
     prefix = Path(sys.prefix)
     if not any((prefix / sign).exists() for sign in SIGNS):
         raise StagingError(f"{sys.executable} is neither a virtual environment's nor conda's")
-    place, name = own_directory(shared), identity(prefix)
+    place, entries = own_directory(shared), list_files(prefix)
+    name = identity(entries, str(prefix))
     with _locked(place) as locked:
         made = next(place.glob(f"{name}-*.tar"), None)
         if made is None:
             _make_room(place, place.glob("*.tar"), locked)
-            made = _write_archive(prefix, name, place)
+            made = _write_archive(prefix, entries, place / name)
         os.utime(made)
     return made
 
@@ -143,17 +144,17 @@ def own_directory(parent: Path) -> Path:
     return place
 
 
-def identity(directory: Path, prefix: str | None = None) -> str:
-    """Return a checksum of an environment's files: their names, sizes and times, or targets.
+def identity(entries: Iterable[Entry], prefix: str) -> str:
+    """Return a checksum of the files of an environment, or of a copy of it: names, sizes and times.
 
     Contents are not read: that would cost what is to be spared. Bytecode does not count, as any
-    use of the environment may add some; nor do modes. A copy of `prefix` has the same one.
+    use of the environment may add some; nor do modes.
     """
-    whole = hashlib.blake2b((prefix or str(directory)).encode(errors="surrogateescape"))
-    for entry in list_files(directory):
+    whole = hashlib.blake2b(os.fsencode(prefix))
+    for entry in entries:
         if "__pycache__/" not in entry.name:
             about = entry.target or f"{entry.size} {entry.mtime_s}"
-            whole.update(f"\n{entry.name}\0{about}".encode(errors="surrogateescape"))
+            whole.update(os.fsencode(f"\n{entry.name}\0{about}"))
     return whole.hexdigest()[:16]
 
 
@@ -178,7 +179,7 @@ def list_files(directory: Path) -> list[Entry]:
                     below.append(entry.path)
                     continue
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) or entry.is_symlink():
+                if stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK):
                     found.append(describe(entry.path, status))
         return found, below
 
@@ -226,20 +227,21 @@ def _in_use(copy: Path) -> bool:
     return False
 
 
-def _write_archive(prefix: Path, name: str, place: Path) -> Path:
-    begun, new = time.monotonic(), place / f"{_NEW}{os.uname().nodename}-{os.getpid()}"
+def _write_archive(prefix: Path, entries: Sequence[Entry], stem: Path) -> Path:
+    begun, host = time.monotonic(), os.uname().nodename
+    new = stem.with_name(f"{_NEW}{host}-{os.getpid()}")
     try:
         with new.open("xb") as file:
             out = Checksummed(file)
             with tarfile.open(
                 fileobj=out, mode="w|", bufsize=_BLOCK, format=tarfile.GNU_FORMAT
             ) as tar:
-                for entry, data in _contents(list_files(prefix)):
+                for entry, data in _contents(entries):
                     tar.addfile(_member(entry), data)
             os.fsync(file.fileno())
-        if identity(prefix) != name:
+        if identity(list_files(prefix), str(prefix)) != stem.name:
             raise StagingError(f"{prefix} changed while it was read")
-        archive = new.rename(place / f"{name}-{out.checksum()}.tar")
+        archive = new.rename(f"{stem}-{out.checksum()}.tar")
     except BaseException:
         new.unlink(missing_ok=True)
         raise
@@ -288,9 +290,7 @@ def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
         with archive.open("rb") as file:
             source = Checksummed(file)
             with tarfile.open(fileobj=source, mode="r|", bufsize=_BLOCK) as tar:
-                # Not of 3.11's first releases; links to the base Python are absolute.
-                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
-                tar.extractall(new)
+                _extract(tar, new)
             while source.read(_BLOCK):
                 pass
         if source.checksum() != checksum or not _is_whole(new, copy.name):
@@ -303,6 +303,37 @@ def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
     _say(f"unpacked to {copy}", size, begun)
 
 
+def _extract(tar: tarfile.TarFile, directory: Path) -> None:
+    """Make all files; small ones side by side, as most of the time is the making of a file."""
+    waiting: deque[Future[None]] = deque()
+    parent = directory
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for member in tar:
+            path = directory / member.name
+            if path.parent != parent:
+                parent = path.parent
+                parent.mkdir(parents=True, exist_ok=True)
+            if member.issym():
+                path.symlink_to(member.linkname)
+                continue
+            data = tar.extractfile(member) or io.BytesIO()
+            if member.size > _SMALL:
+                _write(path, member, data)
+                continue
+            waiting.append(pool.submit(_write, path, member, io.BytesIO(data.read())))
+            if len(waiting) > _AHEAD:
+                waiting.popleft().result()
+        while waiting:
+            waiting.popleft().result()
+
+
+def _write(path: Path, member: tarfile.TarInfo, data: IO[bytes]) -> None:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, member.mode & 0o777)
+    with os.fdopen(number, "wb", buffering=0) as file:
+        shutil.copyfileobj(data, file, _BLOCK)
+        os.utime(number, (member.mtime, member.mtime))
+
+
 def _check_python(copy: Path) -> None:
     """Refuse a copy whose Python does not start, or imports from elsewhere."""
     command = [str(copy / "bin/python"), "-c", "import sys; print(sys.prefix)"]
@@ -313,7 +344,7 @@ def _check_python(copy: Path) -> None:
 
 
 def _is_whole(copy: Path, name: str) -> bool:
-    return copy.is_dir() and identity(copy, sys.prefix) == name
+    return copy.is_dir() and identity(list_files(copy), sys.prefix) == name
 
 
 def _words(error: Exception) -> str:
