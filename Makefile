@@ -19,7 +19,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader wheel clean
+  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -141,6 +141,9 @@ bench-bert: .venv/.train  ## Measure the making of BERT's samples beside a plain
 
 bench-reader: .venv/.train  ## Measure reading BERT's shards beside a Dataset
 	$(BIN)/python benchmarks/bert_reader.py
+
+bench-staging: .venv/.train  ## Measure imports from a throttled file system, and from a staged copy
+	$(BIN)/python benchmarks/staging.py
 
 wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .

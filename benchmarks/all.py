@@ -29,6 +29,7 @@ SCRIPTS = (
     "packing",
     "bert_preparation",
     "bert_reader",
+    "staging",
 )
 PACKAGES = ("torch", "torch_xla", "transformers", "accelerate", "tokenizers", "tiktoken", "numpy")
 
