@@ -1,0 +1,48 @@
+"""A job whose nodes import from copies of its environment, on a real Slurm; again when requeued."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def test_a_job_and_its_next_attempt_run_from_copies(user) -> None:
+    """The sandbox's nodes share this disk: one unpacks, and the other waits for it."""
+    environment, disk = user.home / "environment", user.home / "disk"
+    disk.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    python = environment / "bin/python"
+    sets = (
+        f"python={python}",
+        f"stage_python={disk}",
+        f"activate=[source {environment}/bin/activate]",
+    )
+    run = user.submit("train.wait=true", *sets, nodes=2)
+
+    def pythons(attempt: int) -> set[str]:
+        facts = run.until_there(2, attempt=attempt).values()
+        found = {fact["environment"]["TRNSLURM_PYTHON"] for fact in facts}
+        for fact in facts:
+            (copy,) = {str(Path(python).parents[1]) for python in found}
+            assert fact["environment"]["PATH"].split(":")[0] == f"{copy}/bin"
+            assert fact["environment"]["VIRTUAL_ENV"] == copy
+        return found
+
+    (first,) = pythons(1)
+    assert Path(first).parents[2].parent == disk
+    user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
+    assert pythons(2) == {first}
+    run.go()
+    run.until("COMPLETED")
+    logs = [
+        "".join(log.read_text() for log in sorted(run.path.glob(f"logs/train-{attempt}-node*.log")))
+        for attempt in (1, 2)
+    ]
+    assert [log.count("staging: unpacked to ") for log in logs] == [1, 0]
+    assert all("warning" not in log for log in logs)
+    (archive,) = user.run_root.glob(".trnslurm-*/*.tar")
+    assert archive.stat().st_size
