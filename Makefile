@@ -1,6 +1,6 @@
 # `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and system
 # packages where they are missing and apt may be used: python3-venv, and for the tests shellcheck, a
-# browser, and what runs in a sandbox (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
+# browser, tmux, and what runs in a sandbox (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
 SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
   iproute2 util-linux podman crun catatonit
 
@@ -31,7 +31,7 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 	echo
 	$(BIN)/trnslurm status last
 
-test: shellcheck sandbox chromium .venv/.train .venv-pcluster  ## Everything that continuous integration checks
+test: shellcheck sandbox screens .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit
 
 check: .venv/.train  ## Linters and types
@@ -42,7 +42,7 @@ check: .venv/.train  ## Linters and types
 
 # Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
-unit: sandbox chromium .venv/.train .venv-pcluster  ## The tests
+unit: sandbox screens .venv/.train .venv-pcluster  ## The tests
 	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -179,7 +179,7 @@ clean:  ## Remove what make made
 	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
 	touch $@
 
-.PHONY: python-venv shellcheck sandbox chromium
+.PHONY: python-venv shellcheck sandbox screens
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
@@ -190,8 +190,9 @@ python-venv:
 shellcheck:
 	@command -v shellcheck > /dev/null || $(call apt,shellcheck)
 
-chromium:
-	@command -v chromium > /dev/null || $(call apt,chromium)
+# In which tests look at `report` and `top`.
+screens:
+	@command -v chromium > /dev/null && command -v tmux > /dev/null || $(call apt,chromium tmux)
 
 # The daemons lie in /usr/sbin, which is not on every PATH.
 sandbox:

@@ -103,6 +103,7 @@ FLOORS = [
     "submit",
     "api",
     "report",
+    "top",
     "cli",
     "__main__",
 ]

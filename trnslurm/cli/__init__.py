@@ -23,6 +23,7 @@ _COMMANDS = {
     "data": ("data", "Fetch and prepare training data."),
     "runs": ("runs", "List runs and their states, newest last, or those of one sweep."),
     "status": ("runs", "Show the state of a run or a sweep, and why."),
+    "top": ("top", "Show runs live: progress, loss, speed, time left, last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print the numbers of each step, or of each run of a sweep."),
     "report": ("report", "Write a page about a run, or about several beside each other."),

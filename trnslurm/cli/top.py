@@ -1,0 +1,80 @@
+"""top: a live view of runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from trnslurm.api.listing import list_statuses
+from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.cli.options import path_option, run_argument
+from trnslurm.errors import TrnslurmError
+from trnslurm.runs.find import find_run
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status
+
+
+@click.command("top")
+@functools.partial(run_argument, required=False)
+@click.option(
+    "--every", type=click.FloatRange(min=0.5), default=5.0, show_default=True, metavar="S",
+    help="Look again after so many seconds; each look is one squeue.",
+)  # fmt: skip
+@click.option("-a", "--all", "everything", is_flag=True, help="Show all runs, not the newest 20.")
+@path_option
+def top_command(run: str | None, every: float, everything: bool, path: tuple[str, ...]) -> None:
+    """Show runs live: progress, loss, speed, time left, last lines.
+
+    Keys: Enter opens a run, l shows its log, c cancels and r resumes it, p writes its report, q
+    quits.
+
+    \b
+    Example:
+      trnslurm top
+      trnslurm top last --every 2
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise TrnslurmError("top needs a terminal: trnslurm status, or trnslurm watch")
+    try:
+        from trnslurm.top.app import Top
+    except ImportError:
+        raise TrnslurmError("top needs textual: pip install 'trnslurm[top]'") from None
+    workspace = workspace_of({"path": path})
+
+    def listed() -> Sequence[RunStatus]:
+        return list_statuses(workspace, everything=everything)[0]
+
+    def cancel(chosen: RunDir) -> str:
+        from trnslurm.submit.cancel import cancel_unless_ended
+
+        before, cancelled = cancel_unless_ended(chosen, now=False)
+        if not cancelled:
+            return f"{chosen.name} has ended already: {before.state}"
+        saves = cancelled[0].saves
+        return f"Cancelling {chosen.name}: it saves a checkpoint" if saves else "Cancelled"
+
+    def resume(chosen: RunDir) -> str:
+        from trnslurm.submit.resume import resume as resume_run
+
+        said: list[str] = []
+        dirs = workspace.template_dirs()
+        resume_run(
+            chosen, nodes=None, stop_at=None, template_dirs=dirs, detach=True, say=said.append
+        )
+        return "\n".join([f"Resumed {chosen.name}", *said])
+
+    def report(chosen: RunDir) -> str:
+        from trnslurm.report.history import History
+        from trnslurm.report.page import write_report
+
+        file = Path(f"{chosen.name}.html").absolute()
+        write_report([History(chosen, chosen.record(), run_status(chosen))], file, pictures=False)
+        return f"Wrote {file}"
+
+    first = find_run(run, run_roots(workspace)) if run else None
+    acts = {"cancel": cancel, "resume": resume, "report": report}
+    Top(listed, every_s=every, acts=acts, first=first).run()

@@ -1,0 +1,111 @@
+"""What the live view shows, read from the runs' files and from Slurm; nothing of the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trnslurm.api.tables import figure
+from trnslurm.errors import RunError
+from trnslurm.runs.foreign import cleaned, printable
+from trnslurm.runs.logs import choose_log, print_log
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status
+
+HEADER = ("run", "state", "step", "loss", "left", "nodes", "speed", "reason")
+_RECENT = 20
+_POINTS = 400
+_ALIVE = ("RUNNING", "PRECOMPILING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One run, as it is shown alone."""
+
+    status: RunStatus
+    losses: Sequence[float]
+    """Of all steps that count, the newest last; thinned to what a line of blocks can show."""
+    share: float | None
+    """How much of its steps it has done."""
+    facts: Sequence[tuple[str, str]]
+    log: Sequence[str]
+    """The last lines of node 0's log."""
+
+
+def row_of(status: RunStatus) -> tuple[str, ...]:
+    """Return a run's line in the list, under HEADER."""
+    metrics = status.metrics
+    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
+    return (
+        status.run, status.state, step, figure(metrics.get("loss"), ".4f"),
+        time_left(status, metrics.get("step_s")), str(status.nodes), speed_of(metrics),
+        status.reason,
+    )  # fmt: skip
+
+
+def view_of(run: RunDir, *, lines: int) -> View:
+    """Return a run as it is now, with the last lines of its log."""
+    status = run_status(run)
+    steps = [cleaned(step) for step in run.steps()]
+    losses = [s["loss"] for s in steps if _is_number(s.get("loss"))]
+    every = -(-len(losses) // _POINTS) or 1
+    recent = [s["step_s"] for s in steps[-_RECENT:] if _is_number(s.get("step_s"))]
+    last = steps[-1] if steps else {}
+    done, whole = last.get("step"), last.get("steps")
+    share = done / whole if _is_number(done) and _is_number(whole) and whole else None
+    held_out = next((s["eval_loss"] for s in reversed(steps) if "eval_loss" in s), None)
+    hosts = next((phase.hosts for phase in reversed(status.phases) if phase.hosts), "")
+    preset = f" ({status.preset})" if status.preset else ""
+    facts = [
+        ("recipe", f"{status.recipe}{preset} on {status.cluster}"),
+        ("nodes", f"{status.nodes}{f': {hosts}' if hosts else ''}"),
+        ("attempts", str(len(status.attempts)) if len(status.attempts) > 1 else ""),
+        ("step", f"{done}/{whole}" if share is not None else str(done or "")),
+        ("loss", figure(losses[-1] if losses else None, ".4f") if losses else ""),
+        ("held out", figure(held_out, ".4f") if held_out is not None else ""),
+        ("speed", speed_of(last).replace("-", "")),
+        ("left", time_left(status, statistics.median(recent) if recent else None).strip("-")),
+        ("next", status.mend),
+        ("note", status.note),
+    ]  # fmt: skip
+    return View(
+        status=status, losses=losses[::every], share=share,
+        facts=[(name, text) for name, text in facts if text], log=log_lines(run, lines),
+    )  # fmt: skip
+
+
+def log_lines(run: RunDir, lines: int) -> list[str]:
+    """Return the last lines of node 0's newest log, printable; why there is none is one of them."""
+    try:
+        file = choose_log(run)
+        text = b"".join(print_log(file, lines)) if file else b""
+    except (OSError, RunError) as error:
+        return [printable(str(error))]
+    return [printable(line.expandtabs()) for line in text.decode(errors="replace").splitlines()]
+
+
+def speed_of(metrics: Mapping[str, Any]) -> str:
+    """Return tokens or samples per second."""
+    for key, unit in (("tokens_per_s", "tok/s"), ("samples_per_s", "seq/s")):
+        if _is_number(metrics.get(key)):
+            return f"{metrics[key]:,.0f} {unit}"
+    return "-"
+
+
+def time_left(status: RunStatus, step_s: Any) -> str:
+    """Return how long the steps that are left would take, while it runs."""
+    step, steps = (status.metrics.get(name) for name in ("step", "steps"))
+    if status.state not in _ALIVE or not all(map(_is_number, (step, steps, step_s))):
+        return "-"
+    minutes = max(0.0, steps - step) * step_s / 60  # type: ignore[operator]
+    if minutes < 1:
+        return "< 1 min"
+    if minutes < 100:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h" if minutes < 6000 else f"{minutes / 1440:.1f} d"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
