@@ -130,6 +130,9 @@ def test_a_list_a_run_its_log_and_back(runs, terminal) -> None:
     assert max(map(len, shown.splitlines())) <= int(terminal.size[1])
     terminal.press("l")
     terminal.wait("line 99 of the log\\x1b[31m", without="1,234 tok/s")
+    with runs[0].node_log("train", 1, 0).open("a") as log:
+        log.write("line 101 comes later\n")
+    terminal.wait("line 101 comes later")
     terminal.press("Escape")
     terminal.wait("1,234 tok/s")
     terminal.press("Escape")

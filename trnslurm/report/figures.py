@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-# Light colours, which PNGs have; on the page each is a variable, which the dark theme sets anew.
+# Light colours, which PNGs have; on the page each is a variable, which the dark theme replaces.
 _INK, _GRID = "#3c4149", "#dfe2e7"
 # Okabe and Ito's, which people who see colours differently can tell apart; yellow is too pale.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#8c564b")

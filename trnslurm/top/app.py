@@ -175,7 +175,7 @@ class RunsScreen(_Looking):
         return self.app.listed()
 
     def tell(self, found: Sequence[RunStatus]) -> None:
-        """Write the table anew; the cursor stays on its run."""
+        """Fill the table again; the cursor stays on its run."""
         table = self.query_one(DataTable)
         under = self._paths[table.cursor_row] if self._paths else ""
         newest_first = [*found][::-1]
@@ -252,8 +252,8 @@ class RunScreen(_Looking):
         log.update(Text("\n".join(shown)))
 
 
-class LogScreen(Screen[None]):
-    """The log of node 0, from its last lines."""
+class LogScreen(_Looking):
+    """The log of node 0. At its end it follows; scrolled up, it stays."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left,l", "app.pop_screen", "Back", key_display="esc")
@@ -263,15 +263,27 @@ class LogScreen(Screen[None]):
         super().__init__()
         self._run = run
 
+    def chosen(self) -> RunDir:
+        """Return the run."""
+        return self._run
+
     def compose(self) -> ComposeResult:
         """Yield its parts."""
         with VerticalScroll():
-            yield Static(Text("\n".join(log_lines(self._run, _MOST_LOG_LINES))))
+            yield Static()
         yield Footer()
 
-    def on_mount(self) -> None:
-        """Begin at the end."""
-        self.query_one(VerticalScroll).scroll_end(animate=False)
+    def ask(self) -> Sequence[str]:
+        """Return the last lines, as many as are shown."""
+        return log_lines(self._run, _MOST_LOG_LINES)
+
+    def tell(self, found: Sequence[str]) -> None:
+        """Show them."""
+        lines = self.query_one(VerticalScroll)
+        follows = lines.scroll_offset.y >= lines.max_scroll_y
+        self.query_one(Static).update(Text("\n".join(found)))
+        if follows:
+            lines.scroll_end(animate=False)
 
 
 class Confirm(ModalScreen[bool]):
