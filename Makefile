@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging wheel clean
 
 help:  ## Show what can be made
@@ -30,6 +30,9 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 	$(BIN)/trnslurm submit gpt2_zero1 --nodes 2 --cluster local --preset tiny
 	echo
 	$(BIN)/trnslurm status last
+
+docs: .venv/.train  ## Make the site of the pages, site/index.html; a dead link is an error
+	@$(BIN)/python docs/make/site.py
 
 test: shellcheck sandbox screens .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit
@@ -149,7 +152,7 @@ wheel: .venv/.train  ## Build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## Remove what make made
-	rm -rf .venv .venv-datasets .venv-torchx .venv-pcluster dist
+	rm -rf .venv .venv-datasets .venv-torchx .venv-pcluster dist site
 
 # pip alone needs minutes for torch, so its stamp follows pyproject.toml only.
 # Remade when pyproject.toml changes: pip alone needs minutes for torch.

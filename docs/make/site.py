@@ -1,0 +1,133 @@
+"""Make the site of the pages, in site/. They are copied to .make/site as its generator reads them.
+
+    python docs/make/site.py [DIRECTORY]
+
+The pages are written for a viewer of the repository. In the copies, links between directories lead
+to pages of the site; a linked file that is no page becomes one; and code is marked as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+MAKE = Path(__file__).resolve().parent
+ROOT = MAKE.parents[1]
+# Where pages outside docs/ are in the site.
+NAMES = {
+    "README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+}  # fmt: skip
+_LINK = re.compile(r"(\]\()([^)\s#]+)")
+# Blocks of code, as pages have them: four blanks before each line.
+_INDENTED = re.compile(r"(?<=\n\n)(?:(?: {4}.*)?\n)*? {4}.*\n(?=\n(?! {4}|\n)|\Z)")
+_LANGUAGES = ((r"\$ ", "console"), (r">>> ", "pycon"), (r"(trnslurm|make|pip) ", "bash"))
+_LEXERS = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
+
+
+def main(root: Path, output: Path) -> int:
+    """Make the site, and return the exit code: not 0 where a link leads nowhere."""
+    staged = root / ".make/site"
+    shutil.rmtree(staged, ignore_errors=True)
+    if dead := stage(root, staged / "docs"):
+        print("\n".join(dead), file=sys.stderr)
+        return 1
+    shutil.copytree(MAKE / "assets", staged / "docs/assets")
+    shutil.copy(MAKE / "zensical.toml", staged)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(
+        command, cwd=staged, env={**os.environ, "NO_COLOR": "1"}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stdout.partition("Traceback")[0], file=sys.stderr)
+        return 1
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.move(staged / "site", output)
+    print(f"Wrote {output}/index.html")
+    return 0
+
+
+def stage(root: Path, staged: Path) -> list[str]:
+    """Write the copies of all pages and of what they link; return the links that lead nowhere."""
+    pages = [*NAMES, *(f"docs/{page.name}" for page in sorted(root.glob("docs/*.md")))]
+    dead: list[str] = []
+    linked: list[str] = []
+    for page in pages:
+        text = (root / page).read_text(encoding="utf-8")
+        files = files_in(text, page)
+        dead += [f"{page}: there is no {file}" for file in files if not (root / file).is_file()]
+        linked += files
+        write(staged / place(page), fenced(moved(text, page)))
+    for file in {*linked} - {*pages}:
+        if not (root / file).is_file():
+            continue
+        if place(file).endswith(".md"):
+            write(staged / place(file), as_page(root / file, file))
+        else:
+            (staged / place(file)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / file, staged / place(file))
+    return dead
+
+
+def place(file: str) -> str:
+    """Return where a file of the repository is in the site's sources."""
+    if file in NAMES:
+        return NAMES[file]
+    path = PurePosixPath(file)
+    if path.parts[0] == "docs":
+        return str(path.relative_to("docs"))
+    return f"files/{file}.md"
+
+
+def files_in(text: str, page: str) -> list[str]:
+    """Return the files of the repository that a page links."""
+    links = [link for _, link in _LINK.findall(text) if "://" not in link]
+    return [posixpath.normpath(posixpath.join(posixpath.dirname(page), link)) for link in links]
+
+
+def moved(text: str, page: str) -> str:
+    """Return a page with its links as they are in the site."""
+
+    def link_of(found: re.Match[str]) -> str:
+        if "://" in found[2]:
+            return found[0]
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(page), found[2]))
+        start = posixpath.dirname(place(page))
+        return found[1] + posixpath.relpath(place(file), start or ".")
+
+    return _LINK.sub(link_of, text)
+
+
+def fenced(text: str) -> str:
+    """Return a page whose code is fenced, and named where its language shows."""
+
+    def fence(found: re.Match[str]) -> str:
+        lines = [line[4:] for line in found[0].splitlines()]
+        first = next(filter(None, lines))
+        language = next((name for start, name in _LANGUAGES if re.match(start, first)), "text")
+        return "\n".join([f"```{language}", *lines, "```", ""])
+
+    return _INDENTED.sub(fence, text)
+
+
+def as_page(file: Path, name: str) -> str:
+    """Return a page that shows a file; the search leaves it out."""
+    head = "---\nsearch:\n  exclude: true\n---\n"
+    text = file.read_text(encoding="utf-8")
+    return f"{head}# {name}\n\n````{_LEXERS.get(file.suffix, 'text')}\n{text}````\n"
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file of the site's sources."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(ROOT, Path(sys.argv[1]) if sys.argv[1:] else Path("site")))

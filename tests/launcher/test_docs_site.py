@@ -1,0 +1,152 @@
+"""The site of the pages: it is made without a dead link, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .browser import Browser, browser
+
+ROOT = Path(__file__).parents[2]
+MAKE = "docs/make/site.py"
+_TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# The search's window and its fields are in a tree of its own.
+_SEARCH = "[...document.querySelectorAll('body > div')].map(e => e.shadowRoot).find(e => e)"
+
+
+def made(root: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, root / MAKE, output], capture_output=True, text=True, timeout=180,
+        check=False,
+    )  # fmt: skip
+
+
+def copy_of_the_repository(place: Path) -> Path:
+    """Return a directory with the pages, in which tests may make mistakes."""
+    shutil.copytree(ROOT / "docs", place / "docs")
+    for entry in ROOT.iterdir():
+        if entry.name != "docs" and not entry.name.startswith("."):
+            (place / entry.name).symlink_to(entry)
+    return place
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("docs")
+    done = made(copy_of_the_repository(place), place / "made")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"Wrote {place}/made/index.html\n"
+    return place / "made"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The site's address on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = tomllib.loads((ROOT / "docs/make/zensical.toml").read_text())["project"]["nav"]
+    entries = [entry for section in nav for part in section.values() for entry in part]
+    named = [page for entry in entries for page in entry.values()]
+    others = {"index.md", "contributing.md", "changelog.md", "benchmarks.md"}
+    assert sorted(named) == sorted({page.name for page in ROOT.glob("docs/*.md")} | others)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("nowhere.md", "docs/data.md: there is no docs/nowhere.md"),
+        ("../README.md#nowhere", "anchor does not exist"),
+    ],
+)
+def test_a_dead_link_is_refused(tmp_path: Path, link: str, said: str) -> None:
+    root = copy_of_the_repository(tmp_path)
+    with (root / "docs/data.md").open("a") as page:
+        page.write(f"\n[there]({link})\n")
+    done = made(root, root / "made")
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert not (root / "made").exists()
+
+
+def test_pages_link_what_is_there(site: Path) -> None:
+    """Their links of this site are files of it, and the anchors theirs."""
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    ids = {page: set(re.findall(r' id="?([^"\s>]+)', text)) for page, text in pages.items()}
+    assert len(ids) > 30
+    for page, text in pages.items():
+        if page.name == "404.html":  # its links begin at the root of the server
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, anchor = link.partition("#")
+            if re.match(r"https?:|data:|javascript:", link):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), (page, link)
+            assert not anchor or anchor in ids[target] or anchor.startswith("__"), (page, link)
+
+
+def test_a_browser_reads_it_in_light_in_dark_and_on_a_phone(
+    site: Path, served: str, chromium: Browser
+) -> None:
+    shades = []
+    for page, width, dark in (
+        ("index", 1280, False), ("index", 390, False), ("guide", 390, True),
+        ("recipes", 390, False), ("files/jobs/gpt2_zero1/train.py", 390, False),
+    ):  # fmt: skip
+        chromium.open(f"{served}/{page}.html", width=width, dark=dark)
+        # What is wide, as code and tables, scrolls by itself.
+        assert chromium.run(_TOO_WIDE) <= 0, (page, width)
+        shade = chromium.run("getComputedStyle(document.body).backgroundColor")
+        shades.append(min(int(part) for part in re.findall(r"\d+", shade)[:3]) > 200)
+    assert shades == [True, True, False, True, True]
+    assert chromium.said == []
+    assert chromium.requested and all(
+        address.startswith((f"{served}/", "data:")) for address in chromium.requested
+    )
+
+
+@pytest.mark.parametrize("place", ["server", "disk"])
+def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, place: str) -> None:
+    root = served if place == "server" else site.as_uri()
+    chromium.said.clear()
+    chromium.requested.clear()
+    chromium.open(f"{root}/index.html")
+    chromium.until(f"!!(document.querySelector('.md-search__button') && {_SEARCH})")
+    chromium.run("document.querySelector('.md-search__button').click()")
+    chromium.until(f"{_SEARCH}.activeElement?.tagName === 'INPUT'")
+    for letter in "preemption":
+        chromium.ask("Input.dispatchKeyEvent", type="keyDown", text=letter)
+    to = "/admin.html?h=preemption#how-a-training-ends"
+    links = f"[...{_SEARCH}.querySelectorAll('a')].map(a => a.href)"
+    chromium.until(f"{links}.some(link => link.startsWith('{root}{to}'))")
+    assert chromium.run(f"{_SEARCH}.activeElement.value") == "preemption"
+    assert chromium.said == []
+    assert all(a.startswith((f"{root}/", "data:")) for a in chromium.requested)
