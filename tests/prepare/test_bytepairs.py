@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -39,9 +40,11 @@ def test_ids_are_equal(trained: Tokenizer) -> None:
     letters = [*TEXT, *"  \n\n\t\r'st\u00a0\u2003\u0301\x85😀", "'ll", "<|endoftext|>"]
     texts = ["", *("".join(dice.choices(letters, k=dice.randrange(60))) for _ in range(2000))]
     expected = [e.ids for e in trained.encode_batch_fast(texts, add_special_tokens=False)]
-    found = pairs.encode(texts)
+    found = pairs.encode(texts, 777)
     assert found is not None
-    assert [ids.tolist() for ids in found] == expected
+    tokens, lengths = found
+    assert tokens.tolist() == [token for ids in expected for token in [*ids, 777]]
+    assert lengths.tolist() == [len(ids) + 1 for ids in expected]
     assert max(map(max, filter(None, expected))) > 256  # merges were used
 
 
@@ -79,14 +82,14 @@ def test_a_character_that_is_split_otherwise_is_left_to_tokenizers(
     assert pairs
     # As if the tables of one library were of another Unicode than the other's.
     monkeypatch.setattr(BytePairs, "_is_split_alike", lambda pairs, character: character != "é")
-    assert pairs.encode(["a cat", "un été"]) is None
-    assert pairs.encode(["a cat", "un cat"])
+    assert pairs.encode(["a cat", "un été"], 0) is None
+    assert pairs.encode(["a cat", "un cat"], 0)
 
 
 def test_different_ids_are_an_error(trained: Tokenizer) -> None:
     pairs = BytePairs(trained, {bytes([byte]): byte for byte in range(256)}, __import__("tiktoken"))
     with pytest.raises(PrepareError, match="different tokens of 'the cat'"):
-        pairs.encode(["the cat"])
+        pairs.encode(["the cat"], 0)
 
 
 def test_characters_of_every_kind_are_told_apart(trained: Tokenizer) -> None:
@@ -98,3 +101,23 @@ def test_characters_of_every_kind_are_told_apart(trained: Tokenizer) -> None:
     pairs._tokenizer = other
     assert not pairs._is_split_alike("é")
     assert not pairs._is_split_alike("1")
+
+
+def test_text_with_the_marks_is_left_to_tokenizers(trained: Tokenizer) -> None:
+    pairs = bytepairs.find(trained)
+    assert pairs
+    for text in ("a\x7fb", "a\x1fb", "été\x7f"):
+        assert pairs.encode(["a cat", text], 0) is None
+
+
+def test_blanks_are_those_of_the_pattern(trained: Tokenizer) -> None:
+    import tiktoken
+
+    bytes_only = {bytes([byte]): byte for byte in range(256)}
+    ranks = bytes_only | {b"aa": 256}
+    encoding = tiktoken.Encoding("", pat_str=r"\s|aa", mergeable_ranks=ranks, special_tokens={})
+    surrogates = range(0xD800, 0xE000)
+    every = [chr(n) for n in range(sys.maxunicode + 1) if n not in surrogates]
+    # What the pattern does not match is left out, so only blanks have tokens.
+    found = [c for c in every if encoding.encode_ordinary(c)]
+    assert set(found) == set(bytepairs._BLANKS)

@@ -1,21 +1,24 @@
 """The command line: python -m trnslurm.prepare [bert|labelled|fetch|model|download|verify] …."""
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from trnslurm.prepare.bert import command as bert
 from trnslurm.prepare.errors import KeptError, PrepareError
-from trnslurm.prepare.fetch import command as fetch
-from trnslurm.prepare.fetch import published
-from trnslurm.prepare.labelled import command as labelled
-from trnslurm.prepare.options import as_path
-from trnslurm.prepare.prepared import INDEX, find_damage, read_index
-from trnslurm.prepare.tokens import command as tokens
 
 _KEPT = "what is finished is kept, run again to resume"
+# Module and function. Imported when named: each process of a preparation imports this module too.
+_COMMANDS = {
+    "bert": ("bert.command", "run"),
+    "labelled": ("labelled.command", "run"),
+    "fetch": ("fetch.command", "dataset"),
+    "download": ("fetch.command", "published_file"),
+    "model": ("fetch.command", "model"),
+}
+_TOKENS = ("tokens.command", "run")
 
 
 class _Stopped(BaseException):
@@ -26,20 +29,15 @@ def main() -> None:
     """Run a command; an error that the user can fix is one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    commands = {
-        "bert": bert.run,
-        "labelled": labelled.run,
-        "fetch": fetch.dataset,
-        "download": fetch.published_file,
-        "model": fetch.model,
-        "verify": _verify,
-    }
     arguments = sys.argv[1:]
     try:
-        if arguments and arguments[0] in commands:
-            commands[arguments[0]](arguments[1:])
-        else:
-            tokens.run(arguments)
+        if arguments[:1] == ["verify"]:
+            _verify(arguments[1:])
+            return
+        module, function = _TOKENS
+        if arguments and arguments[0] in _COMMANDS:
+            module, function = _COMMANDS[arguments.pop(0)]
+        getattr(importlib.import_module(f"trnslurm.prepare.{module}"), function)(arguments)
     except PrepareError as error:
         sys.exit(f"error: {error}")
     except KeptError as error:
@@ -56,6 +54,10 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def _verify(arguments: Sequence[str]) -> None:
+    from trnslurm.prepare.fetch import published
+    from trnslurm.prepare.options import as_path
+    from trnslurm.prepare.prepared import INDEX, find_damage, read_index
+
     parser = argparse.ArgumentParser(
         prog="python -m trnslurm.prepare verify", description="Read prepared data whole."
     )

@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -135,10 +135,10 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
 
 def encode(
     loaded: Loaded, documents: list[str], pairs: BytePairs | None = None
-) -> list[NDArray[Any]]:
-    """Return the tokens of each document."""
-    found = pairs.encode(documents) if pairs else None
-    if found is None:
-        encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-        found = [np.array(encoding.ids, np.uint32) for encoding in encodings]
-    return found
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return all tokens, with an end of text behind each document, and how many each has."""
+    if pairs and (found := pairs.encode(documents, loaded.end_of_text)):
+        return found
+    encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+    ids = [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
+    return np.array([*chain.from_iterable(ids)], np.uint32), np.array([*map(len, ids)], np.int64)

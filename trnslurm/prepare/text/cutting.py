@@ -1,6 +1,7 @@
 """Chunks: parts of the text that are worked on alone, cut between documents."""
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from trnslurm.prepare.text.sources import TABLES, Found, Source
 
 _MOST_CHUNKS = 4096
 # Characters per call of a tokenizer, whose answer takes some fifty times as much memory.
-_BATCH_CHARACTERS = 200_000
+_BATCH_CHARACTERS = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,13 @@ class Chunk:
 
     def batches(self) -> Iterator[list[str]]:
         """Yield the documents, as many at once as a tokenizer should get."""
-        batch, characters = [], 0
-        for document in self.documents():
-            batch.append(document)
-            characters += len(document)
-            if characters >= _BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
-        if batch:
-            yield batch
+        documents = list(self.documents())
+        ends = list(itertools.accumulate(map(len, documents)))
+        first = characters = 0
+        while first < len(documents):
+            end = bisect_left(ends, characters + _BATCH_CHARACTERS) + 1
+            yield documents[first:end]
+            first, characters = end, ends[min(end, len(ends)) - 1]
 
 
 def choose_chunk_bytes(sources: list[Source]) -> int:

@@ -13,6 +13,7 @@ from trnslurm.prepare.parsing import parse
 
 PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 BY_FILE = "line of JSON lines, else blank-line"
 """The default for text and rows together."""
 
@@ -81,18 +82,15 @@ class Lines:
         return f"{self.path}: the line at byte {offset}"
 
     def documents(self, first: int, end: int) -> Iterator[str]:
-        """Yield the documents between two cuts, none of them blank."""
+        """Return the documents between two cuts, none of them blank."""
         with self.path.open("rb") as stream:
             stream.seek(first)
             data = stream.read(end - first)
-        # Between documents, an end of text replaces the line's end.
-        ends = self.rule.per in ("line", "blank-line") and not self._is_rows
-        for document in _join(self._texts(data, first), self.rule):
-            text = document
-            if ends:
-                text = document.removesuffix("\n").removesuffix("\r")
-            if text.strip():
-                yield text
+        if self._is_rows or self.rule.per not in ("line", "blank-line"):
+            found: Iterable[str] = _join(self._texts(data, first), self.rule)
+        else:
+            found = _split(self.text(data, first) or "", self.rule.per)
+        return iter([text for text in found if text and not text.isspace()])
 
     def _texts(self, data: bytes, offset: int) -> Iterator[str]:
         # Lines of bytes end at a line feed only; str.splitlines knows many other ends.
@@ -130,6 +128,18 @@ class Lines:
                     return stream.tell()
             elif self.rule.per == "line" or starts.search(text):
                 return here
+
+
+def _split(text: str, per: str) -> list[str]:
+    """Return the lines, or the paragraphs, of a text, without the line's end behind each."""
+    # Line feeds only: str.splitlines knows many other ends.
+    found = text.split("\n") if per == "line" else _BLANK_LINES.split(f"\n{text}\n")
+    if per == "blank-line":
+        found[0] = found[0].removeprefix("\n")
+        found[-1] = found[-1].removesuffix("\n")
+    if "\r" in text:
+        found = [part.removesuffix("\r") for part in found]
+    return found
 
 
 def _join(texts: Iterable[str], rule: Rule) -> Iterator[str]:

@@ -24,10 +24,10 @@ class TokenFile:
 
     def write(self, tokens: NDArray[Any], documents: int) -> None:
         """Append the tokens of some documents."""
-        data = tokens.astype(tokens.dtype.newbyteorder("<")).tobytes()
+        data = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).data
         self._stream.write(data)
         self._digest.update(data)
-        self.bytes += len(data)
+        self.bytes += data.nbytes
         self.tokens += len(tokens)
         self.documents += documents
 
@@ -69,10 +69,16 @@ def write_splits(
             if chunk.split == "eval":
                 files["eval"].write(part.tokens, len(part.lengths))
                 continue
-            numbers = np.arange(first, first + len(part.lengths))
-            eval_mask = (numbers + 1) * held_out // total > numbers * held_out // total
-            for name, mask in (("train", ~eval_mask), ("eval", eval_mask)):
-                files[name].write(part.tokens[np.repeat(mask, part.lengths)], int(mask.sum()))
+            numbers = np.arange(first, first + len(part.lengths) + 1)
+            held = np.flatnonzero(np.diff(numbers * held_out // total)).tolist()
+            bounds = np.concatenate([[0], np.cumsum(part.lengths)])
+            done = 0
+            for number in held:
+                start, stop = bounds[number : number + 2]
+                files["train"].write(part.tokens[bounds[done] : start], number - done)
+                files["eval"].write(part.tokens[start:stop], 1)
+                done = number + 1
+            files["train"].write(part.tokens[bounds[done] :], len(part.lengths) - done)
             first += len(part.lengths)
     entries = {name: file.entry(f"{name}.bin") for name, file in files.items()}
     if not entries["eval"]["documents"]:

@@ -51,17 +51,16 @@ class Tokenizing:
         return lambda chunk: self._tokenize(chunk, loaded, pairs)
 
     def _tokenize(self, chunk: Chunk, loaded: Loaded, pairs: BytePairs | None) -> int:
-        end = np.array([loaded.end_of_text], np.uint32)
-        pieces, lengths = [np.zeros(0, np.uint32)], []
+        tokens, lengths = [np.zeros(0, self.dtype)], [np.zeros(0, np.int64)]
         for documents in chunk.batches():
-            for ids in tokenizer.encode(loaded, documents, pairs):
-                lengths.append(len(ids) + 1)
-                pieces += (ids, end)
-        tokens = np.concatenate(pieces, dtype=self.dtype, casting="same_kind")
+            ids, counts = tokenizer.encode(loaded, documents, pairs)
+            tokens.append(ids.astype(self.dtype))
+            lengths.append(counts)
+        counts = np.concatenate(lengths)
         # Unsynced: what a crash leaves of it is damaged, which its checksums tell.
         with replacing(path_of(self.directory, chunk.number), durable=False) as stream:
-            np.savez(stream, tokens=tokens, lengths=np.array(lengths, np.int64))
-        return len(lengths)
+            np.savez(stream, tokens=np.concatenate(tokens), lengths=counts)
+        return len(counts)
 
 
 def load(directory: Path, number: int) -> Tokens | None:
