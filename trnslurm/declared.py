@@ -12,10 +12,11 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.frozen import Frozen
 
 FREE, ON_OFF = "free", "on or off"
 REFUSED = "REFUSED"
@@ -31,8 +32,7 @@ Read = Callable[[str], bytes | None]
 Refused = tuple[Mapping[str, Any], str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
+class Field(Frozen):
     """What one key accepts."""
 
     kind: str = ""
@@ -49,8 +49,7 @@ class Field:
         return ("at least 0", *rules) if signed else rules
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declaration:
+class Declaration(Frozen):
     """The keys of a section."""
 
     fields: Mapping[str, Field]
@@ -65,8 +64,7 @@ class Declaration:
         return {key for key, field in self.fields.items() if mark in field.marks}
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Frozen, kw_only=False):
     """Why values are refused."""
 
     text: str
@@ -211,8 +209,7 @@ def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
         return None  # it will not run either
 
 
-@dataclass(frozen=True)
-class _Module:
+class _Module(Frozen, kw_only=False):
     """A source file in which names are looked up."""
 
     read: Read

@@ -14,9 +14,10 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from trnslurm.frozen import Frozen
 
 RECORD = "run.json"
 PLAN = "plan.json"
@@ -37,8 +38,7 @@ _STEP = r"step-([0-9]{8,})"
 _REMOVED = re.compile(rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+")
 
 
-@dataclass(frozen=True)
-class RunFiles:
+class RunFiles(Frozen, kw_only=False):
     """The paths of one run directory."""
 
     path: Path

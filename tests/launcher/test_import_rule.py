@@ -89,6 +89,7 @@ def files(*parts: str) -> list[Path]:
 PARTS = sorted({f.relative_to(PACKAGE).parts[0].removesuffix(".py") for f in PACKAGE.rglob("*.py")})
 # The launcher's floors, from the ground up: a room imports only rooms below it.
 FLOORS = [
+    "frozen",
     "rundir",
     "contract",
     "__init__",
@@ -112,7 +113,7 @@ BESIDE = {
     "node": {"rundir"},  # programs on the nodes
     "train": {"rundir", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
-    "sandbox": {"errors", "config", "slurm"},  # a Slurm on this machine
+    "sandbox": {"frozen", "errors", "config", "slurm"},  # a Slurm on this machine
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
 TRAIN_GROUND = {

@@ -137,4 +137,5 @@ def test_the_names_are_there_without_the_launcher() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == "['trnslurm', 'trnslurm.contract', 'trnslurm.rundir']"
+    needed = ["trnslurm", "trnslurm.contract", "trnslurm.frozen", "trnslurm.rundir"]
+    assert done.stdout.strip() == str(needed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.api.choice import Say, config_of
 from trnslurm.api.search import Options
 from trnslurm.config import Config, Workspace, chain_of
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.runs.result import other_sizes
@@ -20,8 +20,7 @@ from trnslurm.submit.job import Job, Link, make_job
 _NOT_MADE = "RUN/checkpoints"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
+class _Stage(Frozen):
     """One preset of the chain, with the options for it."""
 
     workspace: Workspace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from trnslurm.api.arguments import (
@@ -22,6 +22,7 @@ from trnslurm.api.search import Options, workspace_of
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
 from trnslurm.config import Recipe, Workspace
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
@@ -29,8 +30,7 @@ from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
 NODES = (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Plan:
+class Plan(Frozen):
     """What a recipe takes on each of some node counts; it shows itself as a table."""
 
     recipe: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.api.arguments import (
@@ -24,6 +23,7 @@ from trnslurm.api.run import Run
 from trnslurm.api.search import Options, workspace_of
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result
@@ -34,8 +34,7 @@ from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
 from trnslurm.submit.submit import submit_ahead, submit_chain
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(Frozen):
     """What would be submitted: checked as far as this host can, and nothing of it made."""
 
     links: Sequence[Link]

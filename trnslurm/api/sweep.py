@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.api.arguments import (
@@ -38,7 +37,6 @@ _MOST_HERE = 50  # each waits in processes of its own
 _SHARED = ("run_root", "compile_cache", "scheduler")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepProposal(Proposal):
     """What a sweep would be submitted as: its links are its runs, which nothing connects."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
     CacheError,
@@ -34,8 +34,7 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 _RECIPE = re.compile(r"jobs/([^/]+)/")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(Frozen):
     """What the cache has for one job."""
 
     key: str = ""

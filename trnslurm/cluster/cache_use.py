@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.claims import Claim, newest_claim
 from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
 from trnslurm.node.graphs.manifest import CacheError, read_manifest
@@ -97,8 +97,7 @@ def remove_all(cache: CompileCache, entries: Sequence[Entry]) -> int:
         raise TrnslurmError(f"{error.filename}: cannot be removed ({error.strerror})") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphSource:
+class GraphSource(Frozen):
     """The ingredients of a key, and the versions if they are known."""
 
     ingredients: Mapping[str, Any]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any, Literal
 
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
+from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import cleaned
@@ -28,8 +29,7 @@ _ROUNDS = (
 _MOST_NAMED = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(Frozen):
     """One thing that was looked at."""
 
     check: str
@@ -39,8 +39,7 @@ class Line:
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expected:
+class Expected(Frozen):
     """What the job was made for, and what its instance type has."""
 
     instance: str
@@ -57,8 +56,7 @@ class Expected:
         return self.nodes * self.workers_per_node
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(Frozen):
     """What nodes and workers wrote down."""
 
     nodes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import trnslurm
@@ -18,6 +17,7 @@ from trnslurm.cluster.python import interpreter, preamble
 from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.render.bundle import Bundle, package_files
 from trnslurm.runs.root import check_run_root
@@ -39,8 +39,7 @@ export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS=
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkup:
+class Checkup(Frozen):
     """The nodes to check, and where."""
 
     cluster: Cluster

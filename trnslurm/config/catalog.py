@@ -7,12 +7,13 @@ fields, or add types, under `instance_types`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, get_args
 
 from trnslurm.config.schema import Device
 from trnslurm.config.tree import build, check, fields_of, lacking
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.frozen import Frozen
 
 DEVICES = get_args(Device)
 ON_GPUS = ("cuda", "xla-cuda")
@@ -22,8 +23,7 @@ WITH_EFA = ("neuron", *ON_GPUS)
 _ALSO = {"xla-cpu": "cpu", "cpu": "xla-cpu", "cuda": "xla-cuda", "xla-cuda": "cuda"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstanceType:
+class InstanceType(Frozen):
     name: str
     device: Device
     accelerators: int

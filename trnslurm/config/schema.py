@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.config.script import Launcher
 from trnslurm.config.search import RUN_ROOT
+from trnslurm.frozen import Frozen
 
 Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 """What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slurm:
+class Slurm(Frozen):
     """What goes into the `#SBATCH` header and the srun line."""
 
     partition: str | None = None
@@ -58,8 +58,7 @@ class Slurm:
     """Time limit of a data job in minutes, never above max_time_min."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Container:
+class Container(Frozen):
     """The image in which a job runs on its nodes. It needs bash, and a Python for what is started
     there; what watches over the job is the host's."""
 
@@ -76,8 +75,7 @@ class Container:
     """The image's Python."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Frozen):
     """One cluster profile: the facts of a site."""
 
     scheduler: Literal["slurm", "local"] = "slurm"
@@ -136,8 +134,7 @@ class Cluster:
         return os.path.expanduser(path.replace("~", home, 1) if known else path)  # noqa: PTH111
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(Frozen):
     """`fixed`: the same `global_batch` on any node count; `per_worker`: it grows with workers."""
 
     mode: Literal["fixed", "per_worker"] = "fixed"
@@ -154,8 +151,7 @@ class Batch:
     """refuse: only node counts that divide the micro-batches evenly over the workers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BertShards:
+class BertShards(Frozen):
     """How `data prepare` makes shards for BERT, besides `seq_len` and `max_pred`."""
 
     masked_lm_prob: float = 0.15
@@ -174,8 +170,7 @@ class BertShards:
     """The lines of `data.text` are wrapped: a line's end does not end a sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelledRows:
+class LabelledRows(Frozen):
     """How `data prepare` makes samples from labelled rows, besides `seq_len`."""
 
     text: tuple[str, ...] = ()
@@ -191,8 +186,7 @@ class LabelledRows:
     """Evaluation rows, in the recipe's directory; None: a share of `data.text`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Frozen):
     """The training data, and how `data fetch` and `data prepare` make it."""
 
     format: Literal["tokens", "bert", "labelled"] = "tokens"
@@ -223,8 +217,7 @@ class Data:
     """URL of a checkpoint, for `data fetch --checkpoint`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
+class Strategy(Frozen):
     """How a job shards its model over its workers; see trnslurm.plan.sharding."""
 
     name: Literal["", "fsdp", "deepspeed", "xla_fsdp"] = ""
@@ -240,8 +233,7 @@ class Strategy:
     """Settings of torch_xla's FSDP."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reference:
+class Reference(Frozen):
     """A published or measured throughput, the basis of estimated hours and costs."""
 
     instance_type: str
@@ -252,8 +244,7 @@ class Reference:
     """Settings that it was measured with, by dotted keys; it says nothing of a job with others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Neuron:
+class Neuron(Frozen):
     """Settings for Neuron devices only."""
 
     cc_flags: str = ""
@@ -262,8 +253,7 @@ class Neuron:
     """Environment variables on Neuron devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graphs:
+class Graphs(Frozen):
     """Keys of `train`, or places of a script, that do not affect compiled graphs; all others do."""
 
     free: tuple[str, ...] = ()
@@ -272,8 +262,7 @@ class Graphs:
     """Keys that matter only by being 0 (or empty) or not, such as an evaluation interval."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Frozen):
     """One training job: what to train, never where."""
 
     entry: str = "train.py"
@@ -330,8 +319,7 @@ class Recipe:
     """Published or measured speeds, by which hours are estimated."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
+class Origin(Frozen):
     """Where a resolved value came from, as `trnslurm show` prints it."""
 
     layer: str
@@ -340,8 +328,7 @@ class Origin:
     """The file or option."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Frozen):
     """A recipe on a cluster, with every value resolved."""
 
     recipe_name: str

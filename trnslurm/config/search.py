@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 
 from trnslurm.config.script import is_script
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -34,8 +34,7 @@ def user_root() -> Path:
     return Path(config_home).expanduser() / "trnslurm"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workspace:
+class Workspace(Frozen):
     """The search path, and the user's default cluster."""
 
     roots: tuple[Path, ...]

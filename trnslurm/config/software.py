@@ -14,11 +14,11 @@ compare.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from trnslurm.frozen import Frozen
 
 
-@dataclass(frozen=True, kw_only=True)
-class NeuronSdk:
+class NeuronSdk(Frozen):
     """One release of AWS's Neuron SDK."""
 
     support: str

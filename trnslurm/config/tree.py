@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trnslurm.errors import ConfigError, did_you_mean
+from trnslurm.frozen import Frozen
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Frozen):
     """A partial tree and where it was set."""
 
     name: str

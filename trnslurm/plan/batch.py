@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trnslurm.config import Reference
 from trnslurm.errors import PlanError
+from trnslurm.frozen import Frozen
 
 _MOST_SAMPLES = 2**40  # in a step; finding divisors of larger numbers would take long
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
+class BatchPlan(Frozen):
     """One optimizer step on W workers."""
 
     mode: str
@@ -40,8 +39,7 @@ class BatchPlan:
         return self.padding_units / (self.accumulation * self.workers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(Frozen):
     """Time and money for the whole run."""
 
     samples_per_s: float

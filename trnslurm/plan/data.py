@@ -6,13 +6,13 @@ That program may run on another host, so a leading ~ in a path is left for it to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.config import Cluster, Config
 from trnslurm.config.models import is_on_hub
 from trnslurm.errors import ConfigError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import check_job_name
 
 INDEX = "index.json"  # marks a directory of prepared data
@@ -22,8 +22,7 @@ CONFIG = "config.json"  # marks a directory of a model
 _GLUE = ("glue", "nyu-mll/glue")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Own:
+class Own(Frozen):
     """What the command line adds to a recipe's preparation of data."""
 
     text: tuple[str, ...] = ()
@@ -37,8 +36,7 @@ class Own:
     """Passed on unchanged."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataJob:
+class DataJob(Frozen):
     """A Slurm job on one node that prepares a recipe's data."""
 
     config: Config

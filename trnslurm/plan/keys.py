@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -12,13 +12,13 @@ from trnslurm.config import Config, Recipe
 from trnslurm.config.tree import fields_of, lookup
 from trnslurm.config.values import LEAST
 from trnslurm.declared import WORDS, Field, read_declaration
+from trnslurm.frozen import Frozen
 from trnslurm.plan.values import SECTIONS, declarations, reader
 
 _SCHEMA = "trnslurm/config/schema.py"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(Frozen):
     """One key of a recipe."""
 
     key: str

@@ -14,11 +14,12 @@ NeuronCore of 16 GB, where one sample fits with recomputation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from trnslurm.config import Recipe
 from trnslurm.errors import PlanError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
 
 _GIB = 2**30
@@ -27,8 +28,7 @@ _XLA = ("neuron", "xla-cuda", "xla-cpu")
 _MOST_SAMPLES = 4096  # at once that a device could hold, where a smaller micro-batch is looked for
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(Frozen):
     """The peak memory of one worker's device, in GiB."""
 
     parameters: float
@@ -65,8 +65,7 @@ class Memory:
         return {**asdict(self), "total": self.total, "fits": self.fits}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(Frozen):
     """The sizes of a transformer that decide its memory."""
 
     family: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.config import Config, Recipe, Reference
@@ -13,6 +12,7 @@ from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.tree import flatten
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
 from trnslurm.plan.sharding import strategy_file, usable_devices
 
@@ -32,8 +32,7 @@ _DECIDE_SPEED = (
 COMPILING = ("neuron", "xla-cpu")
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(Frozen):
     """One job, complete: what to train, where, on how many nodes, for how long."""
 
     config: Config

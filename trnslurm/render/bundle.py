@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from trnslurm.config import Config
 from trnslurm.errors import RenderError
+from trnslurm.frozen import Frozen
 from trnslurm.render.project import PROJECT_CODE, project_files
 from trnslurm.rundir import (
     CONFIG,
@@ -24,7 +24,7 @@ from trnslurm.rundir import (
 _PACKAGE = Path(__file__).resolve().parent.parent
 # The parts of this package that training needs on nodes, and every job.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
-_SHARED = ("__init__.py", "contract.py", "rundir.py")
+_SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py")
 _PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
@@ -33,8 +33,7 @@ _PATTERNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Bundle:
+class Bundle(Frozen):
     """All files of a rendered job, by their paths inside the bundle's directory."""
 
     files: Mapping[str, bytes]

@@ -16,7 +16,7 @@ _ROOT = "code/"
 # Our version, names of files, checks of values: nothing that shapes a graph.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
-    for name in ("__init__", "contract", "declared", "errors", "rundir", "train/models")
+    for name in ("__init__", "contract", "declared", "errors", "frozen", "rundir", "train/models")
 }
 _BEFORE_COMMENT = re.compile(r"""(?:[^'"#\\]+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
 # Quotes that may go on in the next row, or hold others: since Python 3.12 an f-string may.

@@ -6,11 +6,11 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import RunFiles, read_file
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ _MOST_MIB, _MOST_FILES = 64, 20_000
 _NEVER = ("__pycache__", "node_modules")
 
 
-@dataclass(frozen=True)
-class _Rules:
+class _Rules(Frozen, kw_only=False):
     """A directory's .gitignore."""
 
     directory: Path

@@ -7,11 +7,11 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trnslurm.errors import TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.report.history import (
     COMPILING,
     ENDING,
@@ -58,8 +58,7 @@ _MOST_OWN = 6
 _MOST_KEYS = 12
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(Frozen, kw_only=False):
     """A figure, its name in files, and what it shows."""
 
     name: str

@@ -6,7 +6,6 @@ import calendar
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from trnslurm.api.tables import said_of
 from trnslurm.config import flatten, parse_yaml, read_cluster
 from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import RunError, TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import PREPARE, read_file, read_json
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned
@@ -35,8 +35,7 @@ Point = tuple[int, float, float, int]
 _MOST_RUNS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stay:
+class Stay(Frozen):
     """An attempt of a phase on its nodes; times are seconds since the epoch."""
 
     attempt: Attempt
@@ -81,8 +80,7 @@ class Stay:
         return len(self.lines) - self.kept
 
 
-@dataclass(frozen=True)
-class History:
+class History(Frozen, kw_only=False):
     """A run, and everything that it told."""
 
     run: RunDir

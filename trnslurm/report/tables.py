@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.api.tables import dollars, figure, said_of
+from trnslurm.frozen import Frozen
 from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
 from trnslurm.rundir import read_json
@@ -17,8 +17,7 @@ _MOST_STEPS = 200
 _FORMS = {"loss": ".4f", "eval_loss": ".4f", "grad_norm": ".4f", "lr": ".3g"}
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Frozen, kw_only=False):
     """A table of the page; the columns from `numbers` on are aligned right."""
 
     title: str

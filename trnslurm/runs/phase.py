@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.process import local_job_alive
@@ -39,8 +39,7 @@ LAUNCH_HELD = "held by Slurm, as its launch failed"
 NEVER_AGAIN = "too few nodes were as it asks, and Slurm tries no more"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PhaseStatus:
+class PhaseStatus(Frozen):
     """The state of one phase of a run, and why."""
 
     phase: str
@@ -63,8 +62,7 @@ def held_by_slurm(status: PhaseStatus) -> bool:
     return status.state == "HELD" and told
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Frozen, kw_only=False):
     """What a phase waits for before its first attempt."""
 
     what: str
@@ -75,8 +73,7 @@ class Wait:
     """Why Slurm may have dropped it before its start: it waits for the job of another run."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Frozen, kw_only=False):
     """What the controller answered; it is asked once for all runs."""
 
     queue: Mapping[str, QueueEntry]

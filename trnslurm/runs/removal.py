@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
@@ -17,8 +17,7 @@ from trnslurm.runs.status import RunStatus, run_status
 _HIDDEN = ".removed-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Removable:
+class Removable(Frozen):
     """What may be removed of a run that has ended."""
 
     run: RunDir

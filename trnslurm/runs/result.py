@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trnslurm.config import Config, preset_before
 from trnslurm.errors import ConfigError, RunError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import checkpoints_in, load_json, read_json, step_of
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
@@ -22,8 +23,7 @@ INIT_FROM = "train.init_from"
 _MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Frozen):
     """A checkpoint whose files are all there, with their full length."""
 
     path: Path

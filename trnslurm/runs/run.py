@@ -6,12 +6,13 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import (
     RECORD,
     RunFiles,
@@ -34,8 +35,7 @@ _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Frozen):
     """What was submitted, by whom, from what: run.json."""
 
     run: str
@@ -83,8 +83,7 @@ class Record:
     """What the run was before each resume: nodes, jobs, state, reason; and when that was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Frozen):
     """One start of one phase, as its state file has it."""
 
     phase: str
@@ -102,8 +101,7 @@ class Attempt:
     ended: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeFitness:
+class NodeFitness(Frozen):
     """One node in a preflight: what is wrong with it, and what was seen."""
 
     host: str
@@ -116,8 +114,7 @@ class NodeFitness:
     """What must be the same on all nodes: versions, code and plan."""
 
 
-@dataclass(frozen=True)
-class RunDir(RunFiles):
+class RunDir(RunFiles, kw_only=False):
     """A run directory: its files, and what they say about the run."""
 
     @property

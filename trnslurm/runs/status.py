@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RunError, SlurmError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import PREPARE, read_json
 from trnslurm.runs.phase import (
     FINAL,
@@ -30,8 +31,7 @@ STOP_AT = "train.stop_at"
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunStatus:
+class RunStatus(Frozen):
     """The state of a run, and what it has done so far."""
 
     run: str

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
 from trnslurm.runs.run import RunDir, last_numbers
 from trnslurm.runs.status import RunStatus, statuses_of
 
 _BY_DEFAULT = ("eval_loss", "loss")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
+class Standing(Frozen):
     """How the runs of a sweep stand."""
 
     statuses: Sequence[RunStatus]

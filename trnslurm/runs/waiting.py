@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm
@@ -36,8 +37,7 @@ _PARTITION = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SickNode:
+class SickNode(Frozen):
     """A node on which the job cannot run now."""
 
     name: str

@@ -7,10 +7,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.errors import SandboxError
+from trnslurm.frozen import Frozen
 
 DEFAULT_NAME = "sandbox"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,19}")
@@ -34,8 +34,7 @@ def replace_text(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Frozen, kw_only=False):
     """Every file name of one sandbox."""
 
     path: Path

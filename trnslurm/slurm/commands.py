@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
 from trnslurm.slurm.reasons import job_reason
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _KEPT = {"SLURM_CONF"}
 _FIELD = re.compile(r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueEntry:
+class QueueEntry(Frozen):
     """One job as the controller (squeue) or the accounting (sacct) shows it."""
 
     job_id: str
@@ -73,8 +72,7 @@ def own_words(command: str, stderr: str) -> str:
     return f"{command}: {said}" if said else ""
 
 
-@dataclass(frozen=True)
-class Slurm:
+class Slurm(Frozen, kw_only=False):
     """Slurm's commands in one directory, or on PATH."""
 
     bin_dir: str | None = None

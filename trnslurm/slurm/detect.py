@@ -7,16 +7,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SlurmError
+from trnslurm.frozen import Frozen
 from trnslurm.slurm.commands import Slurm
 
 
-@dataclass(frozen=True, kw_only=True)
-class Partition:
+class Partition(Frozen):
     """One partition, as its nodes describe it even while they are powered down."""
 
     name: str
@@ -30,8 +29,7 @@ class Partition:
     """From ParallelCluster's node features; None where they name no known type."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Frozen):
     """A cluster as its controller describes it."""
 
     cluster: str

@@ -6,9 +6,9 @@ import getpass
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file, write_json
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable
 from trnslurm.runs.run import RunDir, utc_now
@@ -20,8 +20,7 @@ _TRAIN = "train"
 _SAVES = re.compile(rb"^(exec .*trnslurm\.node\.attempt|\s*trap .*\bUSR1)\b", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Cancelled:
+class Cancelled(Frozen, kw_only=False):
     """A run that was cancelled."""
 
     run: RunDir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 
 from trnslurm.config import Cluster, Config, flatten, parse_yaml, read_cluster, refuse_locked
 from trnslurm.errors import SubmitError
+from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate
 from trnslurm.plan.data import DataJob, data_path
 from trnslurm.plan.spec import JobSpec, check_job_name
@@ -24,8 +25,7 @@ from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Frozen):
     """A bundle and what submission needs to know about it."""
 
     bundle: Bundle
@@ -68,8 +68,7 @@ class Job:
         return json.loads(text) if text is not None else None
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Frozen, kw_only=False):
     """One job of a chain."""
 
     job: Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.cluster.cache_use import still_compiles
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.claims import Claim, newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, Link, make_job
@@ -19,8 +20,7 @@ from trnslurm.submit.job import Job, Link, make_job
 Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
+class Need(Frozen):
     """Whether a job's graphs must be compiled before it trains."""
 
     job: Job

@@ -10,11 +10,12 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import ConfigError, NotYetError, RunError
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
@@ -35,8 +36,7 @@ _POLL_S = 0.5
 _SILENT_S = 65  # two heartbeats were missed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resumed:
+class Resumed(Frozen):
     """What was done so that a run continues."""
 
     runs: list[RunDir]

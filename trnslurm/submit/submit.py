@@ -12,12 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.errors import RunError, SubmitError, TrnslurmError
+from trnslurm.frozen import Frozen
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_patch, git_state
 from trnslurm.runs.root import check_run_root, create_run, time_stamp
@@ -156,8 +157,7 @@ def starter(
     return lambda runs: on_slurm.start(runs, slurm, after=after, behind=last)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Frozen):
     """A run's part in a sweep."""
 
     group: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.api.tables import figure
 from trnslurm.errors import RunError
+from trnslurm.frozen import Frozen
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
@@ -20,8 +20,7 @@ _POINTS = 400
 _ALIVE = ("RUNNING", "PRECOMPILING")
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
+class View(Frozen):
     """One run, as it is shown alone."""
 
     status: RunStatus
