@@ -25,6 +25,7 @@ STRATEGY = "strategy.json"
 CONFIG = "config.yaml"
 INGREDIENTS = "graphs.json"
 NODE_SCRIPT = "node.sh"
+NOTIFY = "notify.json"
 CHECKPOINTS = "checkpoints"
 PREPARE = "prepare"
 """The only phase of a run that prepares data."""
@@ -67,6 +68,11 @@ class RunFiles(Frozen, kw_only=False):
     def ingredients_file(self) -> Path:
         """What shapes the compiled graphs."""
         return self.path / INGREDIENTS
+
+    @property
+    def notify_file(self) -> Path:
+        """Whom to tell, and of what; there is none where nobody is."""
+        return self.path / NOTIFY
 
     @property
     def patch_file(self) -> Path:
@@ -195,6 +201,10 @@ class RunFiles(Frozen, kw_only=False):
     def stuck_file(self, phase: str, attempt: int) -> Path:
         """Who makes no progress, according to the first worker that noticed."""
         return self.state / f"stuck-{phase}-{attempt}.json"
+
+    def told_file(self, phase: str, attempt: int, event: str) -> Path:
+        """Exists once somebody was told of an event."""
+        return self.state / f"told-{phase}-{attempt}-{event}.json"
 
     @property
     def saved_file(self) -> Path:

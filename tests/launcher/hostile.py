@@ -36,8 +36,8 @@ HOSTILE = {
     "shell's own": "~ * !! & | \\ > PWNED",
     "above": "../../etc",
 }
-# Shell lines that a profile brings, to be run.
-TRUSTED = {"activate"}
+# Shell lines that a profile or recipe brings, to be run.
+TRUSTED = {"activate", "notify.command"}
 # They must begin so, or are refused at once.
 _BELOW = {"run_root", "data_root", "compile_cache", "python", "slurm.bin_dir"}
 

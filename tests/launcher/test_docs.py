@@ -82,7 +82,7 @@ def code_words(*pages: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "part", ["Cluster", "Slurm", "Recipe", "Batch", "Data", "Neuron", "Container"]
+    "part", ["Cluster", "Slurm", "Recipe", "Batch", "Data", "Neuron", "Container", "Notify"]
 )
 def test_every_key_of_profiles_and_recipes_is_documented(part: str) -> None:
     keys = {field.name for field in dataclasses.fields(getattr(schema, part))}

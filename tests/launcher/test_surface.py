@@ -20,7 +20,7 @@ from trnslurm.cli import cli as group
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "--path -c/--cluster -p/--preset --set"
-SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --allow-idle"
+SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --notify --allow-idle"
 SURFACE = {
     "recipes": "RECIPE -p/--preset --path --json",
     "show": f"RECIPE ARGUMENTS {SPEC} --json",
@@ -59,7 +59,7 @@ SURFACE = {
         "RUN --step -o/--output --format --dtype --tokenizer --force --recipe -p/--preset "
         "-c/--cluster --path --json"
     ),
-    "resume": "RUN -n/--nodes --stop-at --path -f/--follow --detach --json",
+    "resume": "RUN -n/--nodes --stop-at --notify --path -f/--follow --detach --json",
     "watch": "RUN --resume --every --max --path",
     "compile key": f"RECIPE -n/--nodes {SPEC} --explain --diff --json",
     "compile status": "--path -c/--cluster --json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ..webhook import SECRET, serving
 
 ROOT = Path(__file__).parent.parent.parent
 MARK = "TRNSLURM_TEST_MARK"
@@ -179,7 +182,21 @@ def test_workers_run_from_a_copy_of_their_environment(machine: Machine) -> None:
 
 
 def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
-    done = machine.run(*machine.submit("fail"))
+    """And people are told, by a webhook and a command."""
+    with serving(500, 200) as hook:
+        file, told = hook.file(machine.home / "my hook"), machine.home / "what's told"
+        command = f"cat > {shlex.quote(str(told))}"
+        done = machine.run(*machine.submit("fail", "--notify", f"@{file}", "--notify", command))
+        tried, sent = hook.got
+    assert tried == sent == json.loads(told.read_text())
+    assert [sent[k] for k in ("event", "run", "recipe", "cluster", "nodes", "state")] == [
+        "failure", machine.runs[0].name, "obedient", "local", 2, "FAILED",
+    ]  # fmt: skip
+    assert sent["reason"].startswith("ValueError: rank 1 was told to fail (train.py, line ")
+    said = (machine.runs[0] / "logs/train-local.log").read_text()
+    assert said.count("notify: failure: ") == 2
+    for name in machine.runs[0].rglob("*"):
+        assert not name.is_file() or SECRET.encode() not in name.read_bytes(), name
     assert done.returncode == 1
     status = machine.status()
     assert status["state"] == "FAILED"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..json_lines import read_lines
 from .cluster import eventually
 
 
@@ -46,12 +47,16 @@ def test_one_failing_worker_ends_the_run(user) -> None:
 
     Its error is shown, not what torchrun makes of it, nor the exit code that srun's TERM left.
     """
-    run = user.submit("train.fail_phase=train", "train.fail_rank=1", nodes=2)
+    more = ("--notify", "cat >> told")
+    run = user.submit("train.fail_phase=train", "train.fail_rank=1", nodes=2, more=more)
     run.until("FAILED")
     eventually(lambda: not user.sandbox.queue())
     assert user.sandbox.processes_of(run) == []
     error = "KeyError: 'told to fail'"
     assert run.status()["reason"] == f"{error} (train.py, line 29)"
+    (told,) = read_lines(run.path / "told")  # in its directory, before the job was gone
+    assert (told["event"], told["nodes"], told["attempt"]) == ("failure", 2, 1)
+    assert told["reason"] == f"{error} (train.py, line 29)"
     assert f"{error} (train.py, line 29)\n" in user.trnslurm("runs", "--path", str(user.site))
     assert [f.name for f in run.path.glob("state/train-*.json")] == ["train-1.json"]
     shown = run.shown()

@@ -68,9 +68,10 @@ def test_requeued_beside_processes_of_the_first_attempt(user) -> None:
 
 
 def test_a_node_reboots(user) -> None:
-    """Slurm starts the job again once the node is back in service."""
+    """Slurm starts the job again once the node is back in service, and people are told."""
     sandbox = user.sandbox
-    run = user.submit("train.wait=true", nodes=2, more=on_first_two(user))
+    told = ("notify.command=cat >> told", "notify.events=[start, requeue, end]")
+    run = user.submit("train.wait=true", *told, nodes=2, more=on_first_two(user))
     run.until_there(2)
     sandbox.fault("2", "reboot")
     run.until("REQUEUED")
@@ -84,6 +85,11 @@ def test_a_node_reboots(user) -> None:
     run.go()
     run.until("COMPLETED")
     assert run.phase("train")["attempt"] == 2
+    eventually(lambda: not sandbox.queue())
+    assert [(m["event"], m["attempt"], m["state"]) for m in read_lines(run.path / "told")] == [
+        ("start", 1, "RUNNING"), ("requeue", 1, "REQUEUED"), ("start", 2, "RUNNING"),
+        ("end", 2, "COMPLETED"),
+    ]  # fmt: skip
 
 
 def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:

@@ -58,7 +58,7 @@ def options_of(
     workers: int | None = None, from_run: object = None, time: str | int | None = None,
     name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
     arguments: Sequence[str] = (), launcher: str | None = None, precompile: str | None = None,
-    path: Paths = (),
+    notify: str | Sequence[str] = (), path: Paths = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Return the arguments of a call as the options of a command."""
     start = getattr(from_run, "directory", from_run)  # a Run
@@ -75,6 +75,7 @@ def options_of(
         "arguments": tuple(texts("arguments", arguments, alone=False)),
         "launcher": one_of("launcher", launcher, get_args(Launcher)),
         "precompile": one_of("precompile", precompile, _PRECOMPILE),
+        "notify": tuple(texts("notify", notify)),
         "path": search_path(path),
     }
 

@@ -10,7 +10,7 @@ from trnslurm.api.search import Options, run_roots
 from trnslurm.config import Config, Workspace, presets_of, resolve
 from trnslurm.config.recipes import recipe_layers
 from trnslurm.config.search import read_yaml
-from trnslurm.config.values import LONGEST_MIN
+from trnslurm.config.values import LONGEST_MIN, parse_notify
 from trnslurm.errors import ConfigError
 from trnslurm.slurm.commands import slurm_hint
 
@@ -161,6 +161,8 @@ def _option_layers(options: Options) -> dict[str, tuple[str, Any]]:
         layers["launcher"] = ("--launcher", options["launcher"])
     if options.get("precompile"):
         layers["precompile"] = ("--precompile", options["precompile"])
+    for key, value in parse_notify(options.get("notify", ())).items():
+        layers[f"notify.{key}"] = ("--notify", value)
     return layers
 
 

@@ -177,7 +177,8 @@ def plan(
     preset: str | None = None, settings: Settings = (), workers: int | None = None,
     from_run: object = None, time: str | int | None = None, name: str | None = None,
     sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None, path: Paths = (),
+    arguments: Sequence[str] = (), launcher: str | None = None,
+    notify: str | Sequence[str] = (), path: Paths = (),
 ) -> Plan:  # fmt: skip
     """Return a recipe's batch, memory, hours and cost on each node count.
 
@@ -186,7 +187,7 @@ def plan(
     options = options_of(
         cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
         time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, path=path,
+        launcher=launcher, notify=notify, path=path,
     )  # fmt: skip
     counts = wholes("nodes", nodes)
     if not counts:

@@ -36,7 +36,8 @@ def render(
     cluster: str | None = None, preset: str | None = None, settings: Settings = (),
     workers: int | None = None, from_run: object = None, time: str | int | None = None,
     name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None, path: Paths = (),
+    arguments: Sequence[str] = (), launcher: str | None = None,
+    notify: str | Sequence[str] = (), path: Paths = (),
 ) -> Bundle:  # fmt: skip
     """Return the files that submit would run, and write them to a directory if asked to.
 
@@ -45,7 +46,7 @@ def render(
     options = options_of(
         cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
         time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, path=path,
+        launcher=launcher, notify=notify, path=path,
     )  # fmt: skip
     directory = None if output is None else Path(file_name("output", output))
     replace = flag("force", force)

@@ -148,7 +148,10 @@ class Run:
         return export_quietly(self._files, options, say=take_remark)
 
     @one_line_errors
-    def resume(self, *, nodes: int | None = None, stop_at: int | None = None) -> Run:
+    def resume(
+        self, *, nodes: int | None = None, stop_at: int | None = None,
+        notify: str | Sequence[str] = (),
+    ) -> Run:  # fmt: skip
         """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
         from trnslurm.submit.resume import resume as resume_run
 
@@ -158,6 +161,7 @@ class Run:
             self._files,
             nodes=None if nodes is None else whole("nodes", nodes),
             stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
+            notify=texts("notify", notify),
             template_dirs=workspace.template_dirs(),
             detach=True,
             say=lambda remark: take_remark(remark, remarks),
@@ -311,10 +315,11 @@ def runs(
 
 @one_line_errors
 def resume(
-    run: Run | PathLike, *, nodes: int | None = None, stop_at: int | None = None, path: Paths = ()
-) -> Run:
+    run: Run | PathLike, *, nodes: int | None = None, stop_at: int | None = None,
+    notify: str | Sequence[str] = (), path: Paths = (),
+) -> Run:  # fmt: skip
     """Submit a run again from its newest checkpoint, on other nodes too, and return it at once."""
-    return _run(run, path).resume(nodes=nodes, stop_at=stop_at)
+    return _run(run, path).resume(nodes=nodes, stop_at=stop_at, notify=notify)
 
 
 @one_line_errors

@@ -28,7 +28,7 @@ from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import no_result
 from trnslurm.runs.run import RunDir
-from trnslurm.submit.here import check_here
+from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import Job, Link, alone, make_job, read_job
 from trnslurm.submit.precompile import Need, jobs_ahead, need_of, needs_of
 from trnslurm.submit.submit import submit_ahead, submit_chain
@@ -110,7 +110,7 @@ def propose_bundle(directory: Path, say: Say) -> Proposal:
 def check_jobs(jobs: Sequence[Job], say: Say) -> None:
     """Refuse what this host sees that a job lacks, and say what it may lack."""
     for job in jobs:
-        for warning in check_here(job):
+        for warning in (*check_here(job), *check_notify(job)):
             say(f"warning: {warning}")
 
 
@@ -132,7 +132,8 @@ def submit(
     cluster: str | None = None, preset: str | None = None, settings: Settings = (),
     workers: int | None = None, from_run: object = None, time: str | int | None = None,
     name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None, path: Paths = (),
+    arguments: Sequence[str] = (), launcher: str | None = None,
+    notify: str | Sequence[str] = (), path: Paths = (),
 ) -> Run:  # fmt: skip
     """Submit a recipe, or a reviewed bundle, and return its run at once.
 
@@ -142,7 +143,7 @@ def submit(
     options = options_of(
         cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
         time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, precompile=precompile, path=path,
+        launcher=launcher, notify=notify, precompile=precompile, path=path,
     )  # fmt: skip
     asked = {k: v for k, v in options.items() if v and k != "path"}
     asked |= {"elastic": wholes("elastic", elastic), "chain": flag("chain", chain)}

@@ -110,7 +110,8 @@ def sweep(
     cluster: str | None = None, preset: str | None = None, settings: Settings = (),
     workers: int | None = None, from_run: object = None, time: str | int | None = None,
     name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None, path: Paths = (),
+    arguments: Sequence[str] = (), launcher: str | None = None,
+    notify: str | Sequence[str] = (), path: Paths = (),
 ) -> Runs:  # fmt: skip
     """Submit a run for each combination of values, or for each mapping in a list; return all.
 
@@ -119,7 +120,7 @@ def sweep(
     options = options_of(
         cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
         time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, precompile=precompile, path=path,
+        launcher=launcher, notify=notify, precompile=precompile, path=path,
     )  # fmt: skip
     points = points_of([], _rows(values))
     remarks: list[str] = []

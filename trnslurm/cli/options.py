@@ -89,6 +89,14 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def notify_option(command: Command) -> Command:
+    """Add --notify."""
+    return click.option(
+        "--notify", multiple=True, metavar="COMMAND|@FILE",
+        help="Tell a command, or the webhook whose URL is in FILE, what becomes of the run.",
+    )(command)  # fmt: skip
+
+
 def run_argument(command: Command, *, required: bool = True) -> Command:
     """Add RUN."""
     names = _complete(_run_names)
@@ -165,6 +173,7 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "--sbatch", multiple=True, metavar="OPTION",
         help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
     ),
+    notify_option,
     click.option(
         "--allow-idle", is_flag=True, help="Allow more workers than micro-batches per step."
     ),

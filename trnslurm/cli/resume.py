@@ -10,7 +10,7 @@ import click
 
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.follow import INTERRUPTED, report_started
-from trnslurm.cli.options import json_option, path_option, run_argument
+from trnslurm.cli.options import json_option, notify_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, say
 from trnslurm.errors import ConfigError
 from trnslurm.runs.find import find_run, find_runs
@@ -25,6 +25,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @run_argument
 @click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
 @click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
+@notify_option
 @path_option
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
@@ -34,8 +35,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 )
 @json_option
 def resume_command(
-    run: str, nodes: int | None, stop_at: int | None, path: tuple[str, ...], follow: bool,
-    detach: bool, as_json: bool,
+    run: str, nodes: int | None, stop_at: int | None, notify: tuple[str, ...],
+    path: tuple[str, ...], follow: bool, detach: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Resume a run or a sweep from its newest checkpoint.
 
@@ -47,6 +48,8 @@ def resume_command(
     are not compiled for that number are compiled first.
 
     A run that ended at train.stop_at goes on to its last step, or to that of --stop-at.
+
+    --notify replaces whom the run tells of its end, as for submit; '' is nobody.
 
     A run that Slurm holds because its launch failed is released instead.
 
@@ -63,14 +66,16 @@ def resume_command(
     directory, *others = found = find_runs(run, run_roots(workspace))
     if others:
         runs = resume_sweep(
-            found, nodes=nodes, stop_at=stop_at, template_dirs=dirs, detach=detach, say=say
-        )
+            found, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=dirs,
+            detach=detach, say=say,
+        )  # fmt: skip
         local = directory.record().scheduler == "local"
         report_started(runs, local=local, follow=follow, detach=detach, as_json=as_json)
         return
     done = resume(
-        directory, nodes=nodes, stop_at=stop_at, template_dirs=dirs, detach=detach, say=say
-    )
+        directory, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=dirs,
+        detach=detach, say=say,
+    )  # fmt: skip
     if done.released and as_json:
         echo_json({"run": directory.name, "directory": str(directory.path), "jobs": {},
                    "released": list(done.released)})  # fmt: skip

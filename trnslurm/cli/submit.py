@@ -22,6 +22,7 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.errors import SubmitError
 from trnslurm.render.project import PROJECT_CODE
+from trnslurm.submit.here import check_notify
 from trnslurm.submit.job import Job, alone
 from trnslurm.submit.precompile import Need
 
@@ -145,6 +146,8 @@ def _go_on(
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
     """Submit a job and report it; follow the run if asked to, and exit with its result."""
+    for warning in check_notify(job):
+        say(f"warning: {warning}")
     cache = CompileCache(job.profile)
     proposal = Proposal(links=[alone(job)], needs=[], ahead=[], cache=cache)
     _start(proposal, follow=follow, detach=detach, as_json=as_json)

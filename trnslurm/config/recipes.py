@@ -20,7 +20,7 @@ _CLUSTER = fields_of(Cluster)
 # A recipe may set the shape of its job on the cluster, never the site's facts.
 _RECIPE_LAYER = {
     **fields_of(Recipe),
-    **{key: _CLUSTER[key] for key in ("env", "slurm", "workers_per_node")},
+    **{key: _CLUSTER[key] for key in ("env", "notify", "slurm", "workers_per_node")},
 }
 
 

@@ -75,6 +75,20 @@ class Container(Frozen):
     """The image's Python."""
 
 
+Event = Literal["start", "failure", "requeue", "end", "stall"]
+
+
+class Notify(Frozen):
+    """Who is told what becomes of a run. Nobody, unless a command or a webhook is set."""
+
+    command: str | None = None
+    """A shell line, which is given the message as JSON on its standard input."""
+    webhook: str | None = None
+    """A file of mode 0600 that has the URL to which the message is posted."""
+    events: tuple[Event, ...] = ("failure", "requeue", "end", "stall")
+    """The events of which to tell."""
+
+
 class Cluster(Frozen):
     """One cluster profile: the facts of a site."""
 
@@ -114,6 +128,8 @@ class Cluster(Frozen):
     """Environment variables of every job on this cluster."""
     container: Container = field(default_factory=Container)
     """The image of every job on this cluster, or how a recipe's is started."""
+    notify: Notify = field(default_factory=Notify)
+    """Who is told what becomes of every run on this cluster."""
     ask_above_node_hours: float | None = None
     """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.config.tree import flatten, lookup
@@ -23,6 +23,10 @@ _SWITCH = re.compile(r"[0-9]{1,7}|true|false|yes|no|on|off|", re.I)
 _SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    # URLs with which anybody can write to a channel; and those with a password.
+    r"|\bhooks\.slack(-gov)?\.com/(services|workflows|triggers)/\w"
+    r"|\bdiscord(app)?\.com/api/webhooks/\w|\.webhook\.office\.com/\w"
+    r"|\bchat\.googleapis\.com/\S+[?&]key=|\w://[^\s/:@]+:[^\s/:@]+@"
 )
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)")
 # Without these the scripts break, or the ranks do not find each other. `activate` can extend PATH.
@@ -158,6 +162,7 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 "expanded"
             )
     _check_container(tree)
+    _check_notify(tree["notify"])
     if tree["stage_python"]:
         _check_staging(tree)
     for user in tree["compile_trust"]:
@@ -198,6 +203,50 @@ def _check_container(tree: Mapping[str, Any]) -> None:
     for key in ("run_root", "data_root", "compile_cache"):
         if tree[key] and "://" not in tree[key] and not MOUNTABLE.fullmatch(tree[key]):
             raise ConfigError(f"{key} is {tree[key]!r}: a container mounts {MOUNTABLE_WORDS}")
+
+
+def parse_notify(words: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of `notify` that the values of --notify set: @FILE is a webhook's.
+
+    Other than what they name, nothing of the profile or recipe is used; an empty one: nobody.
+    """
+    if not words:
+        return {}
+    if "" in words:
+        if len(words) > 1:
+            raise ConfigError("--notify '' tells nobody: leave out the other --notify")
+        return {"events": []}
+    found: dict[str, Any] = {"command": None, "webhook": None}
+    for word in words:
+        if re.match(r"@?https?://", word):  # not shown: it may be a secret
+            raise ConfigError(
+                "--notify: a URL would be in the run's files: put it in a file of mode 0600, and "
+                "pass --notify @FILE"
+            )
+        key, value = ("webhook", word[1:]) if word.startswith("@") else ("command", word)
+        if found[key] is not None:
+            raise ConfigError(f"--notify {word}: one {key} is enough, and there is one already")
+        found[key] = value
+    return found
+
+
+def _check_notify(notify: Mapping[str, Any]) -> None:
+    """Refuse a webhook whose URL would be in a run's files, and a command that is none."""
+    command, webhook = notify["command"], notify["webhook"]
+    if command is not None and not command.strip():
+        raise ConfigError("notify.command is empty: leave it out, or set it to null")
+    if webhook is None:
+        return
+    if "://" in webhook:  # not shown: it may be a secret
+        raise ConfigError(
+            "notify.webhook is a URL, which would be in the run's files: put it in a file of mode "
+            "0600, and set notify.webhook to its path"
+        )
+    if not webhook.startswith(("/", "~/")) or "\n" in webhook:
+        raise ConfigError(
+            f"notify.webhook is {webhook!r}: it must be the absolute path of a file with the URL, "
+            "or begin with ~/"
+        )
 
 
 def _check_staging(tree: Mapping[str, Any]) -> None:

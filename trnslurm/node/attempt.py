@@ -3,11 +3,13 @@
     exec python -m trnslurm.node.attempt --max-crashes=3 --requeue -- srun … bash node.sh train
 
 It owns the attempt's state file and the heartbeat. It takes the signals of Slurm, asks the workers
-to save, waits for them, and decides with ending.py whether the job is requeued. What it needs to
-know is in the environment (TRNSLURM_*) and in the state file that the script has begun.
+to save, waits for them, and decides with ending.py whether the job is requeued; events.py tells
+people. What it needs to know is in the environment (TRNSLURM_*) and in the state file that the
+script has begun.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -21,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from trnslurm.node import left_out, processes
 from trnslurm.node.controller import Controller
-from trnslurm.node.ending import how_it_ended, read_facts, reason_to_give_up
+from trnslurm.node.ending import earlier_attempts, how_it_ended, read_facts, reason_to_give_up
+from trnslurm.node.events import Events
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
 from trnslurm.node.hosts import brief
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 30.0
 TERMINATED = 128 + signal.SIGTERM
+# What of the time between TERM and KILL may pass before this program has ended, all told.
+_LAST_SHARE = 0.9
+_LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _STDOUT = 1
 _REASONS = {
     "REQUEUED": "requeued",
@@ -123,6 +129,9 @@ class Attempt:
         self._deadline: float | None = None
         """When the step must have ended, once Slurm is ending the job."""
         self._ended_by_term = False
+        self._last_moment = math.inf
+        """When this program must have ended, because KILL follows."""
+        self._events = Events(self.state)
 
     # -- from begin to end
 
@@ -196,6 +205,7 @@ class Attempt:
         self.state.write()
         RUN.heartbeat_file.touch()
         threading.Thread(target=_beat, daemon=True).start()
+        self._events.begun(earlier_attempts(self.state))
 
     def finish(self, code: int) -> int:
         """Write the final state of this attempt; return its exit code."""
@@ -212,6 +222,7 @@ class Attempt:
         reason = f" ({state.reason})" if state.reason else ""
         text = f"{now()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
+        self._events.ended(self._last_moment - time.monotonic())
         return code
 
     # -- the step and its signals
@@ -278,6 +289,7 @@ class Attempt:
     def end_by_term(self) -> int:
         """Write down what ends the attempt: scancel, the time limit, preemption or a requeue."""
         self._ended_by_term = True
+        self._expect_kill()
         if self.trains:
             self._ask_to_stop("terminated")
         self._note("CANCELLED", "")  # at once: KILL may come before the controller answers
@@ -293,6 +305,11 @@ class Attempt:
         if self._step and not (self.on_slurm and self.trains):
             processes.send(self._step, signal.SIGTERM)
         return TERMINATED
+
+    def _expect_kill(self) -> None:
+        """Know by when this program must have ended, once TERM has come or is about to."""
+        wait_s = self.controller.kill_wait_s if self.on_slurm else _LOCAL_KILL_WAIT_S
+        self._last_moment = min(self._last_moment, time.monotonic() + _LAST_SHARE * wait_s)
 
     # -- how it ended
 
@@ -335,6 +352,7 @@ class Attempt:
         why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
         if not why_not:
             self._write()  # before Slurm is asked: KILL may follow
+            self._expect_kill()
             why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
         if why_not:
             state.state = refused

@@ -22,9 +22,13 @@ class Controller:
     def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
         """Know the job, how often it had been restarted, and the pauses between retries."""
         self._job_id, self._restarts, self._retry_s = job_id, restarts, retry_s
-        self.patience_s = _SHARE * _KILL_WAIT_S
-        """How long after TERM the job's step, or an answer of the controller, is waited for."""
+        self.kill_wait_s = _KILL_WAIT_S
         self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long after TERM the job's step, or the controller's answer, is waited for."""
+        return _SHARE * self.kill_wait_s
 
     def what_ends_job(self) -> str:
         """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; RUNNING if nothing does; FORGOTTEN.
@@ -49,7 +53,7 @@ class Controller:
         """Ask for this cluster's KillWait."""
         _, config = _scontrol("show", "config", timeout_s=self.patience_s)
         if found := re.search(r"^KillWait *= *(\d+)", config, re.MULTILINE):
-            self.patience_s = _SHARE * max(float(found[1]), _SHORTEST_KILL_WAIT_S)
+            self.kill_wait_s = max(float(found[1]), _SHORTEST_KILL_WAIT_S)
 
     def excluded_nodes(self) -> list[str]:
         """Return the nodes that the job leaves out already, the user's own choice included."""

@@ -15,6 +15,7 @@ from trnslurm.rundir import (
     CONFIG,
     INGREDIENTS,
     NODE_SCRIPT,
+    NOTIFY,
     PLAN,
     STRATEGY,
     RunFiles,
@@ -29,7 +30,8 @@ _PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
-    "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, PLAN, CONFIG, STRATEGY, INGREDIENTS,
+    "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, NOTIFY, PLAN, CONFIG, STRATEGY,
+    INGREDIENTS,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import base64
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import yaml
 from trnslurm import __version__
 from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
+from trnslurm.config.schema import Notify
+from trnslurm.config.tree import plain
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters
 from trnslurm.plan.sharding import named_in_plan
@@ -26,7 +29,7 @@ from trnslurm.render.ingredients import ingredients
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
-from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE, STRATEGY
+from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, NOTIFY, PLAN, PREPARE, STRATEGY
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
@@ -60,6 +63,7 @@ def render_job(
     files |= code
     script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
     files[INGREDIENTS] = to_json(ingredients(spec, files, script))
+    files |= notify_file(spec.config.cluster.notify)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
 
@@ -77,8 +81,16 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
         ),
     }
     files |= snapshot(config, parts=("prepare", "node"))
+    files |= notify_file(config.cluster.notify)
     files |= kept_directories()
     return Bundle(files=dict(sorted(files.items())))
+
+
+def notify_file(notify: Notify) -> dict[str, bytes]:
+    """Return notify.json as a file of a bundle; none if there is nobody to tell."""
+    if notify.command is None and notify.webhook is None:
+        return {}
+    return {NOTIFY: to_json(plain(asdict(notify)))}
 
 
 def script_name(phase: str, scheduler: str) -> str:

@@ -10,6 +10,7 @@ from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.tell import tell_end
 
 _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02
@@ -53,11 +54,13 @@ def watch(
 ) -> RunStatus:  # fmt: skip
     """Say every change of a run's state until it has ended for good, and return the last.
 
+    Whenever it has ended, people are told whom no node of it has told.
     `resume` resumes it and returns what was done; `most` is how often in a row it may be called
     without a newer checkpoint. A silent controller is waited for.
     """
     say_state, say_why = _once(say), _once(say)
     step, used = -1, 0
+    told: set[tuple[str, int]] = set()
     while True:
         for status in follow(run, every_s):
             # Not how far it is, which changes all the time.
@@ -66,6 +69,9 @@ def watch(
             say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
             if resume is not None and status.mend and status.state != "COMPLETED":
                 break
+        if status.final and (end := (status.state, attempt)) not in told:
+            told.add(end)
+            tell_end(run, status, say)
         if status.state == "COMPLETED":  # it may have more steps, but was to end at train.stop_at
             return status
         if resume is None or status.mend != f"trnslurm resume {run.name}":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import SubmitError
+from trnslurm.node.notify import WebhookError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, PLAN, load_json
@@ -40,6 +41,29 @@ def check_here(job: Job) -> list[str]:
     if job.profile.container.image:  # what is installed, and which Python starts it, are its own
         return [*found, *_container(job)]
     return [*found, *_packages(job, plan)]
+
+
+def check_notify(job: Job) -> list[str]:
+    """Refuse a webhook's file, or a command, that this host sees to be wrong; return warnings."""
+    found, notify = [], job.profile.notify
+    if notify.webhook is not None:
+        file = Path(job.profile.expand(notify.webhook))
+        try:
+            read_webhook(file)
+        except WebhookError as error:
+            if job.local or os.access(file.parent, os.X_OK):
+                raise SubmitError(f"notify.webhook: {error}") from None
+            found.append(f"notify.webhook: {file} is not on this host; the first node needs it")
+    program = Path(job.profile.expand((notify.command or "").split(" ")[0]))
+    if program.is_absolute() and (job.local or os.access(program.parent, os.X_OK)):
+        if not os.access(program, os.F_OK):
+            raise SubmitError(f"notify.command: there is no {program}")
+        if not os.access(program, os.X_OK):
+            raise SubmitError(
+                f"notify.command: {program} cannot be run; if it has a webhook's URL, pass "
+                f"--notify @{program}, or set notify.webhook"
+            )
+    return found
 
 
 def find_python(job: Job) -> str:

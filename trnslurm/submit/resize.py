@@ -12,19 +12,23 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.config import Config, parse_yaml, read_config
+from trnslurm.config import Config, parse_yaml, read_cluster, read_config
+from trnslurm.config.schema import Notify
+from trnslurm.config.tree import plain
+from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
 from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec
 from trnslurm.render.bundle import Bundle
-from trnslurm.render.job import render_job, to_config_yaml, to_json
-from trnslurm.rundir import CONFIG, INGREDIENTS, PLAN
+from trnslurm.render.job import notify_file, render_job, to_config_yaml, to_json
+from trnslurm.rundir import CONFIG, INGREDIENTS, NOTIFY, PLAN
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
+_SENDER = "trnslurm/node/notify.py"
 _SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be
 
 
@@ -82,6 +86,23 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
         shapes["train"]["stop_at"] = step
         changed[INGREDIENTS] = to_json(shapes)
     return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
+
+
+def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
+    """Return a run's job of which others are told, by the values of --notify."""
+    if f"code/{_SENDER}" not in job.bundle.files:
+        raise RunError(
+            f"{run.name} was submitted with a trnslurm that tells nobody: leave out --notify"
+        )
+    head = parse_yaml(job.bundle.files[CONFIG])
+    notify = asdict(job.profile.notify) | parse_notify(words)
+    if "" not in words and not notify["events"]:
+        notify["events"] = Notify().events
+    head["config"]["notify"] = plain(notify)
+    profile = read_cluster(head["config"], f"{run.name}: --notify")
+    files = {n: data for n, data in job.bundle.files.items() if n != NOTIFY}
+    files |= notify_file(profile.notify) | {CONFIG: to_config_yaml(head)}
+    return replace(job, profile=profile, bundle=Bundle(files=files))
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:

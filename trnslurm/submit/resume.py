@@ -24,11 +24,11 @@ from trnslurm.runs.run import Record, RunDir, utc_now
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 from trnslurm.submit.claims import Claims
-from trnslurm.submit.here import check_here
+from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
-from trnslurm.submit.resize import adopt_files, lay_aside, resize, set_stop_at
+from trnslurm.submit.resize import adopt_files, lay_aside, resize, set_notify, set_stop_at
 from trnslurm.submit.submit import privacy_of, starter
 
 _ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
@@ -47,13 +47,13 @@ class Resumed(Frozen):
 
 def resume(
     run: RunDir, *, nodes: int | None = None, stop_at: int | None = None,
-    template_dirs: Sequence[Path] = (), detach: bool = False,
+    notify: Sequence[str] = (), template_dirs: Sequence[Path] = (), detach: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Resumed:  # fmt: skip
     """Submit a run again, on `nodes` nodes if that is another number, and those that wait for it.
 
     It ends after the step `stop_at` (0: its last). Without one it ends where it was to end, or if
-    it has ended there, with its last step.
+    it has ended there, with its last step. `notify` are the values of --notify, for all of them.
 
     A run that is only held by Slurm, because its launch failed, is released instead.
     """
@@ -69,7 +69,8 @@ def resume(
         record = run.record()
         if statuses[0].state == "COMPLETED":
             stop_at = stop_at or 0
-        held = nodes in (None, record.nodes) and stop_at is None and statuses[0].state == "HELD"
+        other = nodes not in (None, record.nodes) or stop_at is not None or bool(notify)
+        held = not other and statuses[0].state == "HELD"
         if held and (released := _held_after_launch(run, record, statuses[0])):
             for released_job in released:
                 Slurm(record.bin_dir).release(released_job)
@@ -78,6 +79,10 @@ def resume(
         _refuse_to_begin_anew(run, jobs[0])
         if stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], stop_at)
+        if notify:
+            jobs = [set_notify(each, job, notify) for each, job in zip(chain, jobs, strict=True)]
+            for warning in check_notify(jobs[0]):
+                say(f"warning: {warning}")
         start = starter(
             jobs[0], detach=detach, after=_job_ahead(run), behind=_making_room(run, record)
         )
@@ -98,7 +103,7 @@ def resume(
 
 def resume_sweep(
     runs: Sequence[RunDir], *, nodes: int | None = None, stop_at: int | None = None,
-    template_dirs: Sequence[Path] = (), detach: bool = False,
+    notify: Sequence[str] = (), template_dirs: Sequence[Path] = (), detach: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[RunDir]:  # fmt: skip
     """Resume those runs of a sweep that have ended and did not complete; return them."""
@@ -115,8 +120,9 @@ def resume_sweep(
         raise RunError(f"{group}: no run of it stopped short: trnslurm status {group}")
     for run in ended:
         resume(
-            run, nodes=nodes, stop_at=stop_at, template_dirs=template_dirs, detach=detach, say=say
-        )
+            run, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=template_dirs,
+            detach=detach, say=say,
+        )  # fmt: skip
     return ended
 
 

@@ -1,0 +1,167 @@
+"""What an attempt tells people: that it starts, makes no progress, is requeued, or how it ended.
+
+Each message is sent by a process of its own, beside the training. Nothing here fails an attempt,
+and only its end waits for them, for a few seconds.
+"""
+
+import math
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
+from trnslurm.node.processes import say
+from trnslurm.node.state import RUN, State
+from trnslurm.rundir import last_lines, read_json
+
+BESIDE_S = 60.0
+"""How long a message may take while the attempt runs."""
+END_S = 10.0
+"""The same at its end."""
+_LEAST_S = 0.5
+# The sender begins a moment later than it is started, and says itself what it could not do.
+_SHARE = 0.8
+_MOST_PERIOD_S = 15.0
+_GAPS_TO_LEARN = 3
+# Of what declares none, as a script of one's own: the limits of our recipes' watchdogs.
+_FACTOR, _MIN_S = 20.0, 120.0
+
+
+class Events:
+    """The messages of one attempt."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._notify = read_notify(RUN)
+        self._senders: list[subprocess.Popen[bytes]] = []
+        self._stall = Stall(state.attempt)
+        self._ended = threading.Event()
+
+    def begun(self, before: list[State]) -> None:
+        """Tell that the attempt starts, and of the one before if that died without a word."""
+        with _ignored("start"):
+            self._begun(before)
+
+    def _begun(self, before: list[State]) -> None:
+        if before and before[-1].under_way:
+            why = "it ended without a word, as when its node dies"
+            self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
+        self._tell("start", self._state.state)
+        if self._notify and "stall" in self._notify.events and self._state.phase == "train":
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def ended(self, within_s: float) -> None:
+        """Tell how the attempt ended, and wait until all is sent, or the time is over."""
+        with _ignored("end"):
+            self._finish(within_s)
+
+    def _finish(self, within_s: float) -> None:
+        within_s = min(END_S, max(_LEAST_S, within_s))
+        deadline = time.monotonic() + within_s
+        self._ended.set()
+        state = self._state
+        limit_s = _SHARE * within_s
+        if self._notify and self._stall.stuck():  # the watchdog has just ended it
+            self._tell_stall(limit_s)
+        # A run whose graphs are compiled continues with its training.
+        ahead = state.phase == "precompile" and RUN.script("train").exists()
+        if not (ahead and state.state == "COMPLETED"):
+            event = EVENT_OF.get(state.state, "failure")
+            self._tell(event, state.state, state.reason, limit_s=limit_s)
+        for sender in self._senders:
+            if not end_sender(sender, deadline - time.monotonic()):
+                say("notify: a message was not sent before the attempt ended")
+
+    def _watch(self) -> None:
+        """Tell of every stall, while the attempt runs."""
+        while not self._ended.wait(self._stall.period_s):
+            with _ignored("stall"):
+                if self._stall.seen(time.time()):
+                    self._tell_stall(BESIDE_S)
+
+    def _tell_stall(self, limit_s: float) -> None:
+        if not self._stall.told:
+            self._stall.told = True
+            self._tell("stall", "RUNNING", self._stall.reason, limit_s=limit_s)
+
+    def _tell(
+        self, event: str, state: str, reason: str = "", *, attempt: int = 0,
+        limit_s: float = BESIDE_S,
+    ) -> None:  # fmt: skip
+        """Have people told of an event, if they want to know."""
+        if not self._notify or event not in self._notify.events:
+            return
+        with _ignored(event):
+            message = compose(
+                RUN, event, phase=self._state.phase, attempt=attempt or self._state.attempt,
+                state=state, reason=reason,
+            )  # fmt: skip
+            self._senders.append(start_sender(RUN, message, limit_s))
+
+
+class Stall:
+    """Whether an attempt's workers make progress, by what they write down."""
+
+    def __init__(self, attempt: int) -> None:
+        train = read_json(RUN.plan_file).get("train")
+        train = train if isinstance(train, dict) else {}
+        self._factor = _number(train.get("watchdog"), _FACTOR)
+        self._least_s = _number(train.get("watchdog_min_s"), _MIN_S)
+        self.period_s = min(_MOST_PERIOD_S, max(0.1, self._least_s / 20))
+        self.reason = ""
+        self.told = False
+        """Whether somebody was told of this stall."""
+        self._attempt = attempt
+        self._step, self._time = 0, math.inf
+        self._gaps: list[float] = []
+
+    def seen(self, now: float) -> bool:
+        """Look once, at this time; return whether there is a stall."""
+        return self.stuck() or self._silent(now)
+
+    def stuck(self) -> bool:
+        """Check whether the watchdog has found a worker that makes no progress."""
+        stuck = read_json(RUN.stuck_file("train", self._attempt))
+        if stuck:
+            line = " ".join(str(stuck.get("line", "stuck")).split())
+            self.reason = "".join(c for c in line if c.isprintable())[:300]
+        return bool(stuck)
+
+    def _silent(self, now: float) -> bool:
+        """Check whether no step has come for longer than the watchdog would wait.
+
+        That is also more than twice the longest pause so far: evaluations and saves have no steps.
+        """
+        line: dict[str, Any] = next(last_lines(RUN.metrics_file), {})
+        step, at = line.get("step"), line.get("time")
+        if line.get("attempt") != self._attempt or not isinstance(step, int):
+            return False
+        if step != self._step:
+            at = float(at) if isinstance(at, int | float) else now
+            if self._time < at:
+                self._gaps = [*self._gaps, at - self._time][-100:]
+            self._step, self._time, self.told = step, at, False
+        if len(self._gaps) < _GAPS_TO_LEARN or not self._factor:
+            return False
+        usual_s = max(statistics.median(self._gaps), statistics.fmean(self._gaps))
+        limit_s = max(self._least_s, self._factor * usual_s, 2 * max(self._gaps))
+        silent_s = now - self._time
+        self.reason = f"no step for {silent_s:.0f} s after step {step}"
+        return silent_s > limit_s
+
+
+@contextmanager
+def _ignored(event: str) -> Iterator[None]:
+    """Note what goes wrong in the block, and let the attempt continue."""
+    try:
+        yield
+    except Exception as error:
+        say(f"notify: {event}: not sent ({error!r})")
+
+
+def _number(value: Any, otherwise: float) -> float:
+    return float(value) if isinstance(value, int | float) else otherwise
