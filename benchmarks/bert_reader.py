@@ -6,11 +6,17 @@ The peer does what scripts for this format do: it reads a shard whole, draws its
 and makes tensors, and labels of every token, of each sample by itself; a DataLoader without worker
 processes stacks them. `rows of the file` asks the file for each micro-batch's random rows instead.
 All give micro-batches of the same shards, and time begins with a closed file.
+
+Then a node: as many processes as a trn1.32xlarge has workers read their units of each step, and
+count what their host's main thread and all their threads need of a processor. *busy* is that as a
+share of the time in which the accelerator trains so many samples, at a published speed. Here the
+processes have few cores, so seconds say nothing; processor time does.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -24,6 +30,10 @@ SEQ_LEN, MAX_PRED, VOCAB_SIZE = 128, 20, 30522
 MICRO_BATCH = 16
 ROWS = 64  # of those that take so long that a few must do
 PEER = "Dataset, per sample"
+GLOBAL_BATCH = 16384
+NODE_RATE = 3826.6
+"""BERT-large's phase 1 on a trn1.32xlarge, samples/s: AWS's published figure for SDK 2.28."""
+GOAL = 0.02
 
 
 def main() -> None:
@@ -31,17 +41,31 @@ def main() -> None:
     parser = reporting.make_parser("Compare readers of BERT's HDF5 shards.", rounds=3)
     parser.add_argument("--shards", type=reporting.at_least_one, default=4, help="(4)")
     parser.add_argument("--samples", type=reporting.at_least_one, default=20_000, help="each")
+    parser.add_argument("--workers", type=reporting.at_least_one, default=32, help="(32)")
+    parser.add_argument("--node-rate", type=float, default=NODE_RATE, help=f"({NODE_RATE})")
     options = parser.parse_args()
     reporting.require("h5py", "numpy", "torch")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
+        tempfile.tempdir = name  # what a node's workers share goes with it
         write_shards(directory, options)
         readers: dict[str, Callable[[], int]] = {
             "trnslurm.train.data.shards": lambda: read_ours(directory),
             PEER: lambda: read_per_sample(directory),
             "rows of the file": lambda: read_rows_of_file(directory),
         }
-        report(measure(readers, options.rounds), options)
+        rows = summarize(measure(readers, options.rounds))
+        for name, read in {
+            "trnslurm.train.data.shards": lambda number: read_units(
+                directory, number, options, shared=True
+            ),
+            "the same, not shared": lambda number: read_units(
+                directory, number, options, shared=False
+            ),
+            PEER: lambda number: read_share(directory, number, options),
+        }.items():
+            rows.append({"name": f"{options.workers} x {name}"} | measure_node(read, options))
+        report(rows, options)
 
 
 def measure(readers: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
@@ -55,23 +79,71 @@ def measure(readers: dict[str, Callable[[], int]], rounds: int) -> dict[str, lis
     return results
 
 
-def report(results: dict[str, list[float]], options: argparse.Namespace) -> None:
-    """Print medians, and ratios to the peer of the same round."""
-    rows = [
+def summarize(results: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return medians, and ratios to the peer of the same round."""
+    none = dict.fromkeys(("main_busy", "busy", "goal", "megabytes"))
+    return [
         {
             "name": name,
             "samples_per_s": statistics.median(rates),
             "ratio": statistics.median(a / b for a, b in zip(rates, results[PEER], strict=True)),
         }
+        | none
         for name, rates in results.items()
     ]
+
+
+def measure_node(read: Callable[[int], int], options: argparse.Namespace) -> dict[str, Any]:
+    """Run a node's workers at once; return their mean use of a processor, and their memory."""
+    context = multiprocessing.get_context("fork")  # torch is imported once
+    results: Any = context.SimpleQueue()
+    everyone = context.Barrier(options.workers)
+
+    def work(number: int) -> None:
+        everyone.wait()
+        main, whole = time.thread_time(), time.process_time()
+        samples = read(number)
+        main, whole = time.thread_time() - main, time.process_time() - whole
+        everyone.wait()  # with all of them in memory
+        results.put((samples, main, whole, megabytes()))
+
+    workers = [context.Process(target=work, args=(n,)) for n in range(options.workers)]
+    for worker in workers:
+        worker.start()
+    found = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    trained_s = sum(samples for samples, *_ in found) / options.node_rate * len(found)
+    return {
+        "samples_per_s": None,
+        "ratio": None,
+        "main_busy": sum(main for _, main, _, _ in found) / trained_s,
+        "busy": sum(whole for _, _, whole, _ in found) / trained_s,
+        "goal": GOAL,
+        "megabytes": sum(memory for *_, memory in found),
+    }
+
+
+def megabytes() -> float:
+    """Return this process's memory, each shared page counted once over all processes."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(rollup.partition("\nPss:")[2].split()[0]) / 1000
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the table."""
     columns = {
         "name": ("", ""),
         "samples_per_s": ("samples/s", ",.0f"),
         "ratio": ("ratio", ",.3g"),
+        "main_busy": ("main thread", ".2%"),
+        "busy": ("all threads", ".2%"),
+        "goal": ("goal", ".0%"),
+        "megabytes": ("MB", ",.0f"),
     }
     title = f"{options.shards} shards of {options.samples:,} samples, sequence length {SEQ_LEN}"
-    title += f", medians of {options.rounds} rounds; ratio to {PEER}"
+    title += f", medians of {options.rounds} rounds; ratio to {PEER}; {options.workers} workers: "
+    title += f"busy at {options.node_rate:,.0f} samples/s, MB of them all"
     reporting.report(title, rows, columns, options.json)
 
 
@@ -112,6 +184,35 @@ def read_ours(directory: Path) -> int:
     for first in range(0, shards.num_samples, MICRO_BATCH):
         shards.samples(first, MICRO_BATCH)
     return shards.num_samples
+
+
+def read_units(directory: Path, worker: int, options: argparse.Namespace, *, shared: bool) -> int:
+    """Read a worker's units of two epochs' steps, and the denominators of all."""
+    from trnslurm.train.data.shards.reader import ShardedSamples
+
+    shards = ShardedSamples(
+        directory, split="train", beside=directory, vocab_size=VOCAB_SIZE, seed=1, shared=shared
+    )
+    samples = 0
+    for start in range(0, 2 * shards.num_samples, GLOBAL_BATCH):
+        shards.masked_tokens(start, GLOBAL_BATCH)
+        for first in range(worker * MICRO_BATCH, GLOBAL_BATCH, options.workers * MICRO_BATCH):
+            shards.samples(start + first, MICRO_BATCH)
+            samples += MICRO_BATCH
+    return samples
+
+
+def read_share(directory: Path, worker: int, options: argparse.Namespace) -> int:
+    """Read a worker's share of an epoch as the peer does, with a sampler that divides a shard."""
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    samples = 0
+    for path in sorted(directory.glob("*.hdf5")):
+        dataset: Any = PerSample(path)
+        sampler: Any = DistributedSampler(dataset, num_replicas=options.workers, rank=worker)
+        loader: Any = DataLoader(dataset, MICRO_BATCH, sampler=sampler)
+        samples += sum(len(batch[0]) for batch in loader)
+    return samples
 
 
 def read_per_sample(directory: Path) -> int:

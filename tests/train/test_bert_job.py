@@ -256,7 +256,8 @@ def job():
 def run(job, tmp_path):
     """What unit_loss works with, on a CPU by itself."""
     device = object.__new__(TorchDevice)
-    device.name, device.rank, device.world, device.timer = "cpu", 0, 1, Timer()
+    device.name, device.rank, device.world, device.local_world = "cpu", 0, 1, 1
+    device.timer = Timer()
     device.torch_device = torch.device("cpu")
     device.barrier = lambda name: None
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB))

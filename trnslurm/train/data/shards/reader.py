@@ -1,16 +1,21 @@
 """Samples of sharded data by their position in the training, the same for every worker."""
 
+import functools
+import hashlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trnslurm.train.data.shards.files import KEYS, Rows, masked, read_rows
 from trnslurm.train.data.shards.index import index_shards, read_shard_index
-from trnslurm.train.data.shards.windows import Windows
+from trnslurm.train.data.shards.node import NodeArrays, share
+from trnslurm.train.data.shards.windows import Part, Windows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 
@@ -36,68 +41,104 @@ class Samples(NamedTuple):
 class ShardedSamples:
     """An endless stream of samples: epoch after epoch of a split, reshuffled each time.
 
-    A window of shards is decompressed as a whole, the next one in the background.
+    A window of shards is decompressed as a whole and put in order, the next one in the background.
+    The workers of a node share the windows.
     """
 
     def __init__(
-        self, directory: Path, *, split: str, beside: Path, vocab_size: int, seed: int
+        self,
+        directory: Path,
+        *,
+        split: str,
+        beside: Path,
+        vocab_size: int,
+        seed: int,
+        shared: bool = False,
+        say: Callable[[str], None] = print,
     ) -> None:
         """Open shards that index_shards(directory, split, beside=…) has indexed."""
         self._index = read_shard_index(directory, split, beside=beside)
         self._directory = directory
         self._vocab_size = vocab_size
         self._windows = Windows([shard.samples for shard in self._index.shards], seed=seed)
-        self._loaded: dict[int, Future[Rows]] = {}
+        self._loaded: dict[int, Future[NDArray[Any]]] = {}
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="shards")
+        self._masked_before = functools.lru_cache(maxsize=2)(self._count_masked)
         self.num_samples = self._windows.num_samples
         self.seq_len = self._index.seq_len
         self.max_pred = self._index.max_pred
         self.fingerprint = self._index.fingerprint
+        self._dtype = _dtype_of(self.seq_len, self.max_pred, vocab_size)
+        self._node: NodeArrays | None = None
+        if shared:
+            # The run's own: runs are at different windows, and drop those behind them.
+            name = repr((str(beside.absolute()), split, self.fingerprint, seed, self._dtype.descr))
+            key = hashlib.sha256(name.encode()).hexdigest()[:16]
+            kept = (KEPT_BEHIND + 2) * self._windows.largest * self._dtype.itemsize
+            self._node = share(key, kept, self._dtype, say)
 
     def samples(self, first: int, count: int) -> Samples:
         """Return the samples at positions first … first + count - 1 of the stream."""
-        found = []
-        for part in self._windows.parts(first, count):
-            window = self._window(part.window)
-            found.append({key: window[key][part.rows] for key in KEYS})
-        rows = {key: np.concatenate([some[key] for some in found]) for key in KEYS}
-        positions = rows["masked_lm_positions"]
-        taken = masked(positions)
-        columns = (
-            rows["input_ids"],
-            rows["input_mask"],
-            rows["segment_ids"],
-            np.where(taken, positions, 0),
-            np.where(taken, rows["masked_lm_ids"], IGNORED),
-            rows["next_sentence_labels"],
-        )
-        return Samples(*(torch.from_numpy(column.astype(np.int64)) for column in columns))
+        found = [
+            self._window(part.window)[part.first : part.first + part.count]
+            for part in self._windows.parts(first, count)
+        ]
+        rows = found[0] if len(found) == 1 else np.concatenate(found)
+        return Samples(*(torch.from_numpy(rows[name].astype(np.int64)) for name in Samples._fields))
 
     def masked_tokens(self, first: int, count: int) -> int:
         """Count the masked tokens of the samples at these positions, without reading them.
 
         At least 1: the number is a divisor.
         """
-        counts = self._index.masked
-        parts = self._windows.parts(first, count)
-        return max(1, sum(int(counts[self._windows.samples(part)].sum()) for part in parts))
+        total = 0
+        for part in self._windows.parts(first, count):
+            before = self._masked_before(part.window)
+            total += int(before[part.first + part.count] - before[part.first])
+        return max(1, total)
 
-    def _window(self, number: int) -> Rows:
+    def _count_masked(self, window: int) -> NDArray[np.int64]:
+        """Count the masked tokens before each place of a window."""
+        whole = Part(window=window, first=0, count=self._windows.size(window))
+        counts = self._index.masked[self._windows.samples(whole)]
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def _window(self, number: int) -> NDArray[Any]:
         for wanted in (number, number + 1):
             if wanted not in self._loaded:
                 self._loaded[wanted] = self._loader.submit(self._load, wanted)
         for old in [old for old in self._loaded if old < number - KEPT_BEHIND]:
             del self._loaded[old]
+            if self._node:
+                self._node.drop(old)
         return self._loaded[number].result()
 
-    def _load(self, number: int) -> Rows:
+    def _load(self, number: int) -> NDArray[Any]:
+        def decode() -> NDArray[Any]:
+            return self._decode(number)
+
+        return (
+            self._node.get(number, self._windows.size(number), decode) if self._node else decode()
+        )
+
+    def _decode(self, number: int) -> NDArray[Any]:
+        """Return the samples of a window in the order of the stream."""
         pieces = []
         for piece in self._windows.pieces(number):
             path = self._directory / self._index.shards[piece.shard].file
             rows = read_rows(path, piece.rows)
             self._check(path, rows)
             pieces.append(rows)
-        return {key: np.concatenate([rows[key] for rows in pieces]) for key in KEYS}
+        order = self._windows.order(number)
+        columns = {key: np.concatenate([rows[key] for rows in pieces])[order] for key in KEYS}
+        taken = masked(columns["masked_lm_positions"])
+        samples = np.empty(len(order), self._dtype)
+        for name in ("input_ids", "input_mask", "segment_ids"):
+            samples[name] = columns[name]
+        samples["positions"] = np.where(taken, columns["masked_lm_positions"], 0)
+        samples["labels"] = np.where(taken, columns["masked_lm_ids"], IGNORED)
+        samples["next_sentence"] = columns["next_sentence_labels"]
+        return samples
 
     def _check(self, path: Path, rows: Rows) -> None:
         """Refuse numbers that an accelerator would silently take for others."""
@@ -116,6 +157,21 @@ class ShardedSamples:
                     raise TrainError(f"{path}: {key} has {value}, but {name} is {limit}")
 
 
+def _dtype_of(seq_len: int, max_pred: int, vocab_size: int) -> np.dtype[Any]:
+    """Return the type of a sample, as small as what _check lets through."""
+    ids, places = (np.int16 if limit <= 1 << 15 else np.int32 for limit in (vocab_size, seq_len))
+    return np.dtype(
+        [
+            ("input_ids", ids, (seq_len,)),
+            ("input_mask", np.int8, (seq_len,)),
+            ("segment_ids", np.int8, (seq_len,)),
+            ("positions", places, (max_pred,)),
+            ("labels", ids, (max_pred,)),
+            ("next_sentence", np.int8),
+        ]
+    )
+
+
 def open_shards(
     directory: Path,
     split: str,
@@ -132,7 +188,14 @@ def open_shards(
         index_shards(directory, split, beside=beside)
     device.barrier(f"index of split {split}")
     samples = ShardedSamples(
-        directory, split=split, beside=beside, vocab_size=vocab_size, seed=seed
+        directory,
+        split=split,
+        beside=beside,
+        vocab_size=vocab_size,
+        seed=seed,
+        shared=device.local_world > 1,
+        # One line per node.
+        say=print if device.rank % device.local_world == 0 else lambda text: None,
     )
     if samples.seq_len != seq_len:
         raise TrainError(f"seq_len is {seq_len}, but {directory} has samples of {samples.seq_len}")

@@ -21,7 +21,7 @@ Integers = NDArray[np.int64]
 PIECE = 8192
 """Most samples of a piece: many gzip chunks, because those at its ends are wasted."""
 PIECES_PER_WINDOW = 8
-"""A window of 128 tokens a sample takes up to 60 MB of a worker's memory."""
+"""A window of 128 tokens a sample takes up to 39 MB of a node's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,9 @@ class Part:
 
     window: int
     """Counted through all epochs."""
-    rows: Integers
-    """Of the samples of the window's pieces, one piece after another."""
+    first: int
+    """Place in the window's order."""
+    count: int
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,12 @@ class Windows:
         ]
         self._sizes = np.array([piece.rows.stop - piece.rows.start for piece in self._pieces])
         self._firsts = np.cumsum(self._sizes) - self._sizes
+        self.largest = PIECES_PER_WINDOW * int(self._sizes.max(initial=0))
+        """At least the samples of the largest window."""
         self._per_epoch = -(-len(self._pieces) // PIECES_PER_WINDOW)
         self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
+        self.order = functools.lru_cache(maxsize=2)(self._make_order)
+        """Return which of its pieces' samples, one piece after another, a window has where."""
 
     def parts(self, first: int, count: int) -> Iterator[Part]:
         """Yield where the samples at positions first … first + count - 1 of the stream are."""
@@ -74,10 +79,12 @@ class Windows:
             window = int(np.searchsorted(starts, place, side="right")) - 1
             start, stop = int(starts[window]), int(starts[window + 1])
             taken = min(count, stop - place)
-            seed = derive_seed(self._seed, number, window, 0)
-            rows = indices(place - start, taken, count=stop - start, seed=seed)
-            yield Part(window=number * self._per_epoch + window, rows=rows)
+            yield Part(window=number * self._per_epoch + window, first=place - start, count=taken)
             first, count = first + taken, count - taken
+
+    def size(self, window: int) -> int:
+        """Return how many samples a window has."""
+        return int(self._sizes[self._numbers(window)].sum())
 
     def pieces(self, window: int) -> list[Piece]:
         """Return the pieces of a window, in order."""
@@ -86,16 +93,22 @@ class Windows:
     def samples(self, part: Part) -> Integers:
         """Return which samples a part has, counted through all shards."""
         numbers = self._numbers(part.window)
+        rows = self.order(part.window)[part.first : part.first + part.count]
         stops = np.cumsum(self._sizes[numbers])
-        piece = np.searchsorted(stops, part.rows, side="right")
+        piece = np.searchsorted(stops, rows, side="right")
         begins = stops - self._sizes[numbers]
-        found: Integers = self._firsts[numbers][piece] + part.rows - begins[piece]
+        found: Integers = self._firsts[numbers][piece] + rows - begins[piece]
         return found
 
     def _numbers(self, window: int) -> Integers:
         epoch, place = divmod(window, self._per_epoch)
         first = place * PIECES_PER_WINDOW
         return self._epoch(epoch).pieces[first : first + PIECES_PER_WINDOW]
+
+    def _make_order(self, window: int) -> Integers:
+        epoch, number = divmod(window, self._per_epoch)
+        size = self.size(window)
+        return indices(0, size, count=size, seed=derive_seed(self._seed, epoch, number, 0))
 
     def _make_epoch(self, epoch: int) -> _Epoch:
         count = len(self._pieces)

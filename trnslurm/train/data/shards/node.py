@@ -1,0 +1,155 @@
+"""Arrays that the workers of a node share: files on its disk, each made once and mapped by all.
+
+They are in the page cache as long as they are used, so nobody waits for the disk, and memory that
+is short is not lost to what a killed job left.
+
+The first worker that needs an array makes it; the others wait for its lock, which the kernel lifts
+if that worker dies, so there is no leader and no state beside the files. Where they cannot be
+shared each worker makes its own.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PREFIX = "trnslurm-shards"
+# Held by every worker that uses a directory: one that nobody holds is left over.
+_USED = "used"
+# Where the disk is full, or cannot be written to.
+_MEMORY = Path("/dev/shm")
+_ALONE = "each worker decodes them for itself"
+
+
+class NodeArrays:
+    """A directory of arrays of one type, by number."""
+
+    def __init__(self, directory: Path, dtype: np.dtype[Any], say: Callable[[str], None]) -> None:
+        """Join the workers that use a directory; make it for the first."""
+        self._directory, self._dtype, self._say = directory, dtype, say
+        lock = _hold(directory)
+        weakref.finalize(self, _leave, lock, directory)
+
+    def get(self, number: int, length: int, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return an array of a known length, made by this worker if no other has."""
+        path = self._directory / str(number)
+        made: NDArray[Any] | None = None
+        try:
+            while (found := self._map(path, length)) is None:
+                # What is written is the lock too: nothing is left of it once it has its name.
+                with path.with_suffix(".new").open("ab") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if _is_at(file, Path(file.name)) and self._map(path, length) is None:
+                        made = make() if made is None else made
+                        _write(file, made, path)
+        except OSError as error:
+            self._say(f"{self._directory}: {error.strerror}: no shards are kept there: {_ALONE}")
+            self._say = _say_nothing  # the next is like it
+            return make() if made is None else made
+        return found
+
+    def drop(self, number: int) -> None:
+        """Remove an array's name; its memory is free when no worker maps it."""
+        with contextlib.suppress(OSError):
+            (self._directory / str(number)).unlink()
+
+    def _map(self, path: Path, length: int) -> NDArray[Any] | None:
+        size = length * self._dtype.itemsize
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != size:
+                    return None
+                return np.frombuffer(
+                    mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), self._dtype
+                )
+        except FileNotFoundError:
+            return None
+
+
+def share(
+    key: str, size: int, dtype: np.dtype[Any], say: Callable[[str], None]
+) -> NodeArrays | None:
+    """Join the workers of this node that name the same key, where there is room for size bytes.
+
+    What killed workers left on the node is removed first.
+    """
+    bases = list(dict.fromkeys((Path(tempfile.gettempdir()), _MEMORY)))
+    for base in bases:
+        with contextlib.suppress(OSError):
+            _remove_abandoned(base)
+            directory = base / f"{_PREFIX}-{os.getuid()}-{key}"
+            # In a directory that another worker has made there was room.
+            if directory.exists() or shutil.disk_usage(base).free >= size:
+                return NodeArrays(directory, dtype, say)
+    say(f"{' and '.join(map(str, bases))}: no room for {size / 1e6:,.0f} MB of shards: {_ALONE}")
+    return None
+
+
+def _write(file: IO[bytes], array: NDArray[Any], path: Path) -> None:
+    """Write an array, from the start of an open file, and give the file its name."""
+    new = Path(file.name)
+    try:
+        file.truncate(0)
+        file.write(array.view(np.uint8).data)
+        file.flush()
+        new.rename(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def _hold(directory: Path) -> IO[bytes]:
+    """Make a directory of this user's own, and hold it."""
+    while True:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        _check_ours(directory)
+        with contextlib.suppress(FileNotFoundError):  # just removed
+            lock = (directory / _USED).open("ab")
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(lock, directory / _USED):
+                return lock
+            lock.close()
+
+
+def _leave(lock: IO[bytes], directory: Path) -> None:
+    """Let a directory go; remove it if nobody else holds it."""
+    with lock, contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_abandoned(base: Path) -> None:
+    for directory in base.glob(f"{_PREFIX}-{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            _check_ours(directory)
+            _leave((directory / _USED).open("ab"), directory)
+
+
+def _check_ours(directory: Path) -> None:
+    """Refuse a directory that somebody else could have put there."""
+    status = directory.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    if not private or status.st_uid != os.getuid():
+        raise PermissionError(0, "is not this user's alone", str(directory))
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Return whether a path is still that of an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
