@@ -1,6 +1,6 @@
 # `make demo` and `make test` each do all their set-up: a virtual environment in .venv, and system
 # packages where they are missing and apt may be used: python3-venv, and for the tests shellcheck, a
-# browser, tmux, and what runs in a sandbox (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
+# browser, tmux, sshd (not started), and what runs in a sandbox (SANDBOX). Of Slurm nothing is configured or started outside sandboxes.
 SANDBOX := slurmctld slurmd slurm-client munge slurmdbd mariadb-server-core mariadb-client-core \
   iproute2 util-linux podman crun catatonit
 
@@ -34,7 +34,7 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 docs: .venv/.train  ## Make the site of the pages, site/index.html; a dead link is an error
 	@$(BIN)/python docs/make/site.py
 
-test: shellcheck sandbox screens .venv/.train .venv-pcluster  ## Everything that continuous integration checks
+test: shellcheck sandbox screens sshd .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit
 
 check: .venv/.train  ## Linters and types
@@ -45,7 +45,7 @@ check: .venv/.train  ## Linters and types
 
 # Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
-unit: sandbox screens .venv/.train .venv-pcluster  ## The tests
+unit: sandbox screens sshd .venv/.train .venv-pcluster  ## The tests
 	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
@@ -182,7 +182,7 @@ clean:  ## Remove what make made
 	.venv-torchx/bin/pip install --quiet --disable-pip-version-check torchx
 	touch $@
 
-.PHONY: python-venv shellcheck sandbox screens
+.PHONY: python-venv shellcheck sandbox screens sshd
 python-venv:
 	@if [ -z "$(PYTHON)" ]; then
 	  echo "error: no Python 3.11, 3.12 or 3.13 found: install one, or pass PYTHON=/path/to/python" >&2
@@ -196,6 +196,13 @@ shellcheck:
 # In which tests look at `report` and `top`.
 screens:
 	@command -v chromium > /dev/null && command -v tmux > /dev/null || $(call apt,chromium tmux)
+
+# Which the tests start themselves: where the package brings it up as a service, that ends.
+sshd:
+	@PATH=$$PATH:/usr/sbin command -v sshd > /dev/null || {
+	  $(call apt,openssh-server)
+	  [ ! -d /run/systemd/system ] || systemctl disable --quiet --now ssh.service ssh.socket || true
+	}
 
 # The daemons lie in /usr/sbin, which is not on every PATH.
 sandbox:

@@ -49,6 +49,14 @@ class NoAnswerError(SubmitError):
     """sbatch gave up waiting: it is unknown whether the controller has the job."""
 
 
+class RemoteError(TrnslurmError):
+    """A host that ssh does not reach, or where nothing can be started."""
+
+
+class ConnectionLostError(RemoteError):
+    """A connection that broke, and may be made again."""
+
+
 class SandboxError(TrnslurmError):
     """A sandbox that cannot be made, is not up, or refused a fault."""
 

@@ -105,6 +105,7 @@ FLOORS = [
     "api",
     "report",
     "top",
+    "remote",
     "cli",
     "__main__",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trnslurm.api.search import Options, run_roots
@@ -114,7 +115,10 @@ def config_of(
     if word := options["from_run"]:
         from trnslurm.runs.result import find_checkpoint, refuse_other_model  # most need no run
 
-        checkpoint = find_checkpoint(word, run_roots(workspace))
+        find = options.get("find_checkpoint") or partial(
+            find_checkpoint, roots=run_roots(workspace)
+        )
+        checkpoint = find(word)
         layers["train.init_from"] = (f"--from {word}", str(checkpoint.path))
     elif checkpoints:
         layers["train.init_from"] = ("--chain", checkpoints)

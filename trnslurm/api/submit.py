@@ -76,12 +76,13 @@ class Proposal(Frozen):
 
 
 def propose(
-    recipe: str, nodes: int, options: Options, *, chain: bool, elastic: Sequence[int], say: Say
-) -> Proposal:
+    recipe: str, nodes: int, options: Options, *, chain: bool, elastic: Sequence[int], say: Say,
+    elsewhere: bool = False,
+) -> Proposal:  # fmt: skip
     """Return what a recipe on so many nodes would be submitted as, or refuse it.
 
     `elastic` are further node counts to compile for; with `chain` the presets that follow are
-    submitted as well.
+    submitted as well. What is to be submitted `elsewhere` is checked there.
     """
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, say=say)
@@ -95,16 +96,17 @@ def propose(
     if warning := check_memory(spec):
         say(f"warning: {warning}")
     cache = CompileCache(config.cluster)
-    if PRECOMPILE in spec.phases:
+    if PRECOMPILE in spec.phases and not elsewhere:
         cache.ask_ahead()
     dirs = workspace.template_dirs()
     others = jobs_ahead(config, spec, elastic, dirs) if elastic else []
-    return check_proposal([alone(make_job(spec, dirs))], others, say, cache)
+    links = [alone(make_job(spec, dirs))]
+    return check_proposal(links, others, say, cache, elsewhere=elsewhere)
 
 
-def propose_bundle(directory: Path, say: Say) -> Proposal:
+def propose_bundle(directory: Path, say: Say, *, elsewhere: bool = False) -> Proposal:
     """Return what a reviewed bundle would be submitted as, byte for byte."""
-    return check_proposal([alone(read_job(directory))], [], say)
+    return check_proposal([alone(read_job(directory))], [], say, elsewhere=elsewhere)
 
 
 def check_jobs(jobs: Sequence[Job], say: Say) -> None:
@@ -115,13 +117,16 @@ def check_jobs(jobs: Sequence[Job], say: Say) -> None:
 
 
 def check_proposal(
-    links: Sequence[Link], others: Sequence[Job], say: Say, cache: CompileCache | None = None
-) -> Proposal:
+    links: Sequence[Link], others: Sequence[Job], say: Say, cache: CompileCache | None = None, *,
+    elsewhere: bool = False,
+) -> Proposal:  # fmt: skip
     """Check what this host can see of the jobs, and which graphs are compiled."""
-    check_jobs([link.job for link in links], say)
+    if not elsewhere:
+        check_jobs([link.job for link in links], say)
     cache = cache or CompileCache(links[0].job.profile)
-    needs = needs_of(links, cache)
-    ahead = [need_of(job, cache) for job in others]
+    asked = None if elsewhere else cache
+    needs = needs_of(links, asked)
+    ahead = [need_of(job, asked) for job in others]
     return Proposal(links=links, needs=needs, ahead=ahead, cache=cache)
 
 

@@ -59,9 +59,12 @@ class SweepProposal(Proposal):
 
 def propose_sweep(
     recipe: str, nodes: int, options: Options, points: Sequence[Point], *, at_most: int | None,
-    say: Say,
+    say: Say, elsewhere: bool = False,
 ) -> SweepProposal:  # fmt: skip
-    """Return what a sweep would be submitted as, or refuse it: every run of it is checked."""
+    """Return what a sweep would be submitted as, or refuse it: every run of it is checked.
+
+    What is to be submitted `elsewhere` is checked there.
+    """
     _refuse_set_twice(options, points)
     workspace = workspace_of(options)
     cluster, preset = choose_cluster(workspace, recipe, options, say=say)
@@ -95,10 +98,12 @@ def propose_sweep(
         )
     if local and len(jobs) > _MOST_HERE:
         raise ConfigError(f"the sweep has {len(jobs)} runs: at most {_MOST_HERE} on this machine")
-    check_jobs(jobs, say_once)
+    if not elsewhere:
+        check_jobs(jobs, say_once)
     cache = CompileCache(jobs[0].profile)
     return SweepProposal(
-        links=[alone(job) for job in jobs], needs=needs_of_sweep(jobs, cache), ahead=[],
+        links=[alone(job) for job in jobs], ahead=[],
+        needs=needs_of_sweep(jobs, None if elsewhere else cache),
         cache=cache, name=name, points=points, at_most=1 if local else at_most,
     )  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -41,12 +43,23 @@ _COMMANDS = {
     "compile": ("compile", "Show, check and prune compiled graphs."),
     "clusters": ("plan", "List the cluster profiles."),
     "cluster": ("site", "Make a cluster profile."),
+    "reconnect": ("elsewhere", "Show what became of a command whose connection broke."),
     "env": ("site", "Check the Python environment on the nodes."),
     "sandbox": ("sandbox", "Run a real Slurm cluster on this machine."),
     "completion": ("site", "Print the completion script of a shell."),
 }
+# Commands that are of this host wherever runs are, and `submit`, which sends its own.
+_HERE = {
+    "recipes", "show", "plan", "render", "new", "clusters", "completion", "reconnect", "submit",
+}  # fmt: skip
 _INTERRUPTED = 130
 _LONGEST = 2000
+
+
+def _complete_hosts(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    from trnslurm.cli.elsewhere import known_hosts
+
+    return [CompletionItem(host) for host in known_hosts() if host.startswith(word)]
 
 
 class _LazyGroup(click.Group):
@@ -77,12 +90,23 @@ class _LazyGroup(click.Group):
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], _COMMANDS) or "; see trnslurm --help"
             raise click.UsageError(f"unknown command {args[0]!r}{hint}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and name not in _HERE:
+            from trnslurm.cli.elsewhere import sendable
+
+            command = sendable(command)
+        return name, command, rest
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trnslurm", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.option(
+    "--on",
+    metavar="[USER@]HOST",
+    shell_complete=_complete_hosts,
+    help="Run the command on this host, by ssh; it needs no trnslurm there.",
+)
+def cli(on: str | None) -> None:
     """Multi-node training jobs on Slurm, for AWS Trainium first.
 
     \b
@@ -91,13 +115,19 @@ def cli() -> None:
       trnslurm render gpt2_zero1 --nodes 2        the scripts, to read or to sbatch by hand
       trnslurm submit gpt2_zero1 --nodes 2        precompile, then train
       trnslurm status last
+      trnslurm --on login1 status last            the same from a laptop
     """
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: errors are one line, and exit codes say whose they are."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line."""
+    end_with(lambda: cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False))
+
+
+def end_with(command: Callable[[], object]) -> NoReturn:
+    """End with a command's result: errors are one line, and exit codes say whose they are."""
     try:
-        code = cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False)
+        code = command()
     except TrnslurmError as error:
         _fail(str(error), 1)
     except click.exceptions.NoArgsIsHelpError as error:

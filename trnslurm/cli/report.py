@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ import click
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import path_option, runs_argument
 from trnslurm.errors import RunError
-from trnslurm.report.history import histories_of
+from trnslurm.report.history import History, histories_of
 from trnslurm.report.page import write_report
 from trnslurm.runs.foreign import printable
 
@@ -37,6 +38,13 @@ def report_command(
       trnslurm report 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1 -o compared.html
     """
     histories = histories_of(runs, run_roots(workspace_of({"path": path})))
+    write_page(histories, runs, output, pictures=png)
+
+
+def write_page(
+    histories: Sequence[History], runs: Sequence[str], output: Path | None, *, pictures: bool
+) -> None:
+    """Write the page of runs, by the name that was asked for or by their own."""
     first = histories[0]
     name = "report"
     if len(runs) == 1:
@@ -44,5 +52,5 @@ def report_command(
     output = output or Path(f"{name}.html")
     if not output.parent.is_dir():
         raise RunError(f"{output}: there is no directory {output.parent}")
-    for file in write_report(histories, output, pictures=png):
+    for file in write_report(histories, output, pictures=pictures):
         click.echo(f"Wrote {printable(str(file))}")

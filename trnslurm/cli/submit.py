@@ -13,6 +13,7 @@ from trnslurm.api.choice import parse_nodes
 from trnslurm.api.submit import Proposal, propose, propose_bundle
 from trnslurm.api.sweep import propose_sweep
 from trnslurm.api.tables import count, dollars, hours
+from trnslurm.cli.elsewhere import chosen_site, find_checkpoint_there, submit_there
 from trnslurm.cli.follow import report_started
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import recipe_argument, spec_options
@@ -21,6 +22,7 @@ from trnslurm.cli.sweep import proposal_lines
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.sweep import points_of, read_points
 from trnslurm.errors import SubmitError
+from trnslurm.remote.place import Site
 from trnslurm.render.project import PROJECT_CODE
 from trnslurm.submit.here import check_notify
 from trnslurm.submit.job import Job, alone
@@ -104,9 +106,13 @@ def submit_command(
         raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
     if rendered is not None:
         _refuse_options()
-        proposal = propose_bundle(Path(rendered), say)
+        site = chosen_site(None, options["path"])
+        proposal = propose_bundle(Path(rendered), say, elsewhere=site is not None)
     else:
         assert recipe is not None
+        if site := chosen_site(options["cluster"], options["path"]):
+            options["cluster"] = options["cluster"] or site.cluster or None
+            options["find_checkpoint"] = find_checkpoint_there(site)
         several = {"--sweep": sweep or sweep_file, "--chain": chain, "--elastic": elastic}
         if len(asked := [option for option, value in several.items() if value]) > 1:
             raise click.UsageError(
@@ -116,32 +122,51 @@ def submit_command(
             raise click.UsageError("--at-most is for --sweep")
         if several["--sweep"]:
             points = points_of(sweep, read_points(sweep_file) if sweep_file else ())
-            swept = propose_sweep(recipe, nodes, options, points, at_most=at_most, say=say)
+            swept = propose_sweep(
+                recipe, nodes, options, points, at_most=at_most, say=say,
+                elsewhere=site is not None,
+            )  # fmt: skip
             click.echo("\n".join(proposal_lines(swept)), err=not dry_run)
-            _go_on(swept, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
+            go_on(
+                swept, site, dry_run=dry_run, yes=yes, follow=follow, detach=detach,
+                as_json=as_json,
+            )  # fmt: skip
             return
         counts = parse_nodes(elastic, option="--elastic") if elastic else []
-        proposal = propose(recipe, nodes, options, chain=chain, elastic=counts, say=say)
+        proposal = propose(
+            recipe, nodes, options, chain=chain, elastic=counts, say=say,
+            elsewhere=site is not None,
+        )  # fmt: skip
     for need in proposal.needs:
         click.echo(_size_line(need), err=not dry_run)
         if line := _project_line(need.job):
             click.echo(line, err=not dry_run)
+    if site is None:
+        say_graphs(proposal, dry_run=dry_run)
+    go_on(proposal, site, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
+
+
+def say_graphs(proposal: Proposal, *, dry_run: bool) -> None:
+    """Print which graphs are compiled, and which will be."""
+    for need in proposal.needs:
         if line := graphs_line(need, proposal.cache):
             click.echo(line, err=not dry_run)
     for need in proposal.ahead:
         click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
-    _go_on(proposal, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
 
 
-def _go_on(
-    proposal: Proposal, *, dry_run: bool, yes: bool, follow: bool, detach: bool, as_json: bool
-) -> None:
-    """Submit what was shown, unless that was all."""
-    if dry_run:
-        return
-    if not yes:
+def go_on(
+    proposal: Proposal, site: Site | None, *, dry_run: bool, yes: bool, follow: bool, detach: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Submit what was shown, here or on the host of a site, unless that was all."""
+    if not (yes or dry_run):
         _confirm(proposal)
-    _start(proposal, follow=follow, detach=detach, as_json=as_json)
+    if site:
+        options = {"dry_run": dry_run, "follow": follow, "as_json": as_json}
+        sys.exit(submit_there(site, proposal, _command(), options))
+    if not dry_run:
+        _start(proposal, follow=follow, detach=detach, as_json=as_json)
 
 
 def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
@@ -154,10 +179,14 @@ def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
 
 
 def _start(proposal: Proposal, *, follow: bool, detach: bool, as_json: bool) -> None:
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    runs, others = proposal.start(command, detach=detach, say=say)
+    runs, others = proposal.start(_command(), detach=detach, say=say)
     local = proposal.local
     report_started(runs, others, local=local, follow=follow, detach=detach, as_json=as_json)
+
+
+def _command() -> list[str]:
+    """Return what the user called, for the record."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def _size_line(need: Need) -> str:

@@ -23,7 +23,13 @@ from trnslurm.config.recipes import (
 )
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.script import script_name
-from trnslurm.config.search import Workspace, parse_yaml, read_yaml, take_description
+from trnslurm.config.search import (
+    Workspace,
+    parse_yaml,
+    read_yaml,
+    take_description,
+    take_remote,
+)
 from trnslurm.config.tree import (
     Layer,
     build,
@@ -149,6 +155,7 @@ def _merged(layers: Sequence[Layer]) -> dict[str, Any]:
 def _profile_layer(file: Path) -> Layer:
     tree = read_yaml(file)
     take_description(tree, str(file))
+    take_remote(tree, str(file))
     return Layer(name="cluster profile", source=str(file), tree=check(tree, _CLUSTER, str(file)))
 
 

@@ -138,6 +138,13 @@ def take_description(tree: dict[str, Any], where: str) -> str:
     return description
 
 
+def take_remote(tree: dict[str, Any], where: str) -> None:
+    """Take the host from which jobs are submitted out of a profile: it is no part of a job."""
+    remote = tree.pop("remote", None)
+    if remote is not None and not isinstance(remote, str):
+        raise ConfigError(f"{where}: remote must be text, found {str(remote)[:40]!r}")
+
+
 def parse_yaml(text: str | bytes) -> Any:
     """Return the value of a YAML text: plain, no key twice, nothing that contains itself."""
     try:

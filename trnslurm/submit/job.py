@@ -49,6 +49,10 @@ class Job(Frozen):
     """As in the recipe: auto, always or never."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> where its value is from, if that is no default. Unknown of a bundle."""
+    git: Mapping[str, Any] = field(default_factory=dict)
+    """The git state of a job that was sent from elsewhere, where its recipe is."""
+    patch: bytes = b""
+    """The uncommitted changes there."""
 
     @property
     def local(self) -> bool:

@@ -17,6 +17,7 @@ from trnslurm.node.graphs.claims import Claim, newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, Link, make_job
 
+ELSEWHERE = "it is asked when this arrives there"
 Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
 
 
@@ -72,7 +73,7 @@ class Need(Frozen):
         return {name: value for name, value in facts.items() if value}
 
 
-def needs_of(links: Sequence[Link], cache: CompileCache) -> list[Need]:
+def needs_of(links: Sequence[Link], cache: CompileCache | None) -> list[Need]:
     """Return what the jobs of a chain need as things stand."""
     needs: list[Need] = []
     for link in links:
@@ -80,7 +81,7 @@ def needs_of(links: Sequence[Link], cache: CompileCache) -> list[Need]:
     return needs
 
 
-def needs_of_sweep(jobs: Sequence[Job], cache: CompileCache) -> list[Need]:
+def needs_of_sweep(jobs: Sequence[Job], cache: CompileCache | None) -> list[Need]:
     """Return what the runs of a sweep need as things stand: what is the same is compiled once."""
     needs: list[Need] = []
     compiling: dict[str, Need] = {}
@@ -98,8 +99,11 @@ def graphs_of(job: Job) -> str:
     return json.dumps(job.ingredients if PRECOMPILE in job.phases else None, sort_keys=True)
 
 
-def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> Need:
-    """Return what a job needs as things stand; `before`: keys of the runs ahead in its chain."""
+def need_of(job: Job, cache: CompileCache | None, *, before: Collection[str] = ()) -> Need:
+    """Return what a job needs as things stand; `before`: keys of the runs ahead in its chain.
+
+    Without a cache it is for the host to find out that the job is sent to.
+    """
     if PRECOMPILE not in job.phases:
         ahead = job.precompile == "never" and (job.ingredients or {}).get("device") in COMPILING
         return Need(job=job, decision="never" if ahead else "none")
@@ -107,6 +111,9 @@ def need_of(job: Job, cache: CompileCache, *, before: Collection[str] = ()) -> N
         problem = "the bundle does not say what shapes its graphs"
         compiled = Compiled(problem=problem, known=False)
         return Need(job=job, decision="unknown", compiled=compiled)
+    if cache is None:
+        asked: Decision = "asked" if job.precompile == "always" else "unknown"
+        return Need(job=job, decision=asked, compiled=Compiled(problem=ELSEWHERE, known=False))
     compiled = cache.look_up(job.ingredients)
     known = Need(job=job, decision="cold", compiled=compiled, versions=cache.versions)
     if job.precompile == "always":

@@ -212,7 +212,8 @@ def _make_runs(
                 raise RunError(f"{run.path}: another sweep has its name: submit it again")
             with _whole(run):
                 job.bundle.write(run.path)
-                if job.source_dir and (patch := git_patch(Path(job.source_dir))):
+                patch = git_patch(Path(job.source_dir)) if job.source_dir else job.patch
+                if patch:
                     run.patch_file.write_bytes(patch)
             locks.enter_context(lock_run(run))
         needs = [
@@ -264,7 +265,7 @@ def _record(
             "python": platform.python_version(),
             "submitit": importlib.metadata.version("submitit"),
         },
-        git=git_state(Path(job.source_dir)) if job.source_dir else {},
+        git=git_state(Path(job.source_dir)) if job.source_dir else job.git,
         sha256=job.bundle.sha256(),
         after=after,
         then=then,

@@ -1,0 +1,106 @@
+"""What a command line elsewhere asks of this host, besides commands: @submit, @checkpoint …"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.submit import Proposal, check_jobs, check_proposal
+from trnslurm.api.sweep import SweepProposal
+from trnslurm.cli import end_with
+from trnslurm.cli import main as run_command_line
+from trnslurm.cli.output import echo_json, say
+from trnslurm.cli.submit import go_on, say_graphs
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.errors import RunError
+from trnslurm.remote.parcel import Parcel, unpack
+from trnslurm.rundir import RunFiles
+from trnslurm.submit.job import alone
+from trnslurm.submit.precompile import needs_of_sweep
+
+_LARGEST = 64 << 20
+
+
+def main() -> NoReturn:
+    """Be the command line, or one of these programs (@NAME)."""
+    first, *words = sys.argv[2:]
+    os.environ["TRNSLURM_ON"] = ""  # it has arrived
+    if first.startswith("@"):
+        end_with(lambda: _PROGRAMS[first](words))
+    run_command_line([first, *words])
+
+
+def _hello(words: Sequence[str]) -> None:
+    """Do nothing: the launcher is here now."""
+
+
+def _submit(words: Sequence[str]) -> None:
+    """Submit what was sent: it lies beside the working directory."""
+    ask = Path.cwd().parent
+    parcel = unpack(ask / "parcel", ask)
+    sys.argv = [*parcel.command]
+    options = parcel.options
+    proposal: Proposal
+    if parcel.sweep:
+        proposal = _sweep(parcel)
+    else:
+        proposal = check_proposal([alone(job) for job in parcel.jobs], parcel.ahead, say)
+        say_graphs(proposal, dry_run=options["dry_run"])
+    go_on(
+        proposal, None, dry_run=options["dry_run"], yes=True, follow=options["follow"],
+        detach=False, as_json=options["as_json"],
+    )  # fmt: skip
+
+
+def _sweep(parcel: Parcel) -> SweepProposal:
+    assert parcel.sweep is not None
+    check_jobs(parcel.jobs, say)
+    cache = CompileCache(parcel.jobs[0].profile)
+    return SweepProposal(
+        links=[alone(job) for job in parcel.jobs], needs=needs_of_sweep(parcel.jobs, cache),
+        ahead=[], cache=cache, name=parcel.sweep["name"], points=parcel.sweep["points"],
+        at_most=parcel.sweep["at_most"],
+    )  # fmt: skip
+
+
+def _checkpoint(words: Sequence[str]) -> None:
+    """Print the checkpoint that a word of --from names."""
+    from trnslurm.runs.result import find_checkpoint
+
+    found = find_checkpoint(words[0], run_roots(workspace_of({})))
+    echo_json({"path": str(found.path), "facts": found.facts, "passed_over": found.passed_over})
+
+
+def _histories(words: Sequence[str]) -> None:
+    """Leave what a report is made of in the working directory."""
+    from trnslurm.report.history import histories_of
+
+    found = histories_of(words, run_roots(workspace_of({})))
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for history in found:
+            files = RunFiles(history.run.path)
+            named = (
+                files.record_file, files.plan_file, files.config_file, files.metrics_file,
+                *sorted(files.state.glob("*.json")),
+            )  # fmt: skip
+            for file in named:
+                if file.is_file() and not file.is_symlink():
+                    tar.add(file, f"{history.run.name}/{file.relative_to(files.path)}")
+    if len(out.getvalue()) > _LARGEST:
+        raise RunError(f"what these {len(found)} runs have told is too much: name fewer")
+    Path("runs.tar.gz").write_bytes(out.getvalue())
+    Path("statuses.json").write_text(json.dumps([asdict(each.status) for each in found]))
+
+
+_PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
+    "@hello": _hello, "@submit": _submit, "@checkpoint": _checkpoint, "@histories": _histories,
+}  # fmt: skip

@@ -1,0 +1,261 @@
+"""--on, reconnect: commands that run on another host, and what is there to do here."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from trnslurm.cli.output import say
+from trnslurm.errors import RemoteError
+from trnslurm.remote.place import Site, choose_site, templates_of
+
+# What cannot be done from elsewhere, and what to do.
+_REFUSED = {
+    "sandbox": "a sandbox is of the machine that it is started on: run it there, or leave out --on",
+    "top": "`trnslurm watch RUN` or `trnslurm logs RUN -f` shows the same",
+    "data": "data is prepared where it is used: log in there, `pip install trnslurm`, and run it",
+    "compile key": "`trnslurm submit --dry-run` says the key that the cluster's Python has",
+}
+# Commands that change nothing: they may be asked again, and end when nobody looks any more.
+_SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "doctor", "report"}
+_HOST_LINE = re.compile(r"^\s*host\s+(.+)$", re.IGNORECASE | re.MULTILINE)
+
+
+def chosen_site(cluster: str | None, path: Sequence[str]) -> Site | None:
+    """Return the host that this command line is for; None: this one."""
+    return choose_site(click.get_current_context().find_root().params.get("on"), cluster, path)
+
+
+def sendable(command: click.Command) -> click.Command:
+    """Return a command that runs on the chosen host, if that is another one."""
+    if isinstance(command, click.Group):
+        group = copy.copy(command)
+        group.commands = {name: sendable(each) for name, each in command.commands.items()}
+        return group
+    return _Sendable(command)
+
+
+class _Sendable(click.Command):
+    """A command with the options of another one; what is asked for is checked here."""
+
+    def __init__(self, command: click.Command) -> None:
+        super().__init__(
+            command.name, context_settings=command.context_settings, params=command.params,
+            help=command.help, epilog=command.epilog, short_help=command.short_help,
+        )  # fmt: skip
+        self._command = command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it, here or there."""
+        if site := chosen_site(ctx.params.get("cluster"), ctx.params.get("path") or ()):
+            sys.exit(_send(site, ctx))
+        ctx.command = self._command
+        return self._command.invoke(ctx)
+
+
+def _send(site: Site, ctx: click.Context) -> int:
+    names = ctx.command_path.split()[1:]
+    for refused in (names[0], " ".join(names)):
+        if refused in _REFUSED:
+            raise RemoteError(
+                f"--on {site.place.host}: `{' '.join(names)}` does not work from elsewhere: "
+                f"{_REFUSED[refused]}"
+            )
+    if names == ["report"]:
+        return _report(site, ctx)
+    if names == ["exec"]:
+        return _attached(site, [*names, *_words(ctx)])
+    changes = ctx.params.get("resume") or ctx.params.get("measure")  # of watch, and of doctor
+    answer = _ask(
+        site, [*names, *_words(ctx)], shows=names[0] in _SHOWING and not changes,
+        files=templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {},
+    )  # fmt: skip
+    for name, data in answer.files.items():
+        wanted = ctx.params.get("report")
+        if wanted and Path(wanted).name == name:
+            Path(wanted).write_bytes(data)
+    return int(answer.code)
+
+
+def _words(ctx: click.Context) -> list[str]:
+    """Return the options and arguments that were given, as words that cannot be misread."""
+    words: list[str] = []
+    arguments: list[str] = []
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        value = ctx.params.get(name)
+        if ctx.get_parameter_source(name) != ParameterSource.COMMANDLINE or name == "path":
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        if isinstance(parameter, click.Argument):
+            arguments += map(str, values)
+        elif isinstance(parameter, click.Option) and parameter.is_flag:
+            words += [parameter.opts[-1]] if value else []
+        elif name == "report":  # a file that comes here
+            words.append(f"{parameter.opts[-1]}={Path(str(value)).name}")
+        else:
+            words += [f"{parameter.opts[-1]}={each}" for each in values]
+    return [*words, "--", *arguments] if arguments else words
+
+
+def _ask(
+    site: Site, argv: Sequence[str], *, shows: bool, files: Mapping[str, str] | None = None,
+    parcel: bytes | None = None, what: str = "", out: io.BytesIO | None = None,
+) -> Any:  # fmt: skip
+    from trnslurm.remote.ask import Request, ask
+
+    request = Request(
+        place=site.place, argv=argv, shows=shows, site={**site.files, **(files or {})},
+        cluster=site.cluster, parcel=parcel, what=what or f"`trnslurm {' '.join(argv)}`",
+    )  # fmt: skip
+    return ask(request, say=say, out=out)
+
+
+def _asked(site: Site, argv: Sequence[str]) -> bytes:
+    """Return what a program of ours there answers; if it fails, end as it did."""
+    out = io.BytesIO()
+    answer = _ask(site, argv, shows=True, out=out)
+    if answer.code:
+        sys.exit(answer.code)
+    return out.getvalue()
+
+
+def submit_there(
+    site: Site, proposal: Any, command: Sequence[str], options: Mapping[str, Any]
+) -> int:
+    """Send what was proposed, submit it there, and return the code to exit with."""
+    from trnslurm.api.sweep import SweepProposal
+    from trnslurm.remote.parcel import Parcel
+
+    first = proposal.links[0].job
+    if first.local:
+        raise RemoteError(
+            f"--on {site.place.host}: the profile {first.cluster} is of one machine without Slurm: "
+            "pass --cluster NAME"
+        )
+    sweep = None
+    if isinstance(proposal, SweepProposal):
+        points = [dict(point) for point in proposal.points]
+        sweep = {"name": proposal.name, "points": points, "at_most": proposal.at_most}
+    parcel = Parcel(
+        jobs=[link.job for link in proposal.links], ahead=[need.job for need in proposal.ahead],
+        command=command, options=options, sweep=sweep,
+    )  # fmt: skip
+    answer = _ask(
+        site, ["@submit"], shows=bool(options["dry_run"]), parcel=parcel.pack(),
+        what=f"the submission of {first.name}",
+    )  # fmt: skip
+    said = options["dry_run"] or options["as_json"] or answer.code
+    if not said and click.get_current_context().find_root().params["on"]:
+        say(f"It is on {site.place.host}: `trnslurm --on {site.place.host} status last`")
+    return int(answer.code)
+
+
+def find_checkpoint_there(site: Site) -> Callable[[str], Any]:
+    """Return what finds the checkpoint of --from on the host."""
+
+    def find(word: str) -> Any:
+        from trnslurm.runs.result import Checkpoint
+
+        facts = json.loads(_asked(site, ["@checkpoint", word]))
+        return Checkpoint(
+            path=Path(facts["path"]), facts=facts["facts"], passed_over=tuple(facts["passed_over"])
+        )
+
+    return find
+
+
+def _attached(site: Site, words: Sequence[str]) -> int:
+    """Run a command that talks with this terminal; where it breaks, it ends."""
+    from trnslurm.remote.launcher import Launcher
+    from trnslurm.remote.ssh import NO_LAUNCHER
+
+    name = Launcher().name
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    argv = site.place.argv(name, ["run", *words], terminal=terminal)
+    code = subprocess.run(argv, check=False).returncode
+    if code == NO_LAUNCHER:
+        _asked(site, ["@hello"])
+        code = subprocess.run(argv, check=False).returncode
+    if code == 255:
+        raise RemoteError(f"{site.place.host}: the connection broke, and the command with it")
+    return code
+
+
+def _report(site: Site, ctx: click.Context) -> int:
+    """Write the page here, from what the runs there have told."""
+    from trnslurm.report.history import History
+    from trnslurm.runs.foreign import read_fields
+    from trnslurm.runs.run import RunDir
+    from trnslurm.runs.status import RunStatus
+
+    answer = _ask(site, ["@histories", *ctx.params["runs"]], shows=True)
+    if answer.code:
+        return int(answer.code)
+    with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
+        with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
+            tar.extractall(directory, filter="data")
+        found = []
+        for facts in json.loads(answer.files["statuses.json"]):
+            run = RunDir(Path(directory, Path(facts["run"]).name))
+            found.append(History(run, run.record(), read_fields(RunStatus, facts)))
+        from trnslurm.cli.report import write_page
+
+        write_page(found, ctx.params["runs"], ctx.params["output"], pictures=ctx.params["png"])
+    return 0
+
+
+def known_hosts() -> list[str]:
+    """Return the hosts that profiles and ssh's own configuration name, for completion."""
+    from trnslurm.api.search import workspace_of
+    from trnslurm.config.search import read_yaml
+    from trnslurm.errors import TrnslurmError
+
+    found: list[str] = []
+    for file in workspace_of({}).clusters().values():
+        try:
+            found.append(str(read_yaml(file).get("remote") or ""))
+        except TrnslurmError:
+            continue
+    try:
+        text = Path("~/.ssh/config").expanduser().read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found += [name for line in _HOST_LINE.findall(text) for name in line.split()]
+    return [*dict.fromkeys(host for host in found if re.fullmatch(r"[\w@][\w.@-]*", host))]
+
+
+@click.command("reconnect")
+def reconnect_command() -> None:
+    """Show what became of a command whose connection broke.
+
+    It runs on by itself on the other host, and is not started again there: what it printed is
+    shown from the beginning, and then what follows. What never arrived there is sent again.
+
+    \b
+    Example:
+      trnslurm reconnect
+    """
+    from trnslurm.remote.ask import ask, unfinished
+
+    requests = unfinished()
+    if not requests:
+        say("No command's end is unknown")
+        return
+    worst = 0
+    for request in requests:
+        say(f"On {request.place.host}: {request.what}")
+        worst = max(worst, ask(request, say=say, again=True).code)
+    sys.exit(worst)

@@ -1,0 +1,401 @@
+"""Asks another host to run a command, and shows what it prints as if it ran here.
+
+The command has a token, and runs once there: when the connection breaks, another one shows what
+follows. What changes something is written down here until its end is known, so that it can be taken
+up by another process: `trnslurm reconnect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trnslurm.errors import ConnectionLostError, RemoteError
+from trnslurm.remote.launcher import Launcher
+from trnslurm.remote.receive import (
+    BEGUN,
+    CHUNK_BYTES,
+    DAMAGED,
+    DONE,
+    END,
+    ERR,
+    FILE,
+    HEAD_BYTES,
+    INTERRUPT,
+    LAUNCHER,
+    MARK,
+    OUT,
+    PARCEL,
+    REQUEST,
+    write_all,
+)
+from trnslurm.remote.ssh import Place, ended
+from trnslurm.rundir import read_json, write_json
+from trnslurm.runs.find import state_home
+
+_WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
+"""Before each further try, of those in a row that brought nothing."""
+_SILENT_S = 120.0
+"""Longer than a login shell takes to start, and than the other side is ever silent."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A command, and what goes with it."""
+
+    place: Place
+    argv: Sequence[str]
+    shows: bool
+    """It changes nothing, so it may be asked again, and ends when nobody looks any more."""
+    site: Mapping[str, str] = field(default_factory=dict)
+    """Files of the search path there: the cluster profile."""
+    cluster: str = ""
+    parcel: bytes | None = None
+    what: str = ""
+    """What it does, for messages: `the submission of gpt2_zero1`."""
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    begun: bool = False
+    """It is known to have begun: it is not there any more, if nothing is known of it."""
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What came of a request so far."""
+
+    offsets: dict[str, int] = field(default_factory=lambda: {"out": 0, "err": 0})
+    sent: dict[str, int] = field(default_factory=dict)
+    """How much of what is sent had arrived, when that was last said."""
+    asked: bool = False
+    """All was sent, so it may have begun."""
+    begun: bool = False
+    code: int = 1
+    error: str = ""
+    """Why its end is not known there."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """What it wrote into its working directory."""
+
+    @property
+    def progress(self) -> str:
+        """Return what changes when a connection brought something."""
+        return json.dumps([self.offsets, self.sent, self.asked, self.begun])
+
+
+def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool = False) -> Answer:
+    """Run a command there to its end, over as many connections as it takes.
+
+    Its output goes to ours, or to `out`. Ctrl-C is passed on; a second one leaves it to itself.
+    `again`: it was asked by another process, and may have begun.
+    """
+    answer = Answer(asked=again, begun=request.begun)
+    if not request.shows and not again:
+        _keep(request)
+    interrupts = _Interrupts(answer)
+    try:
+        with interrupts:
+            _run(request, answer, interrupts, say, out)
+    except (KeyboardInterrupt, RemoteError) as error:
+        if request.shows or not answer.asked:
+            _forget(request.token)
+            raise
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise ConnectionLostError(_what_is_known(request, answer, why)) from None
+    _forget(request.token)
+    if answer.error:
+        raise RemoteError(f"{request.place.host}: {answer.error}")
+    return answer
+
+
+def _run(
+    request: Request, answer: Answer, interrupts: _Interrupts, say: Say, out: BinaryIO | None
+) -> None:
+    """Connect until the command's end is known."""
+    tries = 0
+    while True:
+        before = answer.progress
+        connection = _Connection(request, answer, interrupts, out)
+        try:
+            return connection.run()
+        except ConnectionLostError as error:
+            if not connection.reached and not tries:
+                raise RemoteError(str(error)) from None
+            tries = 1 if answer.progress != before else tries + 1
+            if tries > len(_WAITS_S):
+                raise
+            say(f"{error}: connecting again")
+            request.place.forget()
+            interrupts.wait(_WAITS_S[tries - 1])
+
+
+class _Interrupts:
+    """Ctrl-C: the first is for the command, once that has begun; the second, or none before, ours.
+
+    A handler does not raise in the middle of what is shown or sent.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._before = answer, signal.getsignal(signal.SIGINT)
+        self.seen = False
+
+    def __enter__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        if self._before is not signal.SIG_IGN:  # inherited: Ctrl-C is not meant for us
+            signal.signal(signal.SIGINT, self._take)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        os.close(self.reader)
+        os.close(self._writer)
+
+    def _take(self, number: int, frame: object) -> None:
+        if self.seen or not self._answer.begun:
+            raise KeyboardInterrupt
+        self.seen = True
+        os.write(self._writer, b"!")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next try; Ctrl-C ends that."""
+        if select.select([self.reader], [], [], seconds)[0]:
+            raise KeyboardInterrupt
+
+
+def _what_is_known(request: Request, answer: Answer, why: str) -> str:
+    if answer.begun:
+        return (
+            f"{why}: {request.what} continues there: `trnslurm reconnect` shows what became of it"
+        )
+    return (
+        f"{why}: whether {request.what} has begun is not known: `trnslurm reconnect` finds out, "
+        "and does nothing twice"
+    )
+
+
+def _folder() -> Path:
+    return state_home() / "remote"
+
+
+def _keep(request: Request) -> None:
+    """Write a request down, until its end is known."""
+    directory = _folder() / request.token
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if request.parcel is not None:
+            (directory / "parcel").write_bytes(request.parcel)
+        facts = {k: v for k, v in asdict(request).items() if k != "parcel"}
+        write_json(directory / "request.json", facts | {"time": time.time()})
+    except OSError as error:
+        raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
+
+
+def _forget(token: str) -> None:
+    shutil.rmtree(_folder() / token, ignore_errors=True)
+
+
+def unfinished() -> list[Request]:
+    """Return the requests whose end is not known here, the oldest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for directory in _folder().iterdir():
+            facts = read_json(directory / "request.json")
+            parcel = directory / "parcel"
+            try:
+                when = float(facts.pop("time"))
+                place = Place(**facts.pop("place"))
+                data = parcel.read_bytes() if parcel.exists() else None
+                found.append((when, Request(place=place, parcel=data, **facts)))
+            except (KeyError, TypeError, ValueError, OSError):
+                continue
+    return [request for _, request in sorted(found, key=lambda each: each[0])]
+
+
+class _BrokenError(Exception):
+    """The connection's end, where more was to come."""
+
+
+class _Connection:
+    """One connection: it ends with the command, or breaks."""
+
+    def __init__(
+        self, request: Request, answer: Answer, interrupts: _Interrupts, out: BinaryIO | None
+    ) -> None:
+        self._request, self._answer, self._out = request, answer, out
+        self._interrupts = interrupts
+        self._buffer = b""
+        self.reached = False
+        """The launcher, or what brings it, has answered."""
+
+    def run(self) -> None:
+        """Connect, and show the command to its end; a ConnectionLostError if it breaks."""
+        launcher = Launcher()
+        argv = self._request.place.argv(launcher.name)
+        # A file: a connection that is kept open may hold on to it.
+        with tempfile.TemporaryFile() as errors, _started(argv, errors) as process:
+            assert process.stdin and process.stdout
+            self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
+            try:
+                noise = self._find_mark()
+                if noise is None:
+                    self._serve(launcher)
+                    return
+            except _BrokenError:
+                noise = b""
+            except ConnectionLostError:
+                raise
+            except BaseException:  # nobody looks any more, as when `head` has seen enough
+                if self._request.shows and self._answer.begun:
+                    with contextlib.suppress(_BrokenError):
+                        self._write(INTERRUPT)
+                raise
+            process.stdin.close()
+            code = process.wait(_SILENT_S)
+            errors.seek(0)
+            raise ended(
+                self._request.place, 255 if self.reached else code,
+                errors.read().decode(errors="replace"), noise,
+            )  # fmt: skip
+
+    def _find_mark(self) -> bytes | None:
+        """Skip what a login shell prints; return that if it was all."""
+        while MARK not in self._buffer:
+            if not (data := self._read()):
+                return self._buffer
+            self._buffer += data
+        self._buffer = self._buffer.partition(MARK)[2]
+        self.reached = True
+        return None
+
+    def _serve(self, launcher: Launcher) -> None:
+        request, answer = self._request, self._answer
+        while True:
+            kind, data = self._frame()
+            if kind in (LAUNCHER, PARCEL):
+                whole = launcher.archive if kind == LAUNCHER else request.parcel or b""
+                answer.sent[kind.decode()] = int(data)
+                self._send_file(whole, int(data))
+                answer.asked = answer.asked or kind == PARCEL
+            elif kind == REQUEST:
+                facts = {
+                    "token": request.token, "argv": list(request.argv), "shows": request.shows,
+                    "site": dict(request.site), "cluster": request.cluster,
+                    "parcel": request.parcel is not None, "begun": answer.begun, **answer.offsets,
+                }  # fmt: skip
+                self._write(json.dumps(facts).encode() + b"\n")
+                answer.asked = answer.asked or request.parcel is None
+            elif kind == BEGUN:
+                if not (answer.begun or request.shows):
+                    _keep(replace(request, begun=True))
+                answer.begun = True
+                if self._interrupts.seen:  # and nobody knows whether it arrived
+                    self._write(INTERRUPT)
+            elif kind in (OUT, ERR):
+                self._show(kind, data)
+            elif kind == FILE:
+                name, _, content = data.partition(b"\n")
+                answer.files[Path(name.decode(errors="replace")).name] = content
+            elif kind == DAMAGED:
+                raise self._lost("what was sent arrived damaged")
+            elif kind == END:
+                self._end(data)
+                return
+
+    def _end(self, data: bytes) -> None:
+        facts = json.loads(data)
+        self._answer.code = int(facts.get("code", 1))
+        self._answer.error = str(facts.get("error", ""))
+        with contextlib.suppress(_BrokenError):
+            self._write(DONE)
+
+    def _show(self, kind: bytes, data: bytes) -> None:
+        name = "out" if kind == OUT else "err"
+        stream = sys.stdout.buffer if kind == OUT else sys.stderr.buffer
+        if kind == OUT and self._out is not None:
+            stream = self._out
+        self._answer.offsets[name] += len(data)
+        stream.write(data)
+        stream.flush()
+
+    def _send_file(self, data: bytes, offset: int) -> None:
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._write(f"{len(data)} {sha256}\n".encode())
+        self._write(data[offset if offset <= len(data) else 0 :])
+
+    def _frame(self) -> tuple[bytes, bytes]:
+        """Return what comes next, whole: of what was cut off nothing is used."""
+        while len(self._buffer) < HEAD_BYTES or len(self._buffer) < HEAD_BYTES + self._length():
+            if not (data := self._read()):
+                raise _BrokenError
+            self._buffer += data
+        size = HEAD_BYTES + self._length()
+        whole, self._buffer = self._buffer[:size], self._buffer[size:]
+        return whole[:1], whole[HEAD_BYTES:]
+
+    def _length(self) -> int:
+        try:
+            return int(self._buffer[1:HEAD_BYTES])
+        except ValueError:
+            raise RemoteError(
+                f"{self._request.place.host}: what it sends is not the launcher's: "
+                f"{self._buffer[:40]!r}"
+            ) from None
+
+    def _read(self) -> bytes:
+        # A person may have to type a password first.
+        limit = None if sys.stdin.isatty() and not self.reached else _SILENT_S
+        while True:
+            ready, _, _ = select.select([self._stdout, self._interrupts.reader], [], [], limit)
+            if not ready:
+                raise self._lost(f"no answer in {_SILENT_S:g} s")
+            if self._stdout in ready:
+                return os.read(self._stdout, CHUNK_BYTES)
+            os.read(self._interrupts.reader, 1)
+            self._write(INTERRUPT)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            write_all(self._stdin, data)
+        except BrokenPipeError:
+            raise _BrokenError from None
+
+    def _lost(self, why: str) -> ConnectionLostError:
+        return ConnectionLostError(f"{self._request.place.host}: {why}")
+
+
+@contextlib.contextmanager
+def _started(argv: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ssh meanwhile; it ignores Ctrl-C, as it does where that was ignored when it started."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        )
+    except OSError as error:
+        raise RemoteError(f"{argv[0]}: {error.strerror}: --on needs OpenSSH") from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        yield process
+    finally:
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream
+                stream.close()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()

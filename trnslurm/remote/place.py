@@ -1,0 +1,99 @@
+"""Where a command runs: here, or on the host of --on, TRNSLURM_ON or a cluster profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trnslurm.api.search import workspace_of
+from trnslurm.config import packaged_root
+from trnslurm.config.search import Workspace, read_yaml
+from trnslurm.errors import RemoteError, TrnslurmError
+from trnslurm.remote.ssh import Place, check_host
+from trnslurm.rundir import read_file
+
+ON = "TRNSLURM_ON"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A host, and the cluster profile that goes there with each command."""
+
+    place: Place
+    cluster: str = ""
+    """The name of the profile; empty: none is known."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The profile, below a search path."""
+
+
+def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -> Site | None:
+    """Return the host that a command is for; None: this one.
+
+    `on` is the word of --on: empty, it is this host whatever profile or environment say.
+    """
+    where = "--on"
+    if on is None and ON in os.environ:
+        on, where = os.environ[ON], ON
+    if on == "":
+        return None
+    workspace = workspace_of({"path": path})
+    name = cluster or workspace.cluster
+    if on is not None:
+        check_host(on, where)
+        of_host = (n for n, facts in _profiles(workspace) if facts.get("remote") == on)
+        name = name or next(of_host, None)
+    if name is None:
+        return Site(place=Place(on)) if on else None
+    file = workspace.cluster_file(name)
+    facts = read_yaml(file)
+    if on is None:
+        on = facts.get("remote")
+        if on is None:
+            return None
+        on = check_host(str(on), f"{file}: remote")
+    if facts.get("scheduler") == "local":  # of one machine: asked for, it is this one
+        return None if cluster and where != "--on" else Site(place=Place(on))
+    slurm = facts.get("slurm")
+    return Site(
+        place=Place(
+            host=on,
+            bin_dir=_text(slurm, "bin_dir"),
+            python=_text(facts, "python"),
+            activate=tuple(map(str, facts.get("activate") or ())),
+        ),
+        cluster=name,
+        files={f"cluster-config/{name}.yaml": read_file(file).decode()},
+    )
+
+
+def templates_of(path: Sequence[str]) -> dict[str, str]:
+    """Return the user's own templates, for what is rendered there."""
+    found: dict[str, str] = {}
+    for directory in reversed(workspace_of({"path": path}).template_dirs()):
+        if directory != packaged_root() / "templates":
+            files = (f for f in directory.rglob("*") if f.is_file())
+            found |= {f"templates/{f.relative_to(directory)}": _decoded(f) for f in files}
+    return found
+
+
+def _decoded(file: Path) -> str:
+    try:
+        return read_file(file).decode()
+    except UnicodeDecodeError:
+        raise RemoteError(f"{file}: not a text file in UTF-8") from None
+
+
+def _profiles(workspace: Workspace) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, file in workspace.clusters().items():
+        try:
+            yield name, read_yaml(file)
+        except TrnslurmError:
+            continue
+
+
+def _text(tree: Any, key: str) -> str:
+    value = tree.get(key) if isinstance(tree, Mapping) else None
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,195 @@
+"""OpenSSH: how a command is run on another host, and what its failures mean.
+
+Names, users, keys, agents and host keys are ssh's business: its own configuration applies.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trnslurm.errors import ConnectionLostError, RemoteError
+from trnslurm.remote import receive
+from trnslurm.runs.find import state_home
+from trnslurm.runs.foreign import printable
+
+_CONNECT_S, _ALIVE_S, _MISSED = 15, 10, 3
+_KEPT = "10m"
+_SOCKET_MAX = 104 - 17  # ssh makes it under a longer name
+_PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
+_UNABLE = 41
+NO_LAUNCHER = 42
+"""The exit code where the launcher has to be sent first."""
+# What ssh says where trying again is of no use, and what to do.
+_HOPELESS = {
+    r"Could not resolve hostname": "is its name right, and in ~/.ssh/config?",
+    r"Permission denied": "`ssh {host}` must work by itself: see to its keys",
+    r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED":
+        "run `ssh {host}` once, and look at its key",
+    r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad":
+        "see ssh's configuration",
+}  # fmt: skip
+
+# For bash, whatever shell the account has. A login shell is asked only where Slurm's commands are
+# not on the PATH of others: it may take seconds, and print what it likes.
+_SCRIPT = """\
+umask 077
+command -v sbatch > /dev/null 2>&1 || [ -x {sbatch} ] || [ -n "${{TRNSLURM_LOGIN-}}" ] ||
+  TRNSLURM_LOGIN=1 exec bash -lc "$BASH_EXECUTION_STRING" "$0" "$@"
+unset TRNSLURM_LOGIN
+pythons=({pythons})
+find_python() {{
+  for word in "${{pythons[@]}}"; do
+    python=$(command -v "$word" 2> /dev/null) &&
+      "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' > /dev/null 2>&1 && return
+  done
+  return 1
+}}
+if ! find_python; then
+  {{
+:
+{activate}
+  }} > /dev/null 2>&1 < /dev/null
+  find_python || exit {unable}
+fi
+launcher=${{XDG_CACHE_HOME:-$HOME/.cache}}/trnslurm/{launcher}
+if [ -f "$launcher/__main__.py" ]; then
+  exec "$python" -X utf8 -I "$launcher" {words}
+fi
+[ {attached} = 0 ] || exit {no_launcher}
+exec "$python" -X utf8 -I -c "$(printf %s {receiver} | base64 -d)" "$launcher"
+"""
+
+
+def check_host(host: str, where: str) -> str:
+    """Return a host's name, or refuse what ssh could take for something else."""
+    if host.startswith("-") or not host.isprintable() or re.search(r"\s", host):
+        raise RemoteError(f"{where}: {printable(host)!r} is no host: expected HOST or USER@HOST")
+    return host
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host, and what a profile says of it."""
+
+    host: str
+    bin_dir: str = ""
+    python: str = ""
+    activate: tuple[str, ...] = ()
+
+    @cached_property
+    def _settings(self) -> dict[str, str]:
+        """What ssh's own configuration says of this host."""
+        try:
+            done = subprocess.run(
+                [*_ssh(), "-G", "--", self.host], capture_output=True, text=True, timeout=30,
+                errors="replace", stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = getattr(error, "strerror", None) or "does not answer"
+            raise RemoteError(f"{_ssh()[0]}: {why}: --on needs OpenSSH") from None
+        if done.returncode:
+            raise RemoteError(failure(self.host, done.stderr))
+        lines = (line.partition(" ") for line in done.stdout.splitlines())
+        return {key: value for key, _, value in lines}
+
+    def _options(self) -> list[str]:
+        """Return what is not set in ssh's own configuration: limits, and one connection for all."""
+        own = self._settings
+        options = {} if sys.stdin.isatty() else {"BatchMode": "yes"}
+        if own.get("connecttimeout", "none") == "none":
+            options["ConnectTimeout"] = str(_CONNECT_S)
+        if own.get("serveraliveinterval", "0") == "0":
+            options |= {"ServerAliveInterval": str(_ALIVE_S), "ServerAliveCountMax": str(_MISSED)}
+        if own.get("controlpath", "none") == "none" and (directory := _sockets()):
+            options |= {
+                "ControlMaster": "auto", "ControlPersist": _KEPT, "ControlPath": f"{directory}/%C",
+            }  # fmt: skip
+        return [f"-o{key}={value}" for key, value in options.items()]
+
+    def argv(
+        self, launcher: str, words: Sequence[str] = (), *, terminal: bool = False
+    ) -> list[str]:
+        """Return the command that starts the launcher there.
+
+        With words it is the command line, and what we have on stdin is its own.
+        """
+        script = _SCRIPT.format(
+            sbatch=shlex.quote(f"{self.bin_dir}/sbatch"),
+            pythons=shlex.join([*_PYTHONS, *([self.python] if self.python else [])]),
+            activate="\n".join(self.activate), unable=_UNABLE, launcher=launcher,
+            words=shlex.join(words), attached=int(bool(words)), no_launcher=NO_LAUNCHER,
+            receiver=_coded(Path(receive.__file__).read_text()),
+        )  # fmt: skip
+        # Any shell takes these words; what is coded has neither quotes nor newlines.
+        decode = """exec bash -c 'eval "$(printf %s "$1" | base64 -d)"' trnslurm"""
+        how = "-t" if terminal else "-T"
+        return [*_ssh(), *self._options(), how, "--", self.host, f"{decode} {_coded(script)}"]
+
+    def forget(self) -> None:
+        """End the connection that is kept open: one that has broken would keep others waiting."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [*_ssh(), *self._options(), "-O", "exit", "--", self.host], capture_output=True,
+                timeout=5, stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+
+
+def _ssh() -> list[str]:
+    return shlex.split(os.environ.get("TRNSLURM_SSH") or "ssh")
+
+
+def _coded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _sockets() -> str:
+    """Return a private directory for the sockets of connections that are kept; empty: none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    directory = Path(runtime, "trnslurm") if runtime else state_home() / "ssh"
+    if len(str(directory)) + 41 > _SOCKET_MAX:
+        return ""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = directory.stat()
+    except OSError:
+        return ""
+    private = info.st_uid == os.getuid() and not info.st_mode & 0o077
+    # Percent signs have a meaning there.
+    return str(directory) if private and "%" not in str(directory) else ""
+
+
+def failure(host: str, stderr: str) -> str:
+    """Return in one line what ssh said of a failure, and what to do."""
+    said = [line.strip() for line in stderr.splitlines() if line.strip()]
+    for pattern, advice in _HOPELESS.items():
+        if line := next((line for line in said if re.search(pattern, line)), ""):
+            return f"{host}: {printable(line)}: {advice.format(host=host)}"
+    return f"{host}: {printable(said[-1]) if said else 'the connection broke'}"
+
+
+def ended(place: Place, code: int, stderr: str, noise: bytes) -> RemoteError:
+    """Return the error of a connection that ended before its command did."""
+    host = place.host
+    if code == _UNABLE:
+        more = f", {place.python}" if place.python else ""
+        return RemoteError(
+            f"{host} has no Python 3.11 or newer ({', '.join(_PYTHONS)}{more}): set python: in the "
+            "cluster profile to one that its login node has as well"
+        )
+    if code != 255 and code >= 0:
+        said = stderr.split() or noise.decode(errors="replace").split()
+        words = printable(" ".join(said[-40:])) or f"exit code {code}"
+        return RemoteError(f"{host}: its shell did not run what it was given: {words}")
+    words = failure(host, stderr)
+    hopeless = any(re.search(pattern, stderr) for pattern in _HOPELESS)
+    return RemoteError(words) if hopeless else ConnectionLostError(words)

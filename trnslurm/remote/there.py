@@ -1,0 +1,207 @@
+"""The other side of a connection: runs a command once, however often the connection breaks.
+
+    ~/.cache/trnslurm/asks/TOKEN/
+        parcel       what was sent with it
+        begun/       made by the one connection that starts the command
+        out, err     what it has printed
+        code         how it ended
+
+The command is a process of its own, which outlives the connection. A connection shows what is
+printed from where the last one broke, and passes on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trnslurm.remote.receive import (
+    BEAT,
+    BEGUN,
+    CHUNK_BYTES,
+    DONE,
+    END,
+    ERR,
+    FILE,
+    INTERRUPT,
+    MARK,
+    OUT,
+    PARCEL,
+    REQUEST,
+    read_line,
+    receive,
+    send,
+    write_all,
+)
+
+_POLL_S = 0.03
+_BEAT_S = 5.0
+_SILENT_S = 60.0
+"""Its process touches `alive` every few seconds, or has been killed."""
+_ALONE_S = 900.0
+"""How long a command that only shows something runs on without a connection."""
+_KEPT_S = 14 * 86400
+_FILE_MIB = 64
+
+
+def main() -> None:
+    """Serve one connection."""
+    if sys.argv[1:2] != ["installed"]:  # else the mark was printed by what installed this
+        write_all(1, MARK)
+    try:
+        _serve()
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        send(END, _json({"error": f"{error.filename or 'connection'}: {error.strerror}"}))
+        sys.exit(1)
+
+
+def _serve() -> None:
+    base = Path(__file__).resolve().parents[3]
+    send(REQUEST)
+    request: dict[str, Any] = json.loads(read_line())
+    ask = base / "asks" / str(request["token"])
+    ask.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_old(base)
+    if request["begun"] and not (ask / "begun").exists():
+        send(END, _json({"error": "nothing is known there any more of what had begun"}))
+        return
+    if request["parcel"] and not (ask / "parcel").exists():
+        receive(ask / "parcel", PARCEL)
+    try:
+        (ask / "begun").mkdir()
+    except FileExistsError:
+        pass
+    else:
+        _begin(ask, request)
+    send(BEGUN)
+    _show(ask, {"out": request["out"], "err": request["err"]})
+
+
+def _remove_old(base: Path) -> None:
+    """Remove what was asked long ago and never fetched, and launchers that are used no more."""
+    (Path(__file__).resolve().parents[2]).touch()
+    for old in (*(base / "asks").iterdir(), *base.glob("launcher-*")):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+
+
+def _begin(ask: Path, request: dict[str, Any]) -> None:
+    """Start the command in a session of its own, where no hang-up reaches it."""
+    for name in ("out", "err", "alive", "seen"):
+        (ask / name).touch()
+    (ask / "files").mkdir()
+    for name, text in request["site"].items():
+        file = ask / "site" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    code = 1
+    try:
+        code = _oversee(ask, request)
+    finally:
+        temporary = ask / ".code"
+        temporary.write_text(str(code))
+        temporary.replace(ask / "code")
+        os._exit(0)
+
+
+def _oversee(ask: Path, request: dict[str, Any]) -> int:
+    """Run the command; pass on Ctrl-C; end what only shows something if nobody looks any more."""
+    environment = dict(os.environ)
+    if (ask / "site").is_dir():
+        environment["TRNSLURM_PATH"] = str(ask / "site")
+    if request["cluster"]:
+        environment["TRNSLURM_CLUSTER"] = request["cluster"]
+    launcher = Path(__file__).resolve().parents[2]
+    argv = [sys.executable, "-X", "utf8", "-I", str(launcher), "run", *request["argv"]]
+    with (ask / "out").open("wb") as out, (ask / "err").open("wb") as err:
+        child = subprocess.Popen(
+            argv, cwd=ask / "files", env=environment, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=err, process_group=0,
+        )  # fmt: skip
+        told = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(0.5)
+            os.utime(ask / "alive")
+            alone_s = time.time() - (ask / "seen").stat().st_mtime
+            forgotten = request["shows"] and alone_s > _ALONE_S
+            if (forgotten or (ask / "interrupt").exists()) and not told:
+                told = True
+                os.killpg(child.pid, signal.SIGINT)
+
+
+def _show(ask: Path, offsets: dict[str, int]) -> None:
+    """Send what the command prints, from these offsets, until it has ended and that was taken."""
+    beat, alive, alive_at = 0.0, 0.0, time.monotonic()
+    kinds = {"out": OUT, "err": ERR}
+    with (ask / "out").open("rb") as out, (ask / "err").open("rb") as err:
+        streams = {"out": out, "err": err}
+        while True:
+            code = _code(ask)  # asked before reading: nothing is printed after it
+            for name, stream in streams.items():
+                stream.seek(offsets[name])
+                while data := stream.read(CHUNK_BYTES):
+                    send(kinds[name], data)
+                    offsets[name] += len(data)
+            if code is not None:
+                break
+            now = time.monotonic()
+            if now - beat > _BEAT_S:
+                send(BEAT)
+                os.utime(ask / "seen")
+                beat = now
+            if (seen := (ask / "alive").stat().st_mtime) != alive:
+                alive, alive_at = seen, now
+            if now - alive_at > _SILENT_S:
+                send(END, _json({"error": f"the command was killed on {socket.gethostname()}"}))
+                return
+            if _told(_POLL_S) == INTERRUPT:
+                (ask / "interrupt").touch()
+    for file in sorted((ask / "files").iterdir()):
+        if file.is_file() and file.stat().st_size < _FILE_MIB << 20:
+            send(FILE, file.name.encode() + b"\n" + file.read_bytes())
+    send(END, _json({"code": code}))
+    if _told(_SILENT_S) == DONE:
+        shutil.rmtree(ask, ignore_errors=True)
+
+
+def _code(ask: Path) -> int | None:
+    try:
+        return int((ask / "code").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _told(wait_s: float) -> bytes:
+    """Return what the other side says within a while; if it has gone, end."""
+    if not select.select([0], [], [], wait_s)[0]:
+        return b""
+    word = os.read(0, 1)
+    if not word:
+        sys.exit(0)
+    return word
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
