@@ -23,9 +23,10 @@ _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", 
 # slowest directories, those that compute in turn with those that mostly wait for Slurm.
 _SLOWEST = (
     "sandbox/test_jobs_attempts_end.py", "train/test_any_worker_count.py",
-    "sandbox/test_jobs_requeue.py", "train/test_bert_job.py", "sandbox/test_jobs_training.py",
-    "local/test_local_runs.py", "train/test_strategies.py", "sandbox/test_jobs_resume.py",
-    "train/test_stopping.py", "train/checkpoint/test_processes.py", "faults/test_kills.py",
+    "sandbox/test_tutorial.py", "sandbox/test_jobs_requeue.py", "train/test_bert_job.py",
+    "sandbox/test_jobs_training.py", "local/test_local_runs.py", "train/test_strategies.py",
+    "sandbox/test_jobs_resume.py", "train/test_stopping.py", "train/checkpoint/test_processes.py",
+    "faults/test_kills.py",
 )  # fmt: skip
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")

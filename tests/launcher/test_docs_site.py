@@ -119,7 +119,7 @@ def test_a_browser_reads_it_in_light_in_dark_and_on_a_phone(
     shades = []
     for page, width, dark in (
         ("index", 1280, False), ("index", 390, False), ("guide", 390, True),
-        ("recipes", 390, False), ("files/jobs/gpt2_zero1/train.py", 390, False),
+        ("tutorial", 390, False), ("files/jobs/gpt2_zero1/train.py", 390, False),
     ):  # fmt: skip
         chromium.open(f"{served}/{page}.html", width=width, dark=dark)
         # What is wide, as code and tables, scrolls by itself.

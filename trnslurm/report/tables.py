@@ -197,8 +197,12 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
 
 
 def differing(runs: Sequence[History]) -> dict[str, list[Any]]:
-    """Return each key of the configuration in which runs differ, and its value in each."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
+    """Return each key of the configuration in which runs differ, and its value in each.
+
+    What their profiles know of instance types is left out: which one it is says `instance_type`.
+    """
+    known = "instance_types"
+    keys = dict.fromkeys(k for run in runs for k in run.config if k.partition(".")[0] != known)
     found = {key: [run.config.get(key) for run in runs] for key in keys}
     return {key: v for key, v in found.items() if any(value != v[0] for value in v)}
 
