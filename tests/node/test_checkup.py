@@ -188,7 +188,7 @@ def test_what_fails_is_written_down_and_the_rest_is_measured(tmp_path, monkeypat
 def test_the_limit_of_open_files_is_raised_as_in_a_job() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n"
-        "from trnslurm.node.checkup import facts; facts.raise_open_files()\n"
+        "from trnslurm.node.checkup import facts; facts.raise_open_files(2)\n"
         "print(facts.limits()['files'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -33,6 +33,8 @@ from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, NOTIFY, PLAN, PREP
 
 # A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
 SMALL_GIB = 32
+# Enough for 16,320 workers, as a job needs 256 and four for each peer.
+_OPEN_FILES = 65536
 # Without this option of the compiler's wrapper, which is no part of the graphs' key, a graph whose
 # compile failed or was interrupted is skipped for ever: Neuron's cache remembers that.
 _RETRY = "--retry_failed_compilation"
@@ -176,6 +178,7 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
         "srun_wait_s": 0 if phase == "precompile" else cluster.slurm.srun_wait_s,
         **_graph_values(spec, phase),
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
+        "open_files": max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         "preflight": cluster.preflight,
         "stage_python": cluster.stage_python,
         "run_root": cluster.run_root,

@@ -30,8 +30,9 @@ def limits() -> dict[str, int | None]:
     return {name: None if n == resource.RLIM_INFINITY else n for name, n in soft.items()}
 
 
-def raise_open_files(wanted: int = 65536) -> None:
-    """Raise `ulimit -n` as node.sh does for its workers."""
+def raise_open_files(workers: int) -> None:
+    """Raise `ulimit -n` as node.sh does for a job of so many workers."""
+    wanted = max(65536, 256 + 4 * workers)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     hosts = environ["TRNSLURM_HOSTS"].split(",")
     node = Node(Path(environ["TRNSLURM_RUN_DIR"]), int(environ["SLURM_NODEID"]))
     say("limits, EFA, versions")
-    facts.raise_open_files()
+    facts.raise_open_files(len(hosts) * options.workers)
     node.note("limits", facts.limits)
     node.note("efa", facts.efa)
     node.note("versions", facts.versions)
