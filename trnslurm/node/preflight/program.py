@@ -36,6 +36,9 @@ WAIT_S = 20.0
 longer for its answer, so that its word comes before they give up."""
 GPU_WAIT_S = 60.0
 """The same on GPUs, whose driver may have to start."""
+NODES_PER_S = 20
+"""For so many nodes it is a second more: they are started one after another, and the file system
+from which all of them read Python and the run's code answers each in turn."""
 PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers")
 _MOST_NAMED = 8
 _DEVICES = ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock, needs = NodeClock(options.clock_offset), read_needs(job, options)
     try:
         take_part = host_all if job.node == 0 else report
-        answer = take_part(job, needs, clock, options.wait)
+        answer = take_part(job, needs, clock, options.wait + len(job.hosts) // NODES_PER_S)
     except (MeetingError, OSError) as error:
         answer = {"problems": [str(error)], "warnings": [], "others": []}
     say(job, answer, clock)
@@ -112,7 +115,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")
     parser.add_argument("--data", default="", help="dataset, a file or a directory")
     parser.add_argument("--min-free-mib", type=int, default=256, help="on every disk")
-    parser.add_argument("--wait", type=float, help="seconds for a node to report")
+    parser.add_argument("--wait", type=float, help="seconds for a node to report, of few")
     parser.add_argument("--clock-offset", type=float, default=0.0, help="for tests: a wrong clock")
     options = parser.parse_args(argv)
     if options.wait is None:
