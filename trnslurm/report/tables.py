@@ -8,6 +8,7 @@ from typing import Any
 
 from trnslurm.api.tables import dollars, figure, said_of
 from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
 from trnslurm.report.figures import own_numbers
 from trnslurm.report.history import ENDING, STARTING, TRAINING, UNDONE, History, is_number
 from trnslurm.rundir import read_json
@@ -48,8 +49,9 @@ def _attempts(run: History) -> Iterator[Table]:
         why = printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
         rows.append(
             [
-                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), why, attempt.hosts,
-                _span(stay.ended - stay.began), steps, f"{stay.redone:,}" if stay.redone else "",
+                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), why,
+                brief(attempt.hosts.split(",")), _span(stay.ended - stay.began), steps,
+                f"{stay.redone:,}" if stay.redone else "",
                 hours_of(costs[id(stay)]) if id(stay) in costs else "",
             ]
         )  # fmt: skip

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 from trnslurm.runs.process import local_job_alive
@@ -182,7 +183,7 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         failed = entry.reason.replace("_", " ").startswith("launch failed")
         return "HELD", LAUNCH_HELD if failed else entry.why
     # It may wait for want of the nodes that it leaves out.
-    hosts = ", ".join(sorted(run.left_out()))
+    hosts = brief(sorted(run.left_out()))
     left_out = f"leaving out {hosts}" if hosts else ""
     if last is not None and entry.reason.startswith("BadConstraints"):
         # It has priority 0 now, also when there are nodes again (22.05).

@@ -9,6 +9,7 @@ from typing import Any
 from trnslurm.api.tables import figure
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
+from trnslurm.node.hosts import brief
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
@@ -56,10 +57,11 @@ def view_of(run: RunDir, *, lines: int) -> View:
     share = done / whole if _is_number(done) and _is_number(whole) and whole else None
     held_out = next((s["eval_loss"] for s in reversed(steps) if "eval_loss" in s), None)
     hosts = next((phase.hosts for phase in reversed(status.phases) if phase.hosts), "")
+    named = f": {brief(hosts.split(','))}" if hosts else ""
     preset = f" ({status.preset})" if status.preset else ""
     facts = [
         ("recipe", f"{status.recipe}{preset} on {status.cluster}"),
-        ("nodes", f"{status.nodes}{f': {hosts}' if hosts else ''}"),
+        ("nodes", f"{status.nodes}{named}"),
         ("attempts", str(len(status.attempts)) if len(status.attempts) > 1 else ""),
         ("step", f"{done}/{whole}" if share is not None else str(done or "")),
         ("loss", figure(losses[-1] if losses else None, ".4f") if losses else ""),

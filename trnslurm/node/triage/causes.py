@@ -44,8 +44,10 @@ def named(name: str) -> Cause:
 
 def cause_of(lines: Iterable[str]) -> Cause | None:
     """Return the first entry that matches the first line that any matches."""
-    for line in lines:
-        for cause in all_causes():
-            if cause.pattern.search(line):
-                return cause
-    return None
+    return next((cause for line in lines if (cause := _of_line(line))), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_line(line: str) -> Cause | None:
+    """Look up a line once: when one worker dies, all others say the same of it."""
+    return next((cause for cause in all_causes() if cause.pattern.search(line)), None)
