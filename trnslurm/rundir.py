@@ -207,6 +207,11 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / f"told-{phase}-{attempt}-{event}.json"
 
     @property
+    def sent_file(self) -> Path:
+        """The last step of each project that was written for Weights & Biases without a server."""
+        return self.state / "sent-wandb.json"
+
+    @property
     def saved_file(self) -> Path:
         """The newest checkpoint that a script of one's own says it has saved."""
         return self.state / "saved.json"

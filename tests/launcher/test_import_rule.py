@@ -104,6 +104,7 @@ FLOORS = [
     "submit",
     "api",
     "report",
+    "trackers",
     "top",
     "remote",
     "cli",

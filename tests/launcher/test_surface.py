@@ -44,7 +44,7 @@ SURFACE = {
     "runs": ("SWEEP -a/--all --state --recipe --since --sort --limit --csv --path --json"),
     "status": "RUN --lowest --highest --path --json",
     "logs": "RUN --node --phase --batch -f/--follow -n/--lines --path",
-    "metrics": "RUN -n/--lines --path --json",
+    "metrics": "RUN -n/--lines --plot --to --project -f/--follow --path --json",
     "top": "RUN --every -a/--all --path",
     "compare": "RUNS --path --json",
     "note": "RUN TEXT --clear --path",

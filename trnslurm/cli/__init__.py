@@ -27,7 +27,7 @@ _COMMANDS = {
     "status": ("runs", "Show the state of a run or a sweep, and why."),
     "top": ("top", "Show runs live: progress, loss, speed, time left, last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
-    "metrics": ("metrics", "Print the numbers of each step, or of each run of a sweep."),
+    "metrics": ("metrics", "Print, draw or send the numbers of each step, or of a sweep's runs."),
     "report": ("report", "Write a page about a run, or about several beside each other."),
     "compare": ("compare", "Show where runs stand, and what of their configuration differs."),
     "triage": ("triage", "Show which rank failed first, why, and what to do."),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from trnslurm.api.curve import curve_lines
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import figure
 from trnslurm.cli.options import json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, echo_table
-from trnslurm.errors import RunError
+from trnslurm.errors import RunError, did_you_mean
 from trnslurm.runs.find import find_runs
+from trnslurm.runs.foreign import printable
 from trnslurm.runs.run import RunDir
 
 _COLUMNS = {
@@ -20,6 +26,7 @@ _COLUMNS = {
     "samples_per_s": ".1f", "step_s": ".3f", "eval_loss": ".4f",
 }  # fmt: skip
 _MOST_OWN = 5
+_WIDEST = 120
 
 
 @click.command("metrics")
@@ -28,20 +35,52 @@ _MOST_OWN = 5
     "-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
     help="Show only the last N steps.",
 )  # fmt: skip
+@click.option(
+    "--plot", is_flag=False, flag_value="loss", metavar="[KEY]",
+    help="Draw a number over all steps, or the last N.  [default: loss]",
+)  # fmt: skip
+@click.option(
+    "--to", type=click.Choice(["wandb", "mlflow"]), help="Send what is new to this tracker."
+)
+@click.option("--project", metavar="NAME", help="Project there.  [default: the recipe]")
+@click.option("-f", "--follow", is_flag=True, help="With --to: until the run has ended.")
 @path_option
 @json_option
-def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) -> None:
-    """Print the numbers of each step, or of each run of a sweep.
+def metrics_command(
+    run: str, lines: int, plot: str | None, to: str | None, project: str | None, follow: bool,
+    path: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Print, draw or send the numbers of each step, or of a sweep's runs.
 
     What a later attempt has done again is left out, so that every step is there once. --json prints
     all steps and all numbers.
+
+    --to sends them to Weights & Biases or MLflow, each step once, however often it is called.
 
     \b
     Example:
       trnslurm metrics last
       trnslurm metrics last --json > steps.json
+      trnslurm metrics last --plot grad_norm
+      trnslurm metrics last --to wandb --follow
     """
+    _refuse_both({"--plot": plot, "--to": to, "--json": as_json})
+    if (project or follow) and not to:
+        raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
     directory, *others = runs = find_runs(run, run_roots(workspace_of({"path": path})))
+    if to:
+        from trnslurm.trackers.send import send  # other uses need less
+
+        if others and follow:
+            raise click.UsageError("--follow is for one run, and these are several")
+        for each in runs:
+            send(each, to, project, say=click.echo, follows=follow)
+        return
+    if plot:
+        if others:
+            raise click.UsageError(f"--plot draws one run: trnslurm report {run} has them all")
+        _plot(directory, plot, lines if _given("lines") else None)
+        return
     if others:
         _metrics_of_sweep(runs, as_json=as_json)
         return
@@ -57,6 +96,40 @@ def metrics_command(run: str, lines: int, path: tuple[str, ...], as_json: bool) 
     columns = _columns(directory, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
+
+
+def _refuse_both(options: Mapping[str, object]) -> None:
+    if len(asked := [name for name, value in options.items() if value]) > 1:
+        raise click.UsageError(f"{asked[1]} does not work with {asked[0]}: leave out one of them")
+
+
+def _given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.COMMANDLINE
+
+
+def _plot(run: RunDir, key: str, lines: int | None) -> None:
+    """Draw a number over the steps; marks are where attempts begin."""
+    steps = run.steps()
+    told = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
+    if not told:
+        known = dict.fromkeys(name for s in steps for name in s if _is_finite(s[name]))
+        hint = did_you_mean(key, known) or (f"; it has {', '.join(known)}" if known else "")
+        raise RunError(f"{run.name} has no number {printable(key)}{hint}")
+    first = told[0]["step"]
+    begun = [b["step"] for a, b in pairwise(steps) if a["attempt"] != b["attempt"]]
+    points = [(float(s["step"]), float(s[key])) for s in told]
+    for line in curve_lines(
+        points, title=f"{key} of {run.name}, last {points[-1][1]:.4g}",
+        width=min(shutil.get_terminal_size().columns, _WIDEST),
+        marks=[step for step in begun if first <= step <= told[-1]["step"]], marked="resumed",
+    ):  # fmt: skip
+        click.echo(line)
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def _metrics_of_sweep(runs: Sequence[RunDir], *, as_json: bool) -> None:

@@ -1,0 +1,1 @@
+"""What runs say of their steps, sent to Weights & Biases or MLflow."""

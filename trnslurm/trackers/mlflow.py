@@ -1,0 +1,95 @@
+"""MLflow, at MLFLOW_TRACKING_URI: its small package mlflow-skinny is enough for a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+# Its default is to try for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # we print it
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from trnslurm.errors import TrnslurmError
+from trnslurm.report.history import History
+from trnslurm.runs.phase import FINAL
+from trnslurm.trackers.send import about, numbers_of, remote_name
+
+REFUSALS = (MlflowException, OSError)
+_MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # of one call, as every server takes
+_RUN, _STEP = "trnslurm.run", "trnslurm.step"
+_STATUS = {"COMPLETED": "FINISHED", "CANCELLED": "KILLED"}
+
+
+def open_run(history: History, project: str | None) -> MlflowRun:
+    """Find the run that has this one's name, or make it."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise TrnslurmError(
+            "--to mlflow: set MLFLOW_TRACKING_URI to where the server is, as http://host:5000"
+        )
+    experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or history.record.recipe
+    return MlflowRun(history, MlflowClient(tracking_uri=uri), uri, experiment)
+
+
+class MlflowRun:
+    """A run at MLflow."""
+
+    def __init__(self, history: History, client: MlflowClient, uri: str, experiment: str) -> None:
+        name, record = history.run.name, history.record
+        self._client = client
+        found = client.get_experiment_by_name(experiment)
+        self._experiment = found.experiment_id if found else client.create_experiment(experiment)
+        known = f"tags.`{_RUN}` = '{remote_name(name)}'"
+        runs = client.search_runs([self._experiment], known, max_results=1)
+        config, tags = about(history)
+        if runs:
+            run = runs[0]
+        else:
+            run = client.create_run(
+                self._experiment, tags={_RUN: remote_name(name), _STEP: "0"}, run_name=name
+            )
+            params = [Param(key, str(value)[:_LONGEST]) for key, value in config.items()]
+            for start in range(0, len(params), _MOST_PARAMS):
+                client.log_batch(run.info.run_id, params=params[start : start + _MOST_PARAMS])
+        self._id = run.info.run_id
+        place = urlsplit(uri)
+        host = place.netloc.rpartition("@")[2]  # without a password
+        page = f"{place.scheme}://{host}/#/experiments/{self._experiment}/runs/{self._id}"
+        self._where = page if host else f"{uri}, experiment {experiment}"
+        said = run.data.tags.get(_STEP, "")
+        self.last = int(said) if said.isdecimal() else 0
+        words = {"mlflow.note.content": record.note, "trnslurm.nodes": str(record.nodes)}
+        words |= {f"trnslurm.{key}": tag for key, tag in tags.items()}
+        client.log_batch(self._id, tags=[RunTag(key, value) for key, value in words.items()])
+
+    def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Take these steps; with each call the last of them is written down, where it counts."""
+        metrics: list[Metric] = []
+        for step in steps:
+            moment = round(1000 * float(step.get("time") or 0.0))
+            mine = [Metric(k, float(v), moment, step["step"]) for k, v in numbers_of(step).items()]
+            if len(metrics) + len(mine) > _MOST_METRICS:
+                self._write(metrics)
+                metrics = []
+            metrics += mine
+        self._write(metrics)
+
+    def _write(self, metrics: Sequence[Metric]) -> None:
+        if metrics:
+            tags = [RunTag(_STEP, str(metrics[-1].step))]
+            self._client.log_batch(self._id, metrics=metrics, tags=tags)
+
+    def close(self, state: str) -> str:
+        """Take the state of the run."""
+        self._client.set_tag(self._id, "trnslurm.state", state)
+        if state in FINAL:
+            self._client.set_terminated(self._id, _STATUS.get(state, "FAILED"))
+        else:
+            self._client.update_run(self._id, "RUNNING")
+        return self._where

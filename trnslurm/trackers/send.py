@@ -1,0 +1,102 @@
+"""Sends the steps of a run to a tracker, each once, and follows a run that is not at its end.
+
+What a later attempt does again was sent before, and stays as it was sent: the numbers of a training
+do not depend on the attempt, and trackers take steps in ascending order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Protocol
+
+from trnslurm.errors import TrnslurmError
+from trnslurm.report.history import History, is_number
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus, run_status
+from trnslurm.runs.watch import follow
+
+TRACKERS = ("wandb", "mlflow")
+EVERY_S = 5.0
+_NO_NUMBERS = ("step", "steps", "time")
+_OF_THIS_HOST = ("notify.",)
+
+
+class Tracker(Protocol):
+    """One run at a tracker."""
+
+    last: int
+    """The last step that it has; 0: none."""
+
+    def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Take these steps, in ascending order."""
+
+    def close(self, state: str) -> str:
+        """Take the state in which the run is now; return where its steps can be seen."""
+
+
+def send(
+    run: RunDir, to: str, project: str | None, *, say: Callable[[str], None], follows: bool = False
+) -> None:
+    """Send what is new of a run, until it has ended if it is to be followed."""
+    history = History(run, run.record(), run_status(run))
+    statuses: Iterator[RunStatus] = iter([history.status])
+    if follows:
+        statuses = follow(run, EVERY_S)
+    with _opened(history, to, project) as tracker:
+        first = tracker.last
+        state = history.status.state
+        try:
+            for status in statuses:
+                state = status.state
+                steps = [step for step in run.steps() if step["step"] > tracker.last]
+                if steps and not status.final:  # of the newest more may be said
+                    steps = [step for step in steps if step["step"] < steps[-1]["step"]]
+                if steps:
+                    tracker.log(steps)
+                    tracker.last = steps[-1]["step"]
+        finally:
+            where = tracker.close(state)
+    new = f"steps {first + 1} to {tracker.last}" if tracker.last > first else "no new step"
+    say(f"{run.name}: {new} sent to {where}")
+
+
+def numbers_of(step: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a step, for curves."""
+    return {k: v for k, v in step.items() if k not in _NO_NUMBERS and is_number(v)}
+
+
+def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the configuration of a run by dotted keys, and what to find it by."""
+    record = history.record
+    config = {k: v for k, v in history.config.items() if not k.startswith(_OF_THIS_HOST)}
+    tags = {
+        "recipe": record.recipe, "preset": record.preset or "", "cluster": record.cluster,
+        "sweep": record.group,
+    }  # fmt: skip
+    return config | {"nodes": record.nodes}, {key: tag for key, tag in tags.items() if tag}
+
+
+def remote_name(name: str) -> str:
+    """Return the name of a run as what trackers take for an id."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
+
+
+@contextmanager
+def _opened(history: History, to: str, project: str | None) -> Iterator[Tracker]:
+    """Find or make the run at the tracker; what it refuses becomes an error of ours."""
+    try:
+        module = import_module(f"trnslurm.trackers.{to}")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "trnslurm":
+            raise
+        raise TrnslurmError(
+            f"--to {to} needs a package that is missing here: pip install 'trnslurm[{to}]'"
+        ) from None
+    try:
+        yield module.open_run(history, project)
+    except module.REFUSALS as error:
+        (first, *_) = str(error).strip().splitlines() or [type(error).__name__]
+        raise TrnslurmError(f"--to {to}: {first}") from None

@@ -1,0 +1,77 @@
+"""Weights & Biases. Offline (WANDB_MODE=offline) it writes to wandb/ in the run's directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import wandb
+import wandb.errors
+
+from trnslurm.report.history import History
+from trnslurm.rundir import read_json, write_json
+from trnslurm.trackers.send import about, numbers_of, remote_name
+
+REFUSALS = (wandb.errors.Error, OSError)
+_OFFLINE = ("offline", "dryrun")
+
+
+def open_run(history: History, project: str | None) -> WandbRun:
+    """Resume the run that has this one's name, or begin it."""
+    return WandbRun(history, project or os.environ.get("WANDB_PROJECT") or history.record.recipe)
+
+
+class WandbRun:
+    """A run at Weights & Biases."""
+
+    def __init__(self, history: History, project: str) -> None:
+        self._history, self._project = history, project
+        self._offline = wandb.setup().settings.mode in _OFFLINE
+        self._open: Any = None  # its config is not annotated
+        # The server knows what it has. Offline there is none to ask, so we write it down.
+        self._sent = read_json(history.run.sent_file) if self._offline else {}
+        known = self._sent.get(project)
+        self.last = known if isinstance(known, int) else 0
+        if not self._offline:
+            self.last = max(0, self._run.starting_step - 1)
+
+    @property
+    def _run(self) -> Any:
+        """Return the run, begun or resumed when it is first needed."""
+        if self._open is None:
+            self._open = self._begin()
+        return self._open
+
+    def _begin(self) -> Any:
+        history, record = self._history, self._history.record
+        config, tags = about(history)
+        # What it says of machine, packages and repository would be of this host.
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
+            x_disable_meta=True, x_save_requirements=False,
+        )  # fmt: skip
+        run: Any = wandb.init(
+            project=self._project, id=remote_name(history.run.name), name=history.run.name,
+            resume="allow", config=config, tags=[*dict.fromkeys(tags.values())],
+            notes=record.note or None, group=record.group or None, settings=settings,
+            dir=None if os.environ.get("WANDB_DIR") else str(history.run.path),
+        )  # fmt: skip
+        run.config.update(config, allow_val_change=True)  # as the nodes, after a resume
+        return run
+
+    def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Take these steps."""
+        for step in steps:
+            self._run.log(numbers_of(step), step=step["step"])
+
+    def close(self, state: str) -> str:
+        """Take the state of the run."""
+        if self._offline and self._open is None:
+            return f"project {self._project}"
+        self._run.summary["state"] = state
+        where: str = self._run.settings.sync_dir if self._offline else self._run.url
+        self._run.finish(exit_code=0 if state in ("COMPLETED", "RUNNING") else 1)
+        if self._offline:
+            write_json(self._history.run.sent_file, self._sent | {self._project: self.last})
+        return where
