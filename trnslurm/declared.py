@@ -23,8 +23,8 @@ REFUSED = "REFUSED"
 """The class attribute that lists which values do not go together, and why."""
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
-_RULE = re.compile(r"(at least|less than|divides) ([\w.]+)")
-_COMPARED = re.compile(r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?")
+_RULE = r"(at least|less than|divides) ([\w.]+)"
+_COMPARED = r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?"
 _NEAREST = 10_000  # so far away a number that divides is looked for
 
 Read = Callable[[str], bytes | None]
@@ -106,7 +106,7 @@ def _wrong(
         known = ", ".join(str(c) or "empty" for c in field.choices)
         yield Problem(f"{is_it}{hint}; expected one of {known}", (name,))
     for rule in field.rules if types else ():
-        match = _RULE.fullmatch(rule)
+        match = re.fullmatch(_RULE, rule)
         if match is None:
             yield Problem(f"{name}: its mark {rule!r} is unknown", (name,))
             continue
@@ -155,7 +155,7 @@ def _name(key: str, section: str, values: Mapping[str, Any]) -> str:
 
 def _base(wanted: Any) -> str:
     """Return the key that a condition compares with, or nothing."""
-    match = _COMPARED.fullmatch(wanted) if isinstance(wanted, str) else None
+    match = re.fullmatch(_COMPARED, wanted) if isinstance(wanted, str) else None
     return match[2] if match else ""
 
 
@@ -163,7 +163,7 @@ def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
     """Check a condition, or for equality, in which true is not 1."""
     if wanted == "not empty":
         return bool(value)
-    if isinstance(wanted, str) and (match := _COMPARED.fullmatch(wanted)):
+    if isinstance(wanted, str) and (match := re.fullmatch(_COMPARED, wanted)):
         base = values[match[2]]
         if match[1] == "less than":
             return base is not None and bool(value < base + int(match[3] or 0))

@@ -57,9 +57,10 @@ class Frozen:
         return hash((type(self), *_values(self)))
 
     def __repr__(self) -> str:
-        shown = zip(self.__dataclass_fields__, _values(self), strict=True)
-        return f"{type(self).__qualname__}({', '.join(f'{name}={v!r}' for name, v in shown)})"
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-def _values(frozen: Any) -> list[Any]:
-    return [getattr(frozen, name) for name in frozen.__dataclass_fields__]
+def _values(frozen: Frozen) -> list[Any]:
+    fields = frozen.__dataclass_fields__.items()
+    return [getattr(frozen, name) for name, known in fields if known.compare]

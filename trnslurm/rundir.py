@@ -33,10 +33,10 @@ PREPARE = "prepare"
 _MAX_BYTES = 16 << 20
 _TAIL_BYTES = 64 << 10
 _LINES_AT_ONCE = 256
-_STATE_FILE = re.compile(r"([a-z]+)-([0-9]+)\.json")
-_NODE_LOG = re.compile(r"[a-z]+-[0-9]+-node([0-9]+)\.log")
+_STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
+_NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
 _STEP = r"step-([0-9]{8,})"
-_REMOVED = re.compile(rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+")
+_REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
 
 
 class RunFiles(Frozen, kw_only=False):
@@ -129,7 +129,7 @@ class RunFiles(Frozen, kw_only=False):
 
     def batch_logs(self, phase: str) -> list[Path]:
         """Return the batch script's own logs, oldest first."""
-        logs = [f for f in self.logs.glob(f"{phase}-*.log") if not _NODE_LOG.fullmatch(f.name)]
+        logs = [f for f in self.logs.glob(f"{phase}-*.log") if not re.fullmatch(_NODE_LOG, f.name)]
         return sorted(logs, key=lambda f: f.stat().st_mtime)
 
     def node_log(self, phase: str, attempt: int, node: int | str) -> Path:
@@ -138,7 +138,7 @@ class RunFiles(Frozen, kw_only=False):
     def node_logs(self, phase: str, attempt: int) -> dict[int, Path]:
         """Return the logs of one attempt by node rank."""
         files = self.logs.glob(f"{phase}-{attempt}-node*.log")
-        found = {int(m[1]): file for file in files if (m := _NODE_LOG.fullmatch(file.name))}
+        found = {int(m[1]): file for file in files if (m := re.fullmatch(_NODE_LOG, file.name))}
         return dict(sorted(found.items()))
 
     @property
@@ -181,7 +181,7 @@ class RunFiles(Frozen, kw_only=False):
         before, but asks the server again when a directory is opened.
         """
         try:
-            matches = [_STATE_FILE.fullmatch(file.name) for file in self.state.iterdir()]
+            matches = [re.fullmatch(_STATE_FILE, file.name) for file in self.state.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return [(match[1], int(match[2])) for match in matches if match]
@@ -327,7 +327,7 @@ def removed_name(name: str, attempt: int) -> str:
 
 def is_removed(name: str) -> bool:
     """Check whether a name is that of a checkpoint being deleted."""
-    return _REMOVED.fullmatch(name) is not None
+    return re.fullmatch(_REMOVED, name) is not None
 
 
 def damaged_name(name: str, attempt: int) -> str:

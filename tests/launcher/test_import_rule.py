@@ -112,7 +112,7 @@ FLOORS = [
 ]
 # What stands beside the launcher, and what of ours it may import.
 BESIDE = {
-    "node": {"rundir"},  # programs on the nodes
+    "node": {"frozen", "rundir"},  # programs on the nodes
     "train": {"rundir", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
     "sandbox": {"frozen", "errors", "config", "slurm"},  # a Slurm on this machine

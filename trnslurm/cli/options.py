@@ -18,7 +18,7 @@ from trnslurm.runs.find import group_of, list_runs
 
 Command = Callable[..., Any]
 # The shell puts a completed word in as it is, and a run root may be everybody's.
-_HARMLESS = re.compile(r"\w[\w.-]*")
+_HARMLESS = r"\w[\w.-]*"
 
 
 def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
@@ -68,12 +68,12 @@ def _complete_setting(
 
 def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
     names = [run.name for run in list_runs(run_roots(workspace))]
-    return ["last", *filter(_HARMLESS.fullmatch, names)]
+    return ["last", *filter(re.compile(_HARMLESS).fullmatch, names)]
 
 
 def _sweep_names(workspace: Workspace) -> Sequence[str]:
     groups = dict.fromkeys(map(group_of, list_runs(run_roots(workspace))))
-    return [*filter(_HARMLESS.fullmatch, groups)]
+    return [*filter(re.compile(_HARMLESS).fullmatch, groups)]
 
 
 def path_option(command: Command) -> Command:

@@ -30,8 +30,8 @@ from trnslurm.node.graphs.manifest import (
 from trnslurm.runs.root import check_run_root
 
 PRECOMPILE = "precompile"
-_KEY = re.compile(r"[0-9a-f]{16}")
-_RECIPE = re.compile(r"jobs/([^/]+)/")
+_KEY = r"[0-9a-f]{16}"
+_RECIPE = r"jobs/([^/]+)/"
 
 
 class Compiled(Frozen):
@@ -128,7 +128,7 @@ class CompileCache:
         except OSError:
             return []
         # A link is nothing of ours, and what it leads to is not ours to remove.
-        return sorted(d.name for d in places if _KEY.fullmatch(d.name) and not d.is_symlink())
+        return sorted(d.name for d in places if re.fullmatch(_KEY, d.name) and not d.is_symlink())
 
     def manifests(self) -> Iterator[Manifest]:
         """Yield the manifests that can be read and are trusted."""
@@ -151,7 +151,7 @@ class CompileCache:
 def recipe_of(ingredients: Mapping[str, Any]) -> str:
     """Return the recipe whose code is among the ingredients."""
     names = ingredients.get("source", {})
-    return next((match[1] for name in names if (match := _RECIPE.match(name))), "")
+    return next((match[1] for name in names if (match := re.match(_RECIPE, name))), "")
 
 
 def compile_hours(manifest: Manifest) -> float:

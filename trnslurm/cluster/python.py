@@ -109,6 +109,9 @@ def probe_answer(output: str) -> dict[str, Any] | None:
 def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
     """Ask the cluster's Python on this host for versions; what it lacks is left out."""
     python = interpreter(cluster)
+    missing = python.startswith("/") and not os.access(python, os.F_OK)
+    if missing and cluster.container.image is None:
+        raise TrnslurmError(f"there is no {python} on this host")
     try:
         done = subprocess.run(
             ["/bin/bash", "-s"], input=probe_script(cluster, names), cwd="/", capture_output=True,

@@ -4,8 +4,6 @@ The figures are AWS's; prices are on demand, from third parties. A cluster profi
 fields, or add types, under `instance_types`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import script_tree
-from trnslurm.config.search import read_yaml, take_description
+from trnslurm.config.search import mapping_in, read_text, take_description
 from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import load_json
@@ -56,7 +57,12 @@ def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
     if not recipe.is_dir():
         return Layer(name="script", source=str(recipe), tree=script_tree(recipe)), {}
     file = recipe / "recipe.yaml"
-    tree = read_yaml(file)
+    return _layers_of(file, read_text(file))
+
+
+@functools.lru_cache(maxsize=8)  # a command asks several times for the same
+def _layers_of(file: Path, text: bytes) -> tuple[Layer, dict[str, Any]]:
+    tree = mapping_in(text, file)
     take_description(tree, str(file))
     presets = tree.pop("presets", None) or {}
     if not isinstance(presets, dict):

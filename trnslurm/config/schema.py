@@ -1,7 +1,5 @@
 """The typed configuration: a cluster profile, a recipe, and both resolved together."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from trnslurm.errors import ConfigError
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
 """What starts a script of one's own: the first four once per worker, the others once per node."""
 
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NO_NAME = r"[^A-Za-z0-9._-]+"
 
 
 def is_script(word: str) -> bool:
@@ -21,7 +21,7 @@ def is_script(word: str) -> bool:
 
 def script_name(file: Path) -> str:
     """Return the name of the recipe that a script is."""
-    return _NO_NAME.sub("-", file.stem).strip("-.")[:40] or "script"
+    return re.sub(_NO_NAME, "-", file.stem).strip("-.")[:40] or "script"
 
 
 def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:

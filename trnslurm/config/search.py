@@ -109,12 +109,23 @@ class Workspace(Frozen):
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, or raise a one-line error with file and line."""
+    return mapping_in(read_text(file), file)
+
+
+def read_text(file: Path) -> bytes:
+    """Return what is in a YAML file, or raise a one-line error."""
     try:
-        tree = parse_yaml(read_file(file).decode())
+        return read_file(file)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def mapping_in(text: bytes, file: Path) -> dict[str, Any]:
+    """Return the mapping in the text of a YAML file."""
+    try:
+        tree = parse_yaml(text.decode())
     except UnicodeDecodeError:
         raise ConfigError(f"{file}: not a text file in UTF-8") from None
     except yaml.YAMLError as error:
@@ -169,7 +180,7 @@ _MOST_VALUES = 100_000
 _SURELY_SHALLOW, _DEEPEST = 10_000, 1000
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
 # YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8: nobody means that.
-_OTHER_BASE = re.compile(r"[^:]*:.*|[-+]?0[0-7_]+")
+_OTHER_BASE = r"[^:]*:.*|[-+]?0[0-7_]+"
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
@@ -201,7 +212,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
         return mapping
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        if _OTHER_BASE.fullmatch(node.value):
+        if re.fullmatch(_OTHER_BASE, node.value):
             return self.construct_scalar(node)
         if node.tag.endswith("float"):
             return self.construct_yaml_float(node)

@@ -68,8 +68,11 @@ def fields_of(cls: Any) -> Mapping[str, Any]:
 
 @functools.cache  # it evaluates text, and a configuration asks hundreds of times
 def _fields_of(cls: type) -> Mapping[str, Any]:
-    hints = get_type_hints(cls)
-    return types.MappingProxyType({f.name: hints[f.name] for f in dataclasses.fields(cls)})
+    hints = {field.name: field.type for field in dataclasses.fields(cls)}
+    if any(isinstance(hint, str) for hint in hints.values()):
+        every = get_type_hints(cls)
+        hints = {name: every[name] for name in hints}
+    return types.MappingProxyType(hints)
 
 
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:

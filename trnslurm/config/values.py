@@ -11,14 +11,13 @@ from trnslurm.config.tree import flatten, lookup
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import CHECKPOINTS
 
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(API|ACCESS|PRIVATE)?_?KEY)"
-    r"(_|$)",
-    re.I,
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_SECRET = (
+    r"(?i)(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(API|ACCESS|PRIVATE)?_?KEY)"
+    r"(_|$)"
 )
-_PATH_OF_SECRET = re.compile(r"\w+_(FILE|PATH|DIR)", re.I)
-_SWITCH = re.compile(r"[0-9]{1,7}|true|false|yes|no|on|off|", re.I)
+_PATH_OF_SECRET = r"(?i)\w+_(FILE|PATH|DIR)"
+_SWITCH = r"(?i)[0-9]{1,7}|true|false|yes|no|on|off|"
 # Tokens that are known by their beginning, wherever they are.
 _SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
@@ -28,9 +27,9 @@ _SECRET_TEXT = re.compile(
     r"|\bdiscord(app)?\.com/api/webhooks/\w|\.webhook\.office\.com/\w"
     r"|\bchat\.googleapis\.com/\S+[?&]key=|\w://[^\s/:@]+:[^\s/:@]+@"
 )
-_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)")
+_ASSIGNED = r"\b([A-Za-z_]\w*)=['\"]?([^\s'\";]+)"
 # Without these the scripts break, or the ranks do not find each other. `activate` can extend PATH.
-_RESERVED = re.compile(
+_RESERVED = (
     r"PATH|PYTHONPATH|HOME|USER|HOSTNAME|ENV|(MASTER|SLURM|SBATCH|TRNSLURM|TORCHELASTIC)_\w+"
     r"|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|GLOO_SOCKET_IFNAME|NEURON_RT_ROOT_COMM_ID|XLA_COORDINATOR_PORT"
     # bash's own variables
@@ -45,12 +44,12 @@ _DECIDED = {
 # Commas and colons separate in the options of all three runtimes, and on the node a shell of
 # enroot's evaluates its mounts (pyxis 0.24).
 _PLAIN = r"[^,:\s$`\"\\]"
-MOUNTABLE = re.compile(rf"~?/{_PLAIN}*")
+MOUNTABLE = rf"~?/{_PLAIN}*"
 MOUNTABLE_WORDS = "absolute paths without blank, comma, colon, quote, dollar sign and backslash"
-_MOUNT = re.compile(rf"~?/{_PLAIN}*(:/{_PLAIN}*(:r[ow])?)?")
-_IMAGE = re.compile(r"[^\s$`\"\\.-][^\s$`\"\\]*")
+_MOUNT = rf"~?/{_PLAIN}*(:/{_PLAIN}*(:r[ow])?)?"
+_IMAGE = r"[^\s$`\"\\.-][^\s$`\"\\]*"
 # The URL of a file, without user and password, and with a harmless name.
-_URL = re.compile(r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*")
+_URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
 LONGEST_MIN = 365 * 24 * 60
 """A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
 LEAST = {
@@ -145,7 +144,7 @@ def check_cluster_values(tree: Mapping[str, Any]) -> None:
                 raise ConfigError(_secret(dotted))
     _check_environment("env", tree["env"])
     for line in tree["activate"]:
-        for name, value in _ASSIGNED.findall(line):
+        for name, value in re.findall(_ASSIGNED, line):
             if _is_secret(name, value) and not value.startswith(("$", "`")):
                 raise ConfigError(_secret(f"activate: {name}"))
     for key in ("python", "slurm.bin_dir", "container.python"):
@@ -177,7 +176,7 @@ def _check_container(tree: Mapping[str, Any]) -> None:
     if workdir is not None and not workdir.startswith("/"):
         raise ConfigError(f"container.workdir is {workdir!r}: it must be absolute")
     for mount in container["mounts"]:
-        if not _MOUNT.fullmatch(mount):
+        if not re.fullmatch(_MOUNT, mount):
             raise ConfigError(
                 f"container.mounts: {mount!r}: it must be HOST, HOST:INSIDE or HOST:INSIDE:ro, "
                 f"with {MOUNTABLE_WORDS}; HOST may begin with ~/"
@@ -191,7 +190,7 @@ def _check_container(tree: Mapping[str, Any]) -> None:
     if image is None:
         return
     is_file = image.endswith((".sqsh", ".sif"))
-    if not _IMAGE.fullmatch(image) or (is_file and not image.startswith(("/", "~/"))):
+    if not re.fullmatch(_IMAGE, image) or (is_file and not image.startswith(("/", "~/"))):
         raise ConfigError(
             f"container.image is {image!r}: it must be a name, a URI, or a file's absolute path"
         )
@@ -201,7 +200,7 @@ def _check_container(tree: Mapping[str, Any]) -> None:
             "set podman or apptainer for the local cluster"
         )
     for key in ("run_root", "data_root", "compile_cache"):
-        if tree[key] and "://" not in tree[key] and not MOUNTABLE.fullmatch(tree[key]):
+        if tree[key] and "://" not in tree[key] and not re.fullmatch(MOUNTABLE, tree[key]):
             raise ConfigError(f"{key} is {tree[key]!r}: a container mounts {MOUNTABLE_WORDS}")
 
 
@@ -270,9 +269,9 @@ def _check_staging(tree: Mapping[str, Any]) -> None:
 
 def _check_environment(prefix: str, env: Mapping[str, str]) -> None:
     for name, value in env.items():
-        if not _ENV_NAME.fullmatch(name):
+        if not re.fullmatch(_ENV_NAME, name):
             raise ConfigError(f"{prefix}.{name}: not a valid name of an environment variable")
-        if _RESERVED.fullmatch(name):
+        if re.fullmatch(_RESERVED, name):
             raise ConfigError(f"{prefix}.{name}: the scripts set {name} themselves, and rely on it")
         if key := _DECIDED.get(name):
             raise ConfigError(f"{prefix}.{name}: {key} decides what {name} is: set that instead")
@@ -301,7 +300,7 @@ def _check_data(tree: Mapping[str, Any]) -> None:
         raise ConfigError(f"data.bert.masked_lm_prob is {masked}; it must be between 0 and 1")
     for key in ("published", "checkpoint"):
         url = data[key]
-        if url is not None and not _URL.fullmatch(url):
+        if url is not None and not re.fullmatch(_URL, url):
             raise ConfigError(f"data.{key} is {url!r}: it must be the URL of a file")
     for key in ("dataset", "tokenizer", "model", "text", "labelled.eval"):
         if ".." in (lookup(data, key) or "").split("/"):
@@ -340,8 +339,8 @@ def _check_job_values(dotted: str, value: Any) -> None:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    path = _PATH_OF_SECRET.fullmatch(name) and value.startswith(("/", "~"))
-    return bool(_SECRET.search(name)) and not (path or _SWITCH.fullmatch(value))
+    path = re.fullmatch(_PATH_OF_SECRET, name) and value.startswith(("/", "~"))
+    return bool(re.search(_SECRET, name)) and not (path or re.fullmatch(_SWITCH, value))
 
 
 def _secret(dotted: str) -> str:

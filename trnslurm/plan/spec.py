@@ -16,7 +16,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
 from trnslurm.plan.sharding import strategy_file, usable_devices
 
-_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
 _MOST_NODES = 65_536  # in a Slurm cluster
 _PRECOMPILE_MIN = 180  # AWS reports 13 to 40 minutes for BERT-large; larger models take longer
@@ -112,7 +112,7 @@ def has_own_batch(recipe: Recipe) -> bool:
 
 def check_job_name(name: str) -> str:
     """Return the name if it is safe in scripts, file names and Slurm's listings."""
-    if not _JOB_NAME.fullmatch(name):
+    if not re.fullmatch(_JOB_NAME, name):
         raise ConfigError(
             f"job name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', "
             "the first a letter or digit"

@@ -13,7 +13,7 @@ from trnslurm.rundir import CHECKPOINTS
 
 RESUME = "resume"
 # {{word}} stands for {word} itself; other braces, as those of JSON, mean nothing.
-_PLACE = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}")
+_PLACE = r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}"
 _ON_NODE = {
     "run": "TRNSLURM_RUN_DIR", CHECKPOINTS: "TRNSLURM_CHECKPOINTS", RESUME: "TRNSLURM_RESUME",
     "attempt": "TRNSLURM_ATTEMPT", "node": "SLURM_NODEID",
@@ -58,7 +58,7 @@ def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
 
 
 def _places(argument: str) -> list[str]:
-    return [match[2] for match in _PLACE.finditer(argument) if match[2]]
+    return [match[2] for match in re.finditer(_PLACE, argument) if match[2]]
 
 
 def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ def _word(argument: str, known: Mapping[str, str]) -> str:
 
 def _parts(argument: str, known: Mapping[str, str]) -> Iterator[str]:
     literal, at = "", 0
-    for match in _PLACE.finditer(argument):
+    for match in re.finditer(_PLACE, argument):
         literal += argument[at : match.start()]
         at = match.end()
         place = match[2]

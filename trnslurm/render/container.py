@@ -37,7 +37,7 @@ def container_values(
     if container.image is None:
         return _NONE
     for path in (*made, *there):
-        if path.startswith(("/", "~")) and not MOUNTABLE.fullmatch(path):
+        if path.startswith(("/", "~")) and not re.fullmatch(MOUNTABLE, path):
             raise ConfigError(f"{path!r}: a container mounts {MOUNTABLE_WORDS}")
     own = [_HERE, *map(_text, filter(None, made))]
     if spec is not None and spec.device in COMPILING and "precompile" in spec.phases:

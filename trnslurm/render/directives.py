@@ -31,7 +31,7 @@ _OWN_OPTIONS = {
     "--test-only": "", "--kill-on-invalid-dep": "",
     "--signal": "--set slurm.stop_before_s",
 }  # fmt: skip
-_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?")
+_OPTION = r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?"
 
 
 def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _site(config: Config) -> str:
 
 def passed_through(option: str) -> str:
     """Return an sbatch option of the profile or command line, or refuse it."""
-    if not _OPTION.fullmatch(option):
+    if not re.fullmatch(_OPTION, option):
         raise RenderError(
             f"--sbatch {option!r}: expected one long option, as in --sbatch=--mail-type=FAIL"
         )

@@ -14,7 +14,7 @@ from trnslurm.runs.run import RunDir
 
 # Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent, and a
 # backslash, after which Slurm replaces nothing).
-_BAD_PATH = re.compile(r"[:%\\\x00-\x1f\x7f]")
+_BAD_PATH = r"[:%\\\x00-\x1f\x7f]"
 
 
 def check_run_root(root: Path) -> Path:
@@ -22,7 +22,7 @@ def check_run_root(root: Path) -> Path:
     if re.match(r"\$\w|\$\{", str(root)):
         raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
     absolute = root.expanduser().absolute()
-    if _BAD_PATH.search(str(absolute)):
+    if re.search(_BAD_PATH, str(absolute)):
         raise RunError(
             f"run root {str(absolute)!r}: a colon, a percent sign, a backslash or a control "
             "character in the path would break the scripts; choose another run_root"

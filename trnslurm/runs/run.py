@@ -26,8 +26,8 @@ from trnslurm.rundir import (
 from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, refuse_writable
 
 # What a record names ends up in paths and in Slurm's arguments.
-_NAME = re.compile(r"(?!\.{0,2}$)[^/]+")
-_JOB = re.compile(r"\d+([_+]\d+)?(@\d*)?")
+_NAME = r"(?!\.{0,2}$)[^/]+"
+_JOB = r"\d+([_+]\d+)?(@\d*)?"
 ERROR = "error"
 """The cause of an attempt that failed, and would fail in the same way again."""
 _LINES_WITHOUT_LOSS = 50
@@ -289,8 +289,8 @@ def _check_record(record: Record) -> None:
     names = [n for n in named if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]
     wrong = [
-        *(name for name in names if not _NAME.fullmatch(name)),
-        *(job for job in jobs if job and not _JOB.fullmatch(job)),
+        *(name for name in names if not re.fullmatch(_NAME, name)),
+        *(job for job in jobs if job and not re.fullmatch(_JOB, job)),
         *(phase for phase in record.phases if phase not in _PHASES),
     ]
     for before in record.history:

@@ -13,8 +13,8 @@ from trnslurm.errors import SandboxError
 from trnslurm.frozen import Frozen
 
 DEFAULT_NAME = "sandbox"
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,19}")
-_PATH = re.compile(r"/[\w./-]*", re.ASCII)
+_NAME = r"[a-z0-9][a-z0-9-]{0,19}"
+_PATH = r"(?a)/[\w./-]*"
 _SOCKET_MAX = 107
 
 
@@ -42,12 +42,12 @@ class Layout(Frozen, kw_only=False):
     @classmethod
     def named(cls, name: str) -> Layout:
         """Return the layout of a sandbox, or refuse its name."""
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(_NAME, name):
             raise SandboxError(
                 f"sandbox name {name!r}: use up to 20 lower-case letters, digits and '-'"
             )
         layout = cls(base_dir() / name)
-        if not _PATH.fullmatch(str(layout.path)):
+        if not re.fullmatch(_PATH, str(layout.path)):
             raise SandboxError(
                 f"{layout.path}: slurm.conf takes no such path; set TRNSLURM_SANDBOXES to one of "
                 "letters, digits, '.', '_' and '-'"
@@ -184,7 +184,7 @@ def all_layouts() -> list[Layout]:
     base = base_dir()
     if not _is_private(base):
         return []
-    return [Layout(d) for d in sorted(base.iterdir()) if d.is_dir() and _NAME.fullmatch(d.name)]
+    return [Layout(d) for d in sorted(base.iterdir()) if d.is_dir() and re.fullmatch(_NAME, d.name)]
 
 
 def search_roots() -> list[Path]:

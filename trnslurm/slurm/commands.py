@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30
 _PING_S = 10
 # These override a script's directives or a command's format. SLURM_CONF says where the cluster is.
-_OVERRIDES = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+")
+_OVERRIDES = r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+"
 _KEPT = {"SLURM_CONF"}
 
-_FIELD = re.compile(r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)")
+_FIELD = r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)"
 
 
 class QueueEntry(Frozen):
@@ -58,12 +58,13 @@ def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> Q
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment less the variables that would override a reviewed script."""
-    return {k: v for k, v in environment.items() if k not in overriding(environment)}
+    left_out = {*overriding(environment)}
+    return {k: v for k, v in environment.items() if k not in left_out}
 
 
 def overriding(environment: Iterable[str]) -> list[str]:
     """Return the variables that Slurm's commands would take as options."""
-    return sorted(k for k in environment if _OVERRIDES.fullmatch(k) and k not in _KEPT)
+    return sorted(k for k in environment if re.fullmatch(_OVERRIDES, k) and k not in _KEPT)
 
 
 def own_words(command: str, stderr: str) -> str:
@@ -81,9 +82,9 @@ class Slurm(Frozen, kw_only=False):
         """Return the command's path, or None; PATH is searched where `bin_dir` lacks it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():
             return str(Path(self.bin_dir) / command)
-        import shutil
-
-        return shutil.which(command)
+        # shutil.which would do, but takes longer to import than to look.
+        found = (Path(place) / command for place in os.get_exec_path())
+        return next((str(f) for f in found if os.access(f, os.X_OK) and f.is_file()), None)
 
     def path(self, command: str) -> str:
         """Return the command's path; if it is missing, say what to do."""
@@ -138,7 +139,7 @@ class Slurm(Frozen, kw_only=False):
     def show(self, what: str, *names: str) -> list[dict[str, str]]:
         """Return the fields of jobs, nodes or partitions, as `scontrol show` prints them."""
         lines = self.call("scontrol", "show", what, "-o", *names).splitlines()
-        found = [dict(_FIELD.findall(line)) for line in lines if "=" in line]
+        found = [dict(re.findall(_FIELD, line)) for line in lines if "=" in line]
         if names and not found:
             raise SlurmError(f"scontrol: shows no {what} {' '.join(names)}")
         return found

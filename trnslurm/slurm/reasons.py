@@ -37,8 +37,8 @@ _JOB = {
     "AssocGrpBillingMinutes": "your group's budget is used up",
     "MaxJobsPerAccount": "your account's job limit is reached",
 }  # fmt: skip
-_LIMIT = re.compile(r"(Assoc|QOS|Max)(Grp|Max|Min|Jobs)?\w+")
-_CODE = re.compile(r"\(Code:(\w+)\)")
+_LIMIT = r"(Assoc|QOS|Max)(Grp|Max|Min|Jobs)?\w+"
+_CODE = r"\(Code:(\w+)\)"
 
 # What ParallelCluster writes into a node's reason: AWS's error codes.
 _CAPACITY = (
@@ -70,14 +70,14 @@ def job_reason(reason: str) -> str:
     key = plain.split(",")[0].split(":")[0].strip()
     if words := _JOB.get(key):
         return words
-    if _LIMIT.fullmatch(key):
+    if re.fullmatch(_LIMIT, key):
         return f"a limit of its account or QOS is reached ({key})"
     return plain
 
 
 def node_reason(reason: str) -> str:
     """Return why a node is down, with AWS's error code if the controller has one."""
-    match = _CODE.search(reason)
+    match = re.search(_CODE, reason)
     if match is None:
         return reason
     words = _CODES.get(match[1], "AWS did not start its instance")

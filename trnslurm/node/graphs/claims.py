@@ -13,9 +13,10 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import (
     foreign_place,
     is_trusted,
@@ -28,8 +29,7 @@ from trnslurm.rundir import read_json
 _NAME = re.compile(r"claim-(\d+)\.json")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holder:
+class Holder(Frozen):
     """Who took a claim. Empty: not written yet, or not readable."""
 
     user: str = ""
@@ -42,8 +42,7 @@ class Holder:
     """Its precompile job; on the local cluster pid@start. Empty until it is submitted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Frozen):
     """One claim of a key."""
 
     path: Path

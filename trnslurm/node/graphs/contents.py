@@ -3,9 +3,9 @@
 import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import (
     MANIFEST,
     CacheError,
@@ -18,8 +18,7 @@ USED = "used"
 """Touched in a key's directory when a training has verified its graphs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Frozen):
     """What the cache holds of one key."""
 
     key: str

@@ -8,18 +8,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import key_dir, user_name
 from trnslurm.node.graphs.neuron import GRAPH
 
 LOCK = f"{GRAPH}.lock"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lock:
+class Lock(Frozen):
     """A lock as it lay there: taken again it is another one."""
 
     path: Path

@@ -16,10 +16,11 @@ import os
 import pwd
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import load_json
 
 FORMAT = 1
@@ -30,8 +31,7 @@ class CacheError(Exception):
     """What is wrong with the cache, in one line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CachedFile:
+class CachedFile(Frozen):
     """A file of the cache as it was when it was verified."""
 
     name: str
@@ -39,8 +39,7 @@ class CachedFile:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeResult:
+class NodeResult(Frozen):
     """What one node found and compiled."""
 
     node: int
@@ -52,8 +51,7 @@ class NodeResult:
     files: tuple[CachedFile, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Frozen):
     """Everything compiled for a key."""
 
     key: str

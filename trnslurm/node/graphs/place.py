@@ -3,16 +3,15 @@
 import os
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import CacheError, key_dir, user_ids
 from trnslurm.rundir import RunFiles, load_json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Frozen):
     """Where a job's graphs lie, as the batch script says it in the environment."""
 
     run: Path

@@ -10,10 +10,10 @@ import calendar
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
@@ -39,8 +39,7 @@ _OWN_CAUSES = {"usage", "import-error", "module-missing"}
 _EARLY_S = 600
 
 
-@dataclass(frozen=True)
-class Raised:
+class Raised(Frozen, kw_only=False):
     """What a worker died of: the exception's type, and where it was raised."""
 
     kind: str

@@ -4,15 +4,15 @@ import functools
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from trnslurm.frozen import Frozen
 
 CAUSE, EFFECT, HARMLESS = "cause", "effect", "harmless"
 _FILE = Path(__file__).with_name("causes.toml")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
+class Cause(Frozen):
     """One entry of causes.toml, which says what the fields are."""
 
     name: str

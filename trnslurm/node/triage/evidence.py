@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
 from trnslurm.node.triage.reading import clean, read_log
 from trnslurm.node.triage.words import Words, read_words, time_in
@@ -16,8 +17,7 @@ OWN_WORD = "triage: "
 """Begins what this program prints, so that it does not take its own words for evidence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suspect:
+class Suspect(Frozen):
     """A worker, or a node, that failed; its last words are last."""
 
     lines: tuple[str, ...]
@@ -33,8 +33,7 @@ class Suspect:
     """Of a record: the types of the exception and of those that it was raised from."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hit:
+class Hit(Frozen):
     """A line whose meaning is known."""
 
     cause: Cause

@@ -2,9 +2,9 @@
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
 from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
 from trnslurm.node.triage.evidence import (
@@ -26,8 +26,7 @@ _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
 _SAME_S = 2.0  # torchrun's times are whole seconds, and it looks a moment after a worker's death
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Frozen):
     """Who failed first in an attempt, and why."""
 
     phase: str

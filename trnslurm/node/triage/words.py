@@ -6,6 +6,8 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+from trnslurm.frozen import Frozen
+
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _BEGINS = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -36,8 +38,7 @@ _TIME = re.compile(
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(Frozen, kw_only=False):
     """One failed worker in torchrun's report."""
 
     rank: int | None
@@ -59,8 +60,7 @@ class Traceback:
     whole: bool = False
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Frozen, kw_only=False):
     """All that a log says of failures."""
 
     exits: tuple[Exit, ...]
