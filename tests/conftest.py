@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -10,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jinja2.sandbox
 import pytest
 
 import trnslurm
+from trnslurm.render import kept
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
@@ -164,44 +162,30 @@ class FakeSlurm:
         )
 
 
-class _CompiledTemplates(jinja2.BytecodeCache):
-    """Templates compiled before in this process, by their source."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-
-    def load_bytecode(self, bucket: Any) -> None:
-        bucket.code = self._known.get(bucket.key + bucket.checksum)
-
-    def dump_bytecode(self, bucket: Any) -> None:
-        self._known[bucket.key + bucket.checksum] = bucket.code
-
-
 @pytest.fixture(scope="session", autouse=True)
-def compiled_templates() -> Iterator[None]:
-    """Compile each template once: it takes ten times as long as filling it."""
+def kept_renderings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what rendering computes for all tests of this process, and none of it elsewhere."""
+    directory = tmp_path_factory.mktemp("rendering")
     with pytest.MonkeyPatch.context() as patch:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment
-        remembering = functools.partial(environment, bytecode_cache=_CompiledTemplates())
-        patch.setattr(jinja2.sandbox, "ImmutableSandboxedEnvironment", remembering)
+        patch.setattr(kept, "own_directory", lambda: directory)
         yield
 
 
 @pytest.fixture(scope="session")
 def path_without_slurm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """This PATH without Slurm: a directory with its commands becomes links to the others."""
-    kept = []
+    remaining = []
     for number, word in enumerate(os.environ["PATH"].split(":")):
         directory = Path(word)
         if not any((directory / name).exists() for name in _SLURM):
-            kept.append(word)
+            remaining.append(word)
             continue
         links = tmp_path_factory.mktemp(f"bin{number}")
         for file in directory.iterdir():
             if file.name not in _SLURM:
                 (links / file.name).symlink_to(file)
-        kept.append(str(links))
-    return ":".join(kept)
+        remaining.append(str(links))
+    return ":".join(remaining)
 
 
 @pytest.fixture

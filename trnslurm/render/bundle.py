@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 
 from trnslurm.config import Config
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
+from trnslurm.render.code import sha256_of
 from trnslurm.render.project import PROJECT_CODE, project_files
 from trnslurm.rundir import (
     CONFIG,
@@ -39,6 +40,8 @@ class Bundle(Frozen):
     """All files of a rendered job, by their paths inside the bundle's directory."""
 
     files: Mapping[str, bytes]
+    known: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Checksums of some of them."""
 
     def __repr__(self) -> str:
         scripts = [name for name in self.files if "/" not in name]
@@ -46,7 +49,9 @@ class Bundle(Frozen):
 
     def sha256(self) -> dict[str, str]:
         """Return each file's checksum."""
-        return {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()}
+        left = {name: data for name, data in self.files.items() if name not in self.known}
+        found = {**self.known, **sha256_of(left)}
+        return {name: found[name] for name in self.files}
 
     def write(self, directory: Path) -> None:
         """Write all files into an existing directory."""

@@ -6,11 +6,13 @@ import ast
 import functools
 import hashlib
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 
 from trnslurm.declared import check_python
+from trnslurm.render.kept import kept
 
 _ROOT = "code/"
 # Our version, names of files, checks of values: nothing that shapes a graph.
@@ -25,11 +27,27 @@ _TEXTS = (str, ast.JoinedStr)
 _STRINGS = (*_TEXTS, bytes, getattr(ast, "TemplateStr", bytes))
 
 
-def checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
+def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the checksum of each file as it is."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def checksums(
+    files: Mapping[str, bytes], entry: str | None, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the checksum of the entry script and of every file that it imports.
 
-    Of a project, of which nothing is known, that of all its files: `entry` is None.
+    Of a project, of which nothing is known, that of all its files: `entry` is None. `known` are the
+    files' own checksums.
     """
+    code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
+    known = known or sha256_of(code)
+    made_of = [str(entry), *(f"{name} {known[name]}" for name in sorted(code))]
+    found = kept(__file__, made_of, lambda: json.dumps(_checksums(code, entry)).encode())
+    return dict(json.loads(found))
+
+
+def _checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
     names = {name for name in files if name.startswith(f"{_ROOT}project/")}
     if entry is not None:
         names = _closure(files, f"{_ROOT}{entry}") - _OURS

@@ -21,20 +21,25 @@ from trnslurm.render import code as source
 
 # Variables that tracing and the compiler read. Those of the runtime (NEURON_RT_), cache paths and
 # rendezvous shape nothing.
-_SHAPING = re.compile(
+_SHAPING = (
     r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
     r"((NEURON|XLA|PT_XLA|ALLREDUCE)_\w+|DISABLE_NUMERIC_CC_TOKEN)$"
 )
 _COMPILER_FLAGS = "NEURON_CC_FLAGS"
 # Options of the wrapper around neuronx-cc, which the compiler never sees.
-_WRAPPER_FLAGS = re.compile(r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(?=\s|$)")
+_WRAPPER_FLAGS = r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(?=\s|$)"
 
 
-def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[str, Any]:
-    """Return what shapes the graphs of a rendered job, except the versions of packages."""
+def ingredients(
+    spec: JobSpec, files: Mapping[str, bytes], script: str, known: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what shapes the graphs of a rendered job, except the versions of packages.
+
+    `known` are the checksums of its code's files.
+    """
     recipe, batch = spec.config.recipe, spec.batch
-    environment = {name: text for name, text in _exports(script) if _SHAPING.match(name)}
-    flags = _WRAPPER_FLAGS.sub("", environment.pop(_COMPILER_FLAGS, ""))
+    environment = {name: text for name, text in _exports(script) if re.match(_SHAPING, name)}
+    flags = re.sub(_WRAPPER_FLAGS, "", environment.pop(_COMPILER_FLAGS, ""))
     strategy = recipe.strategy.name
     entry = f"{spec.config.code_name}/{recipe.entry}"
     sharding = {"strategy": {strategy: getattr(recipe.strategy, strategy)}} if strategy else {}
@@ -52,7 +57,7 @@ def ingredients(spec: JobSpec, files: Mapping[str, bytes], script: str) -> dict[
         **_script(recipe),
         "compiler_flags": " ".join(flags.split()),
         "environment": environment,
-        "source": source.checksums(files, None if recipe.project else entry),
+        "source": source.checksums(files, None if recipe.project else entry, known),
     }
 
 

@@ -23,6 +23,7 @@ from trnslurm.plan.sharding import named_in_plan
 from trnslurm.plan.spec import COMPILING, JobSpec, has_own_batch
 from trnslurm.render.arguments import argument_words
 from trnslurm.render.bundle import Bundle, kept_directories, snapshot
+from trnslurm.render.code import sha256_of
 from trnslurm.render.container import container_values
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
@@ -64,10 +65,11 @@ def render_job(
     )
     files |= code
     script = files[script_name(spec.phases[-1], spec.config.cluster.scheduler)].decode()
-    files[INGREDIENTS] = to_json(ingredients(spec, files, script))
+    known = sha256_of(code)
+    files[INGREDIENTS] = to_json(ingredients(spec, files, script, known))
     files |= notify_file(spec.config.cluster.notify)
     files |= kept_directories()
-    return Bundle(files=dict(sorted(files.items())))
+    return Bundle(files=dict(sorted(files.items())), known=known)
 
 
 def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:

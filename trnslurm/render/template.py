@@ -5,6 +5,7 @@ Jinja is imported when a template is opened: most commands render nothing.
 
 from __future__ import annotations
 
+import marshal
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
+from trnslurm.render.kept import kept
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,7 +28,16 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(
+    class Environment(ImmutableSandboxedEnvironment):
+        """Jinja's, which compiles the same template once."""
+
+        def compile(self, source: Any, name: Any = None, filename: Any = None, *_: Any) -> Any:
+            made_of = [jinja2.__version__, str(source), str(name), str(filename)]
+            afresh = super().compile
+            code = kept(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
+            return marshal.loads(code)
+
+    environment = Environment(
         loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
         undefined=jinja2.StrictUndefined,
         finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
