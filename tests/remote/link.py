@@ -3,13 +3,14 @@
     python link.py DIRECTORY sshd -i …
 
 Each connection takes the first line of DIRECTORY/plan, if there is one: JSON with how many bytes it
-carries `up` to the server or `down` from it, or the file `until` which exists; whether it then is
-`silent`, instead of being cut; and how many bytes it carries at a time (`slowly`).
+carries `up` to the server or `down` from it, or the pattern of a file `until` there is one; whether
+it then is `silent`, instead of being cut; and how many bytes it carries at a time (`slowly`).
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import select
@@ -41,7 +42,7 @@ def main(directory: Path, argv: list[str]) -> None:
     theirs.close()
     ends = {0: ("up", ours.fileno()), ours.fileno(): ("down", 1)}
     while True:
-        if "until" in plan and Path(str(plan["until"])).exists():
+        if "until" in plan and glob.glob(str(plan["until"])):  # noqa: PTH207
             break
         ready, _, _ = select.select(list(ends), [], [], 0.01)
         for end in ready:

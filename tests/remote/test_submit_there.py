@@ -126,6 +126,23 @@ def test_a_sweep(login: Login, cli, fake_slurm) -> None:
     assert phases(fake_slurm) == ["train.sbatch", "train.sbatch"]
 
 
+def test_a_chain_and_what_starts_from_a_run(login: Login, cli, fake_slurm) -> None:
+    chain = ("submit", "bert_pretrain", "--chain", "--nodes", "16", "-y", "--json")
+    said = json.loads(cli(*chain, "--precompile", "never").out)
+    first, second = (Path(run["directory"]) for run in said)
+    assert sorted(login.runs) == sorted([first, second])
+    plan = json.loads((second / "plan.json").read_text())
+    assert plan["train"]["init_from"] == f"{first}/checkpoints"
+    assert "--dependency=afterok:1001" in fake_slurm.calls("sbatch")[1].arguments
+    (first / "checkpoints/step-00000010").mkdir(parents=True)
+    facts = {"files": {}, "facts": {"recipe": "gpt2_zero1"}}
+    (first / "checkpoints/step-00000010/manifest.json").write_text(json.dumps(facts))
+    start = ("--from", f"{first}/checkpoints/step-00000010")
+    done = cli("submit", "gpt2_zero1", "--nodes", "2", "-y", *start)
+    assert "keep_every" in done.err  # it is not known how long it is there
+    assert len(login.runs) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

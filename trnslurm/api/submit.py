@@ -44,6 +44,8 @@ class Proposal(Frozen):
     ahead: Sequence[Need]
     """The same for further node counts, on which it may continue."""
     cache: CompileCache
+    stamp: str = ""
+    """The time in the names of its runs, if that is settled already."""
 
     @property
     def local(self) -> bool:
@@ -70,7 +72,9 @@ class Proposal(Frozen):
 
         `command` is what the user called, for the record.
         """
-        runs = submit_chain(self.links, command, cache=self.cache, detach=detach, say=say)
+        runs = submit_chain(
+            self.links, command, cache=self.cache, stamp=self.stamp, detach=detach, say=say
+        )
         jobs = [need.job for need in self.jobs_ahead]
         return runs, submit_ahead(jobs, command, cache=self.cache, say=say)
 
@@ -88,7 +92,7 @@ def propose(
     cluster, preset = choose_cluster(workspace, recipe, options, say=say)
     if chain:
         links = links_of(workspace, recipe, options, nodes, cluster, preset, say)
-        return check_proposal(links, [], say)
+        return check_proposal(links, [], say, elsewhere=elsewhere)
     config = config_of(workspace, recipe, options, cluster, preset, say=say)
     if problem := no_result(config):
         raise ConfigError(problem)
@@ -118,7 +122,7 @@ def check_jobs(jobs: Sequence[Job], say: Say) -> None:
 
 def check_proposal(
     links: Sequence[Link], others: Sequence[Job], say: Say, cache: CompileCache | None = None, *,
-    elsewhere: bool = False,
+    elsewhere: bool = False, stamp: str = "",
 ) -> Proposal:  # fmt: skip
     """Check what this host can see of the jobs, and which graphs are compiled."""
     if not elsewhere:
@@ -127,7 +131,7 @@ def check_proposal(
     asked = None if elsewhere else cache
     needs = needs_of(links, asked)
     ahead = [need_of(job, asked) for job in others]
-    return Proposal(links=links, needs=needs, ahead=ahead, cache=cache)
+    return Proposal(links=links, needs=needs, ahead=ahead, cache=cache, stamp=stamp)
 
 
 @one_line_errors

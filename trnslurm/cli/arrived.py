@@ -23,6 +23,7 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import RunError
 from trnslurm.remote.parcel import Parcel, unpack
 from trnslurm.rundir import RunFiles
+from trnslurm.runs.root import check_run_root
 from trnslurm.submit.job import alone
 from trnslurm.submit.precompile import needs_of_sweep
 
@@ -52,7 +53,8 @@ def _submit(words: Sequence[str]) -> None:
     if parcel.sweep:
         proposal = _sweep(parcel)
     else:
-        proposal = check_proposal([alone(job) for job in parcel.jobs], parcel.ahead, say)
+        links = [alone(job) for job in parcel.jobs]
+        proposal = check_proposal(links, parcel.ahead, say, stamp=parcel.stamp)
         say_graphs(proposal, dry_run=options["dry_run"])
     go_on(
         proposal, None, dry_run=options["dry_run"], yes=True, follow=options["follow"],
@@ -69,6 +71,11 @@ def _sweep(parcel: Parcel) -> SweepProposal:
         ahead=[], cache=cache, name=parcel.sweep["name"], points=parcel.sweep["points"],
         at_most=parcel.sweep["at_most"],
     )  # fmt: skip
+
+
+def _root(words: Sequence[str]) -> None:
+    """Print where a run root of a profile is here."""
+    echo_json(str(check_run_root(Path(words[0]))))
 
 
 def _checkpoint(words: Sequence[str]) -> None:
@@ -102,5 +109,6 @@ def _histories(words: Sequence[str]) -> None:
 
 
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
-    "@hello": _hello, "@submit": _submit, "@checkpoint": _checkpoint, "@histories": _histories,
+    "@hello": _hello, "@submit": _submit, "@root": _root,
+    "@checkpoint": _checkpoint, "@histories": _histories,
 }  # fmt: skip

@@ -138,6 +138,8 @@ def submit_there(
     """Send what was proposed, submit it there, and return the code to exit with."""
     from trnslurm.api.sweep import SweepProposal
     from trnslurm.remote.parcel import Parcel
+    from trnslurm.runs.root import time_stamp
+    from trnslurm.runs.run import RunDir
 
     first = proposal.links[0].job
     if first.local:
@@ -149,8 +151,14 @@ def submit_there(
     if isinstance(proposal, SweepProposal):
         points = [dict(point) for point in proposal.points]
         sweep = {"name": proposal.name, "points": points, "at_most": proposal.at_most}
+    jobs, stamp = [link.job for link in proposal.links], ""
+    if len(jobs) > 1 and sweep is None:
+        stamp = time_stamp()
+        root = Path(json.loads(_asked(site, ["@root", first.profile.run_root])))
+        for number, link in enumerate(proposal.links[1:], 1):
+            jobs[number] = link.after(RunDir(root / f"{stamp}-{jobs[number - 1].name}"))
     parcel = Parcel(
-        jobs=[link.job for link in proposal.links], ahead=[need.job for need in proposal.ahead],
+        jobs=jobs, stamp=stamp, ahead=[need.job for need in proposal.ahead],
         command=command, options=options, sweep=sweep,
     )  # fmt: skip
     answer = _ask(

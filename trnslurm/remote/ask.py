@@ -265,8 +265,8 @@ class _Connection:
             code = process.wait(_SILENT_S)
             errors.seek(0)
             raise ended(
-                self._request.place, 255 if self.reached else code,
-                errors.read().decode(errors="replace"), noise,
+                self._request.place, code, errors.read().decode(errors="replace"), noise,
+                reached=self.reached,
             )  # fmt: skip
 
     def _find_mark(self) -> bytes | None:

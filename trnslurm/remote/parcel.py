@@ -34,6 +34,8 @@ class Parcel:
     """What of the command line is for the other side."""
     sweep: Mapping[str, Any] | None = None
     """Name, points and at_most of a sweep; None: its jobs are no sweep."""
+    stamp: str = ""
+    """The time in the names of a chain's runs, by which one names another's checkpoints."""
 
     def pack(self) -> bytes:
         """Return it as one file, in which each content is once."""
@@ -42,6 +44,7 @@ class Parcel:
             "jobs": [_job_facts(job, contents) for job in self.jobs],
             "ahead": [_job_facts(job, contents) for job in self.ahead],
             "command": [*self.command], "options": dict(self.options), "sweep": self.sweep,
+            "stamp": self.stamp,
         }  # fmt: skip
         return pack({_FACTS: json.dumps(facts).encode()} | contents)
 
@@ -78,7 +81,7 @@ def unpack(file: Path, directory: Path) -> Parcel:
             jobs.setdefault(kind, []).append(_job(each, contents, place))
     return Parcel(
         jobs=jobs["jobs"], ahead=jobs.get("ahead", []), command=facts["command"],
-        options=facts["options"], sweep=facts["sweep"],
+        options=facts["options"], sweep=facts["sweep"], stamp=facts["stamp"],
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ NO_LAUNCHER = 42
 # What ssh says where trying again is of no use, and what to do.
 _HOPELESS = {
     r"Could not resolve hostname": "is its name right, and in ~/.ssh/config?",
-    r"Permission denied": "`ssh {host}` must work by itself: see to its keys",
+    r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)":
+        "`ssh {host}` must work by itself: see to its keys",
     r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED":
         "run `ssh {host}` once, and look at its key",
     r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad":
@@ -136,10 +137,13 @@ class Place:
         return [*_ssh(), *self._options(), how, "--", self.host, f"{decode} {_coded(script)}"]
 
     def forget(self) -> None:
-        """End the connection that is kept open: one that has broken would keep others waiting."""
+        """Have the next connection be a new one: one that has broken would keep it waiting.
+
+        What else uses the old one is left alone: it may be of ssh's own configuration.
+        """
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
-                [*_ssh(), *self._options(), "-O", "exit", "--", self.host], capture_output=True,
+                [*_ssh(), *self._options(), "-O", "stop", "--", self.host], capture_output=True,
                 timeout=5, stdin=subprocess.DEVNULL, check=False,
             )  # fmt: skip
 
@@ -177,9 +181,17 @@ def failure(host: str, stderr: str) -> str:
     return f"{host}: {printable(said[-1]) if said else 'the connection broke'}"
 
 
-def ended(place: Place, code: int, stderr: str, noise: bytes) -> RemoteError:
-    """Return the error of a connection that ended before its command did."""
+def ended(place: Place, code: int, stderr: str, noise: bytes, *, reached: bool) -> RemoteError:
+    """Return the error of a connection that ended before its command did.
+
+    `reached`: the launcher had answered.
+    """
     host = place.host
+    if reached and code == 1:
+        said = stderr.strip().splitlines()[-1:]
+        return RemoteError(f"{host}: the launcher failed there: {printable(' '.join(said))}")
+    if reached and code >= 0:
+        code = 255
     if code == _UNABLE:
         more = f", {place.python}" if place.python else ""
         return RemoteError(

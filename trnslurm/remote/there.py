@@ -45,6 +45,7 @@ from trnslurm.remote.receive import (
 )
 
 _POLL_S = 0.03
+_LOOK_S = 0.3
 _BEAT_S = 5.0
 _SILENT_S = 60.0
 """Its process touches `alive` every few seconds, or has been killed."""
@@ -94,7 +95,8 @@ def _remove_old(base: Path) -> None:
     (Path(__file__).resolve().parents[2]).touch()
     for old in (*(base / "asks").iterdir(), *base.glob("launcher-*")):
         with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _KEPT_S:
+            used = old / "alive" if (old / "alive").exists() else old
+            if time.time() - used.stat().st_mtime > _KEPT_S:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
 
 
@@ -129,7 +131,8 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
     """Run the command; pass on Ctrl-C; end what only shows something if nobody looks any more."""
     environment = dict(os.environ)
     if (ask / "site").is_dir():
-        environment["TRNSLURM_PATH"] = str(ask / "site")
+        own = environment.get("TRNSLURM_PATH")
+        environment["TRNSLURM_PATH"] = f"{ask / 'site'}{(own and f':{own}') or ''}"
     if request["cluster"]:
         environment["TRNSLURM_CLUSTER"] = request["cluster"]
     launcher = Path(__file__).resolve().parents[2]
@@ -139,11 +142,14 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
             argv, cwd=ask / "files", env=environment, stdin=subprocess.DEVNULL,
             stdout=out, stderr=err, process_group=0,
         )  # fmt: skip
-        told = False
+        told, touched = False, 0.0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(0.5)
-            os.utime(ask / "alive")
+                return child.wait(_LOOK_S)
+            if time.monotonic() - touched > _BEAT_S:
+                touched = time.monotonic()
+                os.utime(ask / "alive")
+                os.utime(launcher)  # it is used
             alone_s = time.time() - (ask / "seen").stat().st_mtime
             forgotten = request["shows"] and alone_s > _ALONE_S
             if (forgotten or (ask / "interrupt").exists()) and not told:

@@ -41,19 +41,21 @@ def submit_chain(
     command: Sequence[str],
     *,
     cache: CompileCache,
+    stamp: str = "",
     detach: bool = False,
     say: Callable[[str], None],
 ) -> list[RunDir]:
     """Make a run of each link, and start all or none; each run waits for the one before it.
 
-    The caller has checked what this host can see: check_here.
+    The caller has checked what this host can see: check_here. Their names begin with the time
+    `stamp`; empty: now.
     """
     job = links[0].job  # all are for one cluster
     root = check_run_root(Path(job.profile.run_root))
     start = starter(job, detach=detach)
     with privacy_of(job), Claims(cache, say) as claims:
         with contextlib.ExitStack() as locks:
-            runs = _make_runs(links, root, command, claims, locks)
+            runs = _make_runs(links, root, command, claims, locks, stamp=stamp)
             start(runs)
         claims.complete()
     return runs
@@ -194,22 +196,23 @@ def privacy_of(job: Job) -> Iterator[None]:
 
 def _make_runs(
     links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims,
-    locks: contextlib.ExitStack, part: Part | None = None,
+    locks: contextlib.ExitStack, part: Part | None = None, *, stamp: str = "",
 ) -> list[RunDir]:  # fmt: skip
     """Make the run directories, all of them or none; nobody may resume them meanwhile."""
     jobs: list[Job] = []
     runs: list[RunDir] = []
+    stamp = part.stamp if part else stamp
     try:
         for link in links:
             job = link.after(runs[-1]) if runs else link.job
             run = create_run(
                 root, job.name, group_readable=job.profile.group_readable,
-                stamp=part.stamp if part else "",
+                stamp=stamp,
             )  # fmt: skip
             jobs.append(job)
             runs.append(run)
-            if part and run.name != f"{part.stamp}-{job.name}":
-                raise RunError(f"{run.path}: another sweep has its name: submit it again")
+            if stamp and run.name != f"{stamp}-{job.name}":
+                raise RunError(f"{run.path}: another run has its name: submit it again")
             with _whole(run):
                 job.bundle.write(run.path)
                 patch = git_patch(Path(job.source_dir)) if job.source_dir else job.patch
