@@ -141,13 +141,15 @@ def submit_command(
         click.echo(_size_line(need), err=not dry_run)
         if line := _project_line(need.job):
             click.echo(line, err=not dry_run)
-    if site is None:
-        say_graphs(proposal, dry_run=dry_run)
+        if site is None and (line := graphs_line(need, proposal.cache)):
+            click.echo(line, err=not dry_run)
+    for need in proposal.ahead if site is None else ():
+        click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
     go_on(proposal, site, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
 
 
 def say_graphs(proposal: Proposal, *, dry_run: bool) -> None:
-    """Print which graphs are compiled, and which will be."""
+    """Print of what was sent from elsewhere which graphs are compiled, and which will be."""
     for need in proposal.needs:
         if line := graphs_line(need, proposal.cache):
             click.echo(line, err=not dry_run)
