@@ -109,7 +109,8 @@ def probe_answer(output: str) -> dict[str, Any] | None:
 def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
     """Ask the cluster's Python on this host for versions; what it lacks is left out."""
     python = interpreter(cluster)
-    missing = python.startswith("/") and not os.access(python, os.F_OK)
+    # Unlike os.access, it is False for a name that this locale cannot encode.
+    missing = python.startswith("/") and not os.path.exists(python)  # noqa: PTH110
     if missing and cluster.container.image is None:
         raise TrnslurmError(f"there is no {python} on this host")
     try:
