@@ -414,8 +414,10 @@ def test_no_step_for_long(script: Script) -> None:
     train = {"watchdog": 2.0, "watchdog_min_s": 0.5}
     write_json(script.bench.directory / "plan.json", PLAN | {"train": train})
     steps = """\
-step() { echo '{"attempt": 1, "step": '$1', "time": '$(date +%s.%N)'}' >> metrics.jsonl; }
-for n in 1 2 3 4 5 6; do step $n; sleep 0.15; done
+now=$(date +%s)
+for n in 1 2 3 4 5 6; do
+  echo '{"attempt": 1, "step": '$n', "time": '$((now - 20 + n))'}' >> metrics.jsonl
+done
 until [ -e told ]; do sleep 0.02; done
 """
     script.step(STARTED + steps)
@@ -441,7 +443,8 @@ def test_what_is_too_long(
 
     def seen(step: int, at: float, now: float) -> bool:
         line = {"attempt": 1, "step": step, "time": at}
-        (tmp_path / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
         return stall.seen(now)
 
     assert not any(seen(n, 100.0 + n, 100.0 + n) for n in range(6))

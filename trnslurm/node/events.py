@@ -4,13 +4,13 @@ Each message is sent by a process of its own, beside the training. Nothing here 
 and only its end waits for them, for a few seconds.
 """
 
-import math
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice, pairwise
 from typing import Any
 
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
@@ -27,6 +27,8 @@ _LEAST_S = 0.5
 _SHARE = 0.8
 _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
+_MOST_LINES = 100
+_TOGETHER_S = 0.01
 # Of what declares none, as a script of one's own: the limits of our recipes' watchdogs.
 _FACTOR, _MIN_S = 20.0, 120.0
 
@@ -116,8 +118,7 @@ class Stall:
         self.told = False
         """Whether somebody was told of this stall."""
         self._attempt = attempt
-        self._step, self._time = 0, math.inf
-        self._gaps: list[float] = []
+        self._step = 0
 
     def seen(self, now: float) -> bool:
         """Look once, at this time; return whether there is a stall."""
@@ -136,22 +137,22 @@ class Stall:
 
         That is also more than twice the longest pause so far: evaluations and saves have no steps.
         """
-        line: dict[str, Any] = next(last_lines(RUN.metrics_file), {})
-        step, at = line.get("step"), line.get("time")
-        if line.get("attempt") != self._attempt or not isinstance(step, int):
-            return False
+        lines = [
+            (line["step"], float(line["time"]))
+            for line in islice(last_lines(RUN.metrics_file), _MOST_LINES)
+            if line.get("attempt") == self._attempt and isinstance(line.get("step"), int)
+            if isinstance(line.get("time"), int | float)
+        ][::-1]
+        step, at = lines[-1] if lines else (0, now)
         if step != self._step:
-            at = float(at) if isinstance(at, int | float) else now
-            if self._time < at:
-                self._gaps = [*self._gaps, at - self._time][-100:]
-            self._step, self._time, self.told = step, at, False
-        if len(self._gaps) < _GAPS_TO_LEARN or not self._factor:
+            self._step, self.told = step, False
+        # Steps that were reported together have about the same time.
+        gaps = [b - a for (_, a), (_, b) in pairwise(lines) if b - a > _TOGETHER_S]
+        if len(gaps) < _GAPS_TO_LEARN or not self._factor:
             return False
-        usual_s = max(statistics.median(self._gaps), statistics.fmean(self._gaps))
-        limit_s = max(self._least_s, self._factor * usual_s, 2 * max(self._gaps))
-        silent_s = now - self._time
-        self.reason = f"no step for {silent_s:.0f} s after step {step}"
-        return silent_s > limit_s
+        usual_s = max(statistics.median(gaps), statistics.fmean(gaps))
+        self.reason = f"no step for {now - at:.0f} s after step {step}"
+        return now - at > max(self._least_s, self._factor * usual_s, 2 * max(gaps))
 
 
 @contextmanager
