@@ -134,7 +134,7 @@ def make_site(place: Path, runs: int, jobs: int) -> dict[str, str]:
     (place / "site/cluster-config").mkdir(parents=True)
     (place / "site/cluster-config/pc.yaml").write_text(json.dumps(profile))
     return {
-        **os.environ,
+        **reporting.as_installed(os.environ),
         "HOME": str(place),
         "PATH": f"{commands}:{os.environ['PATH']}",
         "XDG_STATE_HOME": str(state.parent),

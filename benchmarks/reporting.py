@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 Row = dict[str, Any]
@@ -18,6 +19,11 @@ def make_parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=at_least_one, default=rounds, help=f"({rounds})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
+
+
+def as_installed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which Python keeps what it compiles, as where it is installed."""
+    return {k: v for k, v in environment.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def at_least_one(text: str) -> int:

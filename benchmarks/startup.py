@@ -22,6 +22,7 @@ BASE = "import jinja2, yaml"
 TORCHX = "torchx run --dryrun"
 OURS = ["-m", "trnslurm"]
 COMPLETION = "completion of a word"
+AFRESH = "render, nothing kept"
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import click": ["-c", "import click"],
@@ -31,6 +32,7 @@ COMMANDS = {
     "trnslurm runs": [*OURS, "runs"],
     "trnslurm plan": [*OURS, "plan", "gpt2_zero1", "--nodes", "1,2,3,4,8,16"],
     "trnslurm render": [*OURS, "render", "gpt2_zero1", "--nodes", "2"],
+    AFRESH: [*OURS, "render", "gpt2_zero1", "--nodes", "2"],
     "import submitit": ["-c", "import submitit"],
 }
 PEER = ["-m", "torchx.cli.main", "run", "-s", "slurm", "-cfg", "partition=q", "--dryrun"]
@@ -68,10 +70,12 @@ def main() -> None:
 
 def cpu_s(name: str, argv: list[str], directory: str) -> float:
     """Run a command, and return the processor's time that it took."""
-    environment = dict(os.environ)
+    environment = reporting.as_installed(os.environ)
     if name == COMPLETION:
         words = {"COMP_WORDS": "trnslurm su", "COMP_CWORD": "1"}
         environment |= {"_TRNSLURM_COMPLETE": "bash_complete", **words}
+    if name == AFRESH:
+        environment["XDG_CACHE_HOME"] = os.devnull
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         argv, cwd=directory, env=environment, check=False, stdout=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def check_proposal(
         check_jobs([link.job for link in links], say)
     cache = cache or CompileCache(links[0].job.profile)
     asked = None if elsewhere else cache
+    if cache.is_asking and not links[0].job.local:
+        importlib.import_module("trnslurm.submit.on_slurm")  # it takes as long as the answer
     needs = needs_of(links, asked)
     ahead = [need_of(job, asked) for job in others]
     return Proposal(links=links, needs=needs, ahead=ahead, cache=cache, stamp=stamp)

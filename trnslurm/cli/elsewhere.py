@@ -8,8 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ _REFUSED = {
 }
 # Commands that change nothing: they may be asked again, and end when nobody looks any more.
 _SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "doctor", "report"}
-_HOST_LINE = re.compile(r"^\s*host\s+(.+)$", re.IGNORECASE | re.MULTILINE)
+_HOST_LINE = r"(?im)^\s*host\s+(.+)$"
 
 
 def chosen_site(cluster: str | None, path: Sequence[str]) -> Site | None:
@@ -204,6 +202,9 @@ def _attached(site: Site, words: Sequence[str]) -> int:
 
 def _report(site: Site, ctx: click.Context) -> int:
     """Write the page here, from what the runs there have told."""
+    import tarfile
+    import tempfile
+
     from trnslurm.report.history import History
     from trnslurm.runs.foreign import read_fields
     from trnslurm.runs.run import RunDir
@@ -241,7 +242,7 @@ def known_hosts() -> list[str]:
         text = Path("~/.ssh/config").expanduser().read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found += [name for line in _HOST_LINE.findall(text) for name in line.split()]
+    found += [name for line in re.findall(_HOST_LINE, text) for name in line.split()]
     return [*dict.fromkeys(host for host in found if re.fullmatch(r"[\w@][\w.@-]*", host))]
 
 

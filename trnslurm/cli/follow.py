@@ -11,7 +11,6 @@ import click
 from trnslurm.api.tables import figure, said_of
 from trnslurm.cli.output import echo_json
 from trnslurm.cli.standing import echo_sweep
-from trnslurm.cli.triage import echo_finding
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
@@ -189,6 +188,8 @@ def _report(run: RunDir, status: RunStatus) -> None:
         click.echo(f"held out: {scores}")
     if status.state in ("FAILED", "LOST", "NODE_FAIL"):
         if found := why_it_failed(run, status):
+            from trnslurm.cli.triage import echo_finding
+
             echo_finding(found)
         click.echo(f"logs: trnslurm logs {run.name}")
     if status.state == "COMPLETED" and status.mend:

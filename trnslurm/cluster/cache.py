@@ -68,6 +68,11 @@ class CompileCache:
         threading.Thread(target=lambda: self._measured, daemon=True).start()
 
     @property
+    def is_asking(self) -> bool:
+        """Check whether whoever wants the versions now has to wait."""
+        return self._one_asks.locked()
+
+    @property
     def _measured(self) -> tuple[dict[str, str], str]:
         with self._one_asks:
             return self._answer

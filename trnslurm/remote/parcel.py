@@ -14,7 +14,7 @@ from typing import Any
 from trnslurm.errors import RemoteError
 from trnslurm.remote.launcher import pack
 from trnslurm.render.bundle import Bundle
-from trnslurm.runs.git import git_patch, git_state
+from trnslurm.runs.git import git_source
 from trnslurm.submit.job import Job, read_job
 
 _FACTS = "parcel.json"
@@ -54,7 +54,7 @@ def _job_facts(job: Job, contents: dict[str, bytes]) -> dict[str, Any]:
     contents |= {sha256[name]: data for name, data in job.bundle.files.items()}
     git, patch = job.git, job.patch
     if job.source_dir:
-        git, patch = git_state(Path(job.source_dir)), git_patch(Path(job.source_dir))
+        git, patch = git_source(Path(job.source_dir))
     key = hashlib.sha256(patch).hexdigest()
     contents[key] = patch
     return {"files": sha256, "origins": dict(job.origins), "git": dict(git), "patch": key}

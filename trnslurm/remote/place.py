@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.search import workspace_of
 from trnslurm.config import packaged_root
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.errors import RemoteError, TrnslurmError
-from trnslurm.remote.ssh import Place, check_host
+from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file
+
+if TYPE_CHECKING:
+    from trnslurm.remote.ssh import Place
 
 ON = "TRNSLURM_ON"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Frozen):
     """A host, and the cluster profile that goes there with each command."""
 
     place: Place
@@ -41,6 +43,10 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
         return None
     workspace = workspace_of({"path": path})
     name = cluster or workspace.cluster
+    if on is None and (name is None or "remote" not in read_yaml(workspace.cluster_file(name))):
+        return None
+    from trnslurm.remote.ssh import Place, check_host  # most commands are for this host
+
     if on is not None:
         check_host(on, where)
         of_host = (n for n, facts in _profiles(workspace) if facts.get("remote") == on)

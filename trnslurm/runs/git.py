@@ -11,19 +11,23 @@ _GIT_TIMEOUT_S = 20
 _MAX_PATCH_MIB = 16
 
 
-def git_state(directory: Path) -> Mapping[str, Any]:
-    """Return the commit that a directory is at, empty outside a repository."""
-    commit = _git(directory, "rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    return {
-        "commit": commit.decode().strip(),
-        "dirty": bool(_git(directory, "status", "--porcelain")),
-    }
+def git_source(directory: Path) -> tuple[Mapping[str, Any], bytes]:
+    """Return the commit that a directory is at, and the uncommitted changes.
+
+    Outside a repository both are empty; changes that are huge are left out.
+    """
+    # https://git-scm.com/docs/git-status#_porcelain_format_version_2
+    said = _git(directory, "status", "--porcelain=v2", "--branch") or b""
+    lines = said.decode(errors="replace").splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
+    if commit in ("", "(initial)"):
+        return {}, b""
+    changes = [line for line in lines if not line.startswith("#")]
+    patch = _patch(directory) if any(line[0] not in "?!" for line in changes) else b""
+    return {"commit": commit, "dirty": bool(changes)}, patch
 
 
-def git_patch(directory: Path) -> bytes:
-    """Return the uncommitted changes, empty if there are none or they are huge."""
+def _patch(directory: Path) -> bytes:
     # Hidden files, such as .env, are no part of a run's code either.
     paths = ("--", ":(top)", ":(top,exclude,glob)**/.*", ":(top,exclude,glob)**/.*/**")
     patch = _git(directory, "diff", "--binary", "--no-ext-diff", "HEAD", *paths) or b""

@@ -138,13 +138,13 @@ def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> At
 
 def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
     """Return what triage finds in a run that failed, or that is requeued after a crash."""
-    from trnslurm.node.triage.finding import find_cause  # plan and submit do without its patterns
-
     for phase in reversed(status.phases):
         if not phase.attempt:
             continue
         crashed = phase.state == "REQUEUED" and not run.was_stopped(phase.phase, phase.attempt)
         if phase.state in ("FAILED", "NODE_FAIL", "LOST") or crashed:
+            from trnslurm.node.triage.finding import find_cause  # its patterns are for this only
+
             return find_cause(run.path, phase.phase, phase.attempt)
     return None
 

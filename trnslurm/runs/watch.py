@@ -10,7 +10,6 @@ from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
-from trnslurm.runs.tell import tell_end
 
 _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02
@@ -71,6 +70,8 @@ def watch(
                 break
         if status.final and (end := (status.state, attempt)) not in told:
             told.add(end)
+            from trnslurm.runs.tell import tell_end  # whoever lists runs tells nobody
+
             tell_end(run, status, say)
         if status.state == "COMPLETED":  # it may have more steps, but was to end at train.stop_at
             return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import importlib.metadata
 import os
@@ -14,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trnslurm import __version__
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.errors import RunError, SubmitError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.runs.find import remember_root
-from trnslurm.runs.git import git_patch, git_state
+from trnslurm.runs.git import git_source
 from trnslurm.runs.root import check_run_root, create_run, time_stamp
 from trnslurm.runs.run import Record, RunDir, utc_now
 from trnslurm.slurm.commands import Slurm
@@ -32,6 +34,8 @@ from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need, graphs_of
 
 _POLL_S = 0.1
+Source = tuple[Mapping[str, Any], bytes]
+"""The commit of a job's code, and uncommitted changes."""
 _ALONE = threading.Lock()
 """One thread at a time: umask and working directory are those of the whole process."""
 
@@ -55,7 +59,9 @@ def submit_chain(
     start = starter(job, detach=detach)
     with privacy_of(job), Claims(cache, say) as claims:
         with contextlib.ExitStack() as locks:
-            runs = _make_runs(links, root, command, claims, locks, stamp=stamp)
+            runs = _make_runs(
+                links, root, command, claims, locks, functools.cache(git_source), stamp=stamp
+            )
             start(runs)
         claims.complete()
     return runs
@@ -81,6 +87,7 @@ def submit_sweep(
     stamp = _free_stamp(root, name)
     runs: list[RunDir] = []
     compiling: dict[str, RunDir] = {}
+    source_of = functools.cache(git_source)  # all are of one recipe
     with privacy_of(jobs[0]), Claims(cache, say) as claims:
         try:
             for number, (job, values) in enumerate(zip(jobs, points, strict=True)):
@@ -91,7 +98,7 @@ def submit_sweep(
                 )  # fmt: skip
                 start = starter(job, detach=detach, behind=behind)
                 with contextlib.ExitStack() as locks:
-                    runs += _make_runs([alone(job)], root, command, claims, locks, part)
+                    runs += _make_runs([alone(job)], root, command, claims, locks, source_of, part)
                     start(runs[-1:])
                 claims.complete()
                 if PRECOMPILE in runs[-1].record().phases:
@@ -196,11 +203,13 @@ def privacy_of(job: Job) -> Iterator[None]:
 
 def _make_runs(
     links: Sequence[Link], root: Path, command: Sequence[str], claims: Claims,
-    locks: contextlib.ExitStack, part: Part | None = None, *, stamp: str = "",
+    locks: contextlib.ExitStack, source_of: Callable[[Path], Source], part: Part | None = None, *,
+    stamp: str = "",
 ) -> list[RunDir]:  # fmt: skip
     """Make the run directories, all of them or none; nobody may resume them meanwhile."""
     jobs: list[Job] = []
     runs: list[RunDir] = []
+    commits: list[Mapping[str, Any]] = []
     stamp = part.stamp if part else stamp
     try:
         for link in links:
@@ -215,7 +224,9 @@ def _make_runs(
                 raise RunError(f"{run.path}: another run has its name: submit it again")
             with _whole(run):
                 job.bundle.write(run.path)
-                patch = git_patch(Path(job.source_dir)) if job.source_dir else job.patch
+                here = Path(job.source_dir) if job.source_dir else None
+                commit, patch = source_of(here) if here else (job.git, job.patch)
+                commits.append(commit)
                 if patch:
                     run.patch_file.write_bytes(patch)
             locks.enter_context(lock_run(run))
@@ -225,9 +236,10 @@ def _make_runs(
         ]
         names = ["", *(run.name for run in runs), ""]
         # The last first: a record never names a run that has none.
-        for need, run, after, then in [*zip(needs, runs, names, names[2:], strict=False)][::-1]:
+        every = [*zip(needs, runs, commits, names, names[2:], strict=False)]
+        for need, run, git, after, then in reversed(every):
             with _whole(run):
-                run.write_record(_record(need, run, command, part, after=after, then=then))
+                run.write_record(_record(need, run, git, command, part, after=after, then=then))
         remember_root(root)
     except BaseException:
         for run in runs:
@@ -245,7 +257,14 @@ def _whole(run: RunDir) -> Iterator[None]:
 
 
 def _record(
-    need: Need, run: RunDir, command: Sequence[str], part: Part | None, *, after: str, then: str
+    need: Need,
+    run: RunDir,
+    git: Mapping[str, Any],
+    command: Sequence[str],
+    part: Part | None,
+    *,
+    after: str,
+    then: str,
 ) -> Record:
     job = need.job
     return Record(
@@ -268,7 +287,7 @@ def _record(
             "python": platform.python_version(),
             "submitit": importlib.metadata.version("submitit"),
         },
-        git=git_state(Path(job.source_dir)) if job.source_dir else job.git,
+        git=git,
         sha256=job.bundle.sha256(),
         after=after,
         then=then,
