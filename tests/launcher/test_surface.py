@@ -67,7 +67,7 @@ SURFACE = {
     "compile gc": "--older-than --max-size --dry-run -y/--yes --path -c/--cluster",
     "clusters": "--path --json",
     "cluster detect": "--partition --write --name --bin-dir --json",
-    "reconnect": "",
+    "reconnect": "--forget",
     "env check": "--path -c/--cluster --timeout --json",
     "sandbox up": (
         "--name -n/--nodes --like --accounting --set --neuron-stand-ins --slurm --users --python "

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.remote.launcher import Launcher
+from trnslurm.remote.launcher import own_launcher
 
 from .login import Login
 
@@ -38,7 +38,7 @@ def home_of_user() -> Path:
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The launcher as an account has it that has used it before: its modules are compiled."""
-    made = Launcher()
+    made = own_launcher()
     directory = tmp_path_factory.mktemp("launcher") / made.name
     for name, data in made.files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,7 @@ def login(
     login = Login(above, home, environ)
     login.start()
     monkeypatch.setenv("PATH", path_without_slurm)
+    monkeypatch.setattr("trnslurm.remote.ask._WAITS_S", (0.02,) * 7)
     monkeypatch.setenv("TRNSLURM_CLUSTER", "far")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(above / "run"))
     (above / "run").mkdir(mode=0o700)

@@ -87,7 +87,7 @@ def test_a_run_from_its_first_state_to_its_removal(login: Login, cli, fake_slurm
     assert cli("status", "last").out.startswith(f"{run.name}: CANCELLED")
     assert cli("report", "last").out == f"Wrote {run.name}.html\n"
     assert "6.5" in Path(f"{run.name}.html").read_text()
-    assert cli("resume", "last").code == 0
+    assert cli("resume", "last", "--nodes", "4").code == 0
     assert cli("compare", "last", run.name).code == 0
     assert cli("cancel", "last").code == 0
     fake_slurm.queue()
@@ -192,7 +192,6 @@ def test_hosts_that_cannot_be_reached(login: Login, cli, monkeypatch) -> None:
 # Where a connection breaks, with the launcher there already: in the handshake, in the parcel, in
 # what is said back; and around the calls of sbatch.
 CUTS: list[dict[str, Any]] = [
-    {"up": 17_500},
     {"up": 60_000},
     {"down": 2_900},
     {"down": 3_500},
@@ -212,10 +211,8 @@ def test_a_cut_anywhere_submits_once(
         cut = {"until": str(tmp_path / "slurm" / cut["until"])}
     login.plan(cut)
     done = cli(*SUBMIT)
-    if done.code:  # cut before anything of ours answered: nothing has begun
-        assert done.err.splitlines()[-1].startswith("error: login1: Connection ") and not login.runs
-        done = cli(*SUBMIT)
     assert done.code == 0, done
+    assert done.err.count("connecting again") == 1
     assert re.fullmatch(
         r"Submitted \S+  precompile 1001  train 1002\nSee: trnslurm status \S+\n", done.out
     )
@@ -261,6 +258,7 @@ def test_what_is_known_when_no_connection_comes_back(
     assert done.code == 1
     known = "the submission of gpt2_zero1 continues there: `trnslurm reconnect` shows what became"
     assert known in done.err.splitlines()[-1]
+    assert "this was sent before" in cli(*SUBMIT).err
     again = cli("reconnect")
     assert again.code == 0, again
     assert again.out.startswith("Submitted ")

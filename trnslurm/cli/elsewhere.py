@@ -185,10 +185,10 @@ def find_checkpoint_there(site: Site) -> Callable[[str], Any]:
 
 def _attached(site: Site, words: Sequence[str]) -> int:
     """Run a command that talks with this terminal; where it breaks, it ends."""
-    from trnslurm.remote.launcher import Launcher
+    from trnslurm.remote.launcher import own_launcher
     from trnslurm.remote.ssh import NO_LAUNCHER
 
-    name = Launcher().name
+    name = own_launcher().name
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = site.place.argv(name, ["run", *words], terminal=terminal)
     code = subprocess.run(argv, check=False).returncode
@@ -247,17 +247,19 @@ def known_hosts() -> list[str]:
 
 
 @click.command("reconnect")
-def reconnect_command() -> None:
+@click.option("--forget", "forgetting", is_flag=True, help="Ask no more about such commands.")
+def reconnect_command(forgetting: bool) -> None:
     """Show what became of a command whose connection broke.
 
     It runs on by itself on the other host, and is not started again there: what it printed is
     shown from the beginning, and then what follows. What never arrived there is sent again.
+    With --forget nothing is asked or sent.
 
     \b
     Example:
       trnslurm reconnect
     """
-    from trnslurm.remote.ask import ask, unfinished
+    from trnslurm.remote.ask import ask, forget, unfinished
 
     requests = unfinished()
     if not requests:
@@ -265,6 +267,9 @@ def reconnect_command() -> None:
         return
     worst = 0
     for request in requests:
-        say(f"On {request.place.host}: {request.what}")
+        say(f"{'Forgotten, on' if forgetting else 'On'} {request.place.host}: {request.what}")
+        if forgetting:
+            forget(request)
+            continue
         worst = max(worst, ask(request, say=say, again=True).code)
     sys.exit(worst)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.errors import ConnectionLostError, RemoteError
-from trnslurm.remote.launcher import Launcher
+from trnslurm.remote.launcher import Launcher, own_launcher
 from trnslurm.remote.receive import (
     BEGUN,
     CHUNK_BYTES,
@@ -46,6 +46,7 @@ from trnslurm.remote.receive import (
 from trnslurm.remote.ssh import Place, ended
 from trnslurm.rundir import read_json, write_json
 from trnslurm.runs.find import state_home
+from trnslurm.runs.process import own_process, process_alive
 
 _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
 """Before each further try, of those in a row that brought nothing."""
@@ -103,7 +104,9 @@ def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool 
     `again`: it was asked by another process, and may have begun.
     """
     answer = Answer(asked=again, begun=request.begun)
-    if not request.shows and not again:
+    if not request.shows:
+        if not again:
+            _refuse_again(request)
         _keep(request)
     interrupts = _Interrupts(answer)
     try:
@@ -113,6 +116,7 @@ def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool 
         if request.shows or not answer.asked:
             _forget(request.token)
             raise
+        _keep(replace(request, begun=answer.begun), process="")
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         raise ConnectionLostError(_what_is_known(request, answer, why)) from None
     _forget(request.token)
@@ -125,14 +129,16 @@ def _run(
     request: Request, answer: Answer, interrupts: _Interrupts, say: Say, out: BinaryIO | None
 ) -> None:
     """Connect until the command's end is known."""
-    tries = 0
+    tries, reached = 0, False
     while True:
         before = answer.progress
         connection = _Connection(request, answer, interrupts, out)
         try:
             return connection.run()
         except ConnectionLostError as error:
-            if not connection.reached and not tries:
+            reached = reached or connection.reached
+            # A connection that is kept open may have broken while this machine slept: once more.
+            if not reached and (tries or ": ssh: " in str(error)):
                 raise RemoteError(str(error)) from None
             tries = 1 if answer.progress != before else tries + 1
             if tries > len(_WAITS_S):
@@ -189,15 +195,16 @@ def _folder() -> Path:
     return state_home() / "remote"
 
 
-def _keep(request: Request) -> None:
-    """Write a request down, until its end is known."""
+def _keep(request: Request, process: str | None = None) -> None:
+    """Write a request down, until its end is known, and which process will know; empty: none."""
     directory = _folder() / request.token
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if request.parcel is not None:
             (directory / "parcel").write_bytes(request.parcel)
         facts = {k: v for k, v in asdict(request).items() if k != "parcel"}
-        write_json(directory / "request.json", facts | {"time": time.time()})
+        facts |= {"time": time.time(), "process": own_process() if process is None else process}
+        write_json(directory / "request.json", facts)
     except OSError as error:
         raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
 
@@ -206,8 +213,26 @@ def _forget(token: str) -> None:
     shutil.rmtree(_folder() / token, ignore_errors=True)
 
 
+def forget(request: Request) -> None:
+    """Ask no more about what became of a request."""
+    _forget(request.token)
+
+
+def _refuse_again(request: Request) -> None:
+    """Refuse to submit what was sent before and may have been submitted."""
+    for other in unfinished() if request.parcel else ():
+        if (other.place.host, other.parcel) == (request.place.host, request.parcel):
+            raise RemoteError(
+                f"{request.place.host}: this was sent before, and what became of it is not known "
+                "here: `trnslurm reconnect` tells, or `trnslurm reconnect --forget`"
+            )
+
+
 def unfinished() -> list[Request]:
-    """Return the requests whose end is not known here, the oldest first."""
+    """Return the requests whose end is not known here, the oldest first.
+
+    Those of processes that are alive are left out: they will know.
+    """
     found = []
     with contextlib.suppress(FileNotFoundError):
         for directory in _folder().iterdir():
@@ -215,6 +240,8 @@ def unfinished() -> list[Request]:
             parcel = directory / "parcel"
             try:
                 when = float(facts.pop("time"))
+                if process_alive(str(facts.pop("process"))):
+                    continue
                 place = Place(**facts.pop("place"))
                 data = parcel.read_bytes() if parcel.exists() else None
                 found.append((when, Request(place=place, parcel=data, **facts)))
@@ -241,7 +268,7 @@ class _Connection:
 
     def run(self) -> None:
         """Connect, and show the command to its end; a ConnectionLostError if it breaks."""
-        launcher = Launcher()
+        launcher = own_launcher()
         argv = self._request.place.argv(launcher.name)
         # A file: a connection that is kept open may hold on to it.
         with tempfile.TemporaryFile() as errors, _started(argv, errors) as process:

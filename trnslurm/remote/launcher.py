@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import importlib.metadata
@@ -53,6 +54,12 @@ class Launcher:
     def archive(self) -> bytes:
         """Return the files as a tar file, the same bytes whenever it is made."""
         return pack(self.files)
+
+
+@functools.cache
+def own_launcher() -> Launcher:
+    """Return the launcher of this process, read once."""
+    return Launcher()
 
 
 def pack(files: dict[str, bytes]) -> bytes:

@@ -50,7 +50,7 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
     if on is not None:
         check_host(on, where)
         of_host = (n for n, facts in _profiles(workspace) if facts.get("remote") == on)
-        name = name or next(of_host, None)
+        name = cluster or next(of_host, name)
     if name is None:
         return Site(place=Place(on)) if on else None
     file = workspace.cluster_file(name)

@@ -31,7 +31,6 @@ NO_LAUNCHER = 42
 """The exit code where the launcher has to be sent first."""
 # What ssh says where trying again is of no use, and what to do.
 _HOPELESS = {
-    r"Could not resolve hostname": "is its name right, and in ~/.ssh/config?",
     r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)":
         "`ssh {host}` must work by itself: see to its keys",
     r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED":
@@ -39,6 +38,7 @@ _HOPELESS = {
     r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad":
         "see ssh's configuration",
 }  # fmt: skip
+_UNKNOWN = {"Could not resolve hostname": "is its name right, and in ~/.ssh/config?"}
 
 # For bash, whatever shell the account has. A login shell is asked only where Slurm's commands are
 # not on the PATH of others: it may take seconds, and print what it likes.
@@ -175,7 +175,7 @@ def _sockets() -> str:
 def failure(host: str, stderr: str) -> str:
     """Return in one line what ssh said of a failure, and what to do."""
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
-    for pattern, advice in _HOPELESS.items():
+    for pattern, advice in (_HOPELESS | _UNKNOWN).items():
         if line := next((line for line in said if re.search(pattern, line)), ""):
             return f"{host}: {printable(line)}: {advice.format(host=host)}"
     return f"{host}: {printable(said[-1]) if said else 'the connection broke'}"
