@@ -49,7 +49,7 @@ class Measured:
 def main() -> None:
     """Run both in turn and print medians."""
     parser = reporting.make_parser("Compare the making of BERT's samples.", rounds=3)
-    parser.add_argument("--megabytes", type=float, default=4, help="of text (4)")
+    parser.add_argument("--megabytes", type=float, default=8, help="of text (8)")
     parser.add_argument("--seq-len", type=int, default=128, help="(128)")
     parser.add_argument("--max-pred", type=int, default=20, help="(20)")
     parser.add_argument("--whole-words", action="store_true", help="ours; the loop knows tokens")

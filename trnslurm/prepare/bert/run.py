@@ -12,7 +12,7 @@ from trnslurm.prepare import tokenizer, wordpiece, workers
 from trnslurm.prepare.bert import corpus
 from trnslurm.prepare.bert.corpus import Corpus, Form, Tokenizing
 from trnslurm.prepare.bert.settings import SHORT_SHARE, Settings
-from trnslurm.prepare.bert.shards import Made, Shard, Sharding
+from trnslurm.prepare.bert.shards import COMPRESSOR, Made, Shard, Sharding
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import FORMAT, Result, describe, make_once
@@ -24,6 +24,7 @@ from trnslurm.prepare.text.sources import Found, read_through
 _SHARD_BYTES = 16_000_000
 _FILE_WORDS = {"train": "training", "eval": "test"}
 VERSIONS = {"tokenizers": tokenizer.VERSION, "numpy": np.__version__, "h5py": h5py.__version__}
+VERSIONS |= COMPRESSOR  # it decides the files' bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Samples as the model reads them: token ids of pairs, some of them masked."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,7 @@ from trnslurm.prepare.bert.pairs import A_END, A_FIRST, B_END, B_FIRST, RANDOM_N
 from trnslurm.prepare.bert.settings import SPECIAL, Settings
 from trnslurm.prepare.wordpiece import WordPieces
 
-Samples = dict[str, NDArray[np.int64]]
+Samples = dict[str, NDArray[np.integer[Any]]]
 
 # The shares of the masked tokens that become [MASK], and that stay as they are; the others become
 # any token.
@@ -24,7 +26,7 @@ def make_samples(
 ) -> Samples:
     """Return the samples of pairs: arrays by their names in a shard."""
     ids, is_text, segments = _lay_out(corpus, pairs, pieces, settings.seq_len)
-    lengths = is_text.sum(axis=1) + SPECIAL
+    lengths = (pairs[:, [A_END, B_END]] - pairs[:, [A_FIRST, B_FIRST]]).sum(axis=1) + SPECIAL
     wanted = np.rint(lengths * settings.masked_lm_prob).astype(np.int64)
     wanted = np.clip(wanted, 1, settings.max_pred)
     keys = numbers.random(ids.shape)
@@ -36,18 +38,21 @@ def make_samples(
         chosen = _choose_words(is_text, starts, wanted, keys)
     else:
         chosen = _choose_tokens(is_text, wanted, keys)
-    places = np.where(chosen, np.arange(settings.seq_len), settings.seq_len)
-    places = np.sort(places, axis=1)[:, : settings.max_pred]
-    is_used = places < settings.seq_len
-    places[~is_used] = 0
-    truth = np.where(is_used, np.take_along_axis(ids, places, axis=1), 0)
-    dice = numbers.random(chosen.sum())
+    # Row by row, and in each from left to right.
+    row, column = np.nonzero(chosen)
+    counts = np.count_nonzero(chosen, axis=1)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places, truth = np.zeros((2, len(pairs), settings.max_pred), np.int32)
+    places[row, number] = column
+    before = ids[row, column]
+    truth[row, number] = before
+    dice = numbers.random(len(row))
     any_token = pieces.ordinary[(numbers.random(len(dice)) * len(pieces.ordinary)).astype(np.int64)]
-    kept = np.where(dice < _MASKED + _KEPT, ids[chosen], any_token)
-    ids[chosen] = np.where(dice < _MASKED, pieces.mask, kept)
+    kept = np.where(dice < _MASKED + _KEPT, before, any_token)
+    ids[row, column] = np.where(dice < _MASKED, pieces.mask, kept)
     return {
         "input_ids": ids,
-        "input_mask": (np.arange(settings.seq_len) < lengths[:, None]).astype(np.int64),
+        "input_mask": (np.arange(settings.seq_len) < lengths[:, None]).view(np.int8),
         "segment_ids": segments,
         "masked_lm_positions": places,
         "masked_lm_ids": truth,
@@ -57,22 +62,24 @@ def make_samples(
 
 def _lay_out(
     corpus: Corpus, pairs: NDArray[np.int64], pieces: WordPieces, seq_len: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int8]]:
     """Return [CLS] A [SEP] B [SEP] with padding, where A and B are, and each token's segment."""
-    column = np.arange(seq_len)
-    first_sep = 1 + (pairs[:, A_END] - pairs[:, A_FIRST])[:, None]
-    last_sep = first_sep + 1 + (pairs[:, B_END] - pairs[:, B_FIRST])[:, None]
-    in_a = (column > 0) & (column < first_sep)
-    in_b = (column > first_sep) & (column < last_sep)
-    ids = np.full((len(pairs), seq_len), pieces.pad, np.int64)
-    ids[:, 0] = pieces.cls
-    ids[(column == first_sep) | (column == last_sep)] = pieces.sep
-    source = np.where(in_a, pairs[:, [A_FIRST]] + column - 1, 0)
-    source = np.where(in_b, pairs[:, [B_FIRST]] + column - first_sep - 1, source)
-    is_text = in_a | in_b
-    ids[is_text] = corpus.tokens[source[is_text]]
-    segments = ((column > first_sep) & (column <= last_sep)).astype(np.int64)
-    return ids, is_text, segments
+    firsts = pairs[:, [A_FIRST, B_FIRST]]
+    counts = pairs[:, [A_END, B_END]] - firsts
+    column, row = np.arange(seq_len, dtype=np.int32), np.arange(len(pairs))
+    first_sep = 1 + counts[:, 0].astype(np.int32)
+    last_sep = first_sep + 1 + counts[:, 1].astype(np.int32)
+    in_b = (column > first_sep[:, None]) & (column <= last_sep[:, None])
+    is_text = column <= last_sep[:, None]
+    ids = np.full((len(pairs), seq_len), pieces.pad, np.int32)
+    for place, token in ((0, pieces.cls), (first_sep, pieces.sep), (last_sep, pieces.sep)):
+        ids[row, place] = token
+        is_text[row, place] = False
+    # Row by row, A's places and then B's: so are their tokens' places in the corpus.
+    each = counts.ravel()
+    before = firsts.ravel() - np.cumsum(each) + each
+    ids[is_text] = corpus.tokens[np.arange(each.sum()) + np.repeat(before, each)]
+    return ids, is_text, in_b.view(np.int8)
 
 
 def _choose_tokens(
