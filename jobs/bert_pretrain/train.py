@@ -128,6 +128,8 @@ def main() -> None:
             run.add(numbers)
         run.end(step, optimizer.step(run.lr(step)), evaluate=evaluate)
     run.close(model.parameters)
+    for split in (text, held_out):
+        split.close()
 
 
 def unit_loss(

@@ -1,7 +1,6 @@
 """Workers of a node share decoded shards, whoever dies, and leave nothing behind."""
 
 import errno
-import gc
 import multiprocessing
 import os
 import shutil
@@ -101,8 +100,9 @@ def test_workers_read_the_same_and_each_window_is_decoded_once(directory, base, 
     # Those behind are gone: two, the present one and the next are left.
     [shared] = ours(base)
     assert sum(path.name.isdigit() for path in shared.iterdir()) <= 5
-    del workers, worker
-    gc.collect()
+    for worker in workers:
+        assert ours(base)
+        worker.close()
     assert ours(base) == []
 
 

@@ -37,8 +37,8 @@ class NodeArrays:
     def __init__(self, directory: Path, dtype: np.dtype[Any], say: Callable[[str], None]) -> None:
         """Join the workers that use a directory; make it for the first."""
         self._directory, self._dtype, self._say = directory, dtype, say
-        lock = _hold(directory)
-        weakref.finalize(self, _leave, lock, directory)
+        self.close = weakref.finalize(self, _leave, _hold(directory), directory)
+        """Let the directory go; the last worker removes it."""
 
     def get(self, number: int, length: int, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Return an array of a known length, made by this worker if no other has."""
@@ -128,8 +128,11 @@ def _hold(directory: Path) -> IO[bytes]:
 def _leave(lock: IO[bytes], directory: Path) -> None:
     """Let a directory go; remove it if nobody else holds it."""
     with lock, contextlib.suppress(OSError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked from this one has the file too
 
 
 def _remove_abandoned(base: Path) -> None:

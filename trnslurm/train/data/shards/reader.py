@@ -97,6 +97,12 @@ class ShardedSamples:
             total += int(before[part.first + part.count] - before[part.first])
         return max(1, total)
 
+    def close(self) -> None:
+        """Let go what the workers of the node share."""
+        self._loader.shutdown(cancel_futures=True)
+        if self._node:
+            self._node.close()
+
     def _count_masked(self, window: int) -> NDArray[np.int64]:
         """Count the masked tokens before each place of a window."""
         whole = Part(window=window, first=0, count=self._windows.size(window))
