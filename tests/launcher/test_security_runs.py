@@ -235,7 +235,7 @@ def test_recipes_links_lead_nowhere_else(site, fake_slurm, cli, tmp_path: Path) 
         ("data.text=../../x", "data.text has '..'"), ("data.text=/etc/passwd", "data.text must"),
         ("data.dataset=..", "data.dataset has '..'"), ("data.path=../x", "data.path has '..'"),
         ("data.checkpoint=https://h/x/..", "must be the URL of a file"),
-        ("data.checkpoint=https://ada:pw@h/x.pt", "must be the URL of a file"),
+        ("data.checkpoint=https://ada:pw@h/x.pt", "looks like a secret"),
         ("slurm.bin_dir=bin", "it must be absolute"), ("entry=../x.py", "is not there"),
         ("train={x: &a [*a]}", "is not a value"), ("seed=2024-99-99", "is not a value"),
     ],

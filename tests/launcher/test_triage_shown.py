@@ -59,7 +59,8 @@ def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "trnslurm/node/triage", tmp_path / "code/trnslurm/node/triage")
     (tmp_path / "code/trnslurm/__init__.py").touch()
     (tmp_path / "code/trnslurm/node/__init__.py").touch()
-    shutil.copy(ROOT / "trnslurm/rundir.py", tmp_path / "code/trnslurm")
+    for name in ("frozen.py", "rundir.py"):
+        shutil.copy(ROOT / "trnslurm" / name, tmp_path / "code/trnslurm")
     record(run, 1, "ValueError: x")
 
     def program(*arguments: str) -> subprocess.CompletedProcess[str]:
