@@ -173,6 +173,19 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(interrupted, tmp_path)
     assert "<script" not in page and "http:" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
 
 
+def test_a_reader_learns_at_once_what_happened(interrupted, tmp_path) -> None:
+    write_report([interrupted], tmp_path / "page.html", pictures=False)
+    page = (tmp_path / "page.html").read_text()
+    story = "Interrupted once, and started again at step 21, on 1 node. 10 steps were done twice."
+    assert story in page
+    loss, timeline = (
+        page.partition(f'id="{name}"')[2].partition("</figure>")[0] for name in ("loss", "timeline")
+    )
+    assert "resumed by the next attempt" in loss
+    for text in ("train 2: 1 node", "starting, until the first step", "lost, and done again"):
+        assert text in timeline
+
+
 def test_the_same_run_has_the_same_figures(interrupted, tmp_path) -> None:
     texts = []
     for name in ("a.html", "b.html"):

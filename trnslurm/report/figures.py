@@ -38,8 +38,13 @@ PARTS = {
     COMPILING: "#cc79a7", PREPARING: "#cc79a7", STARTING: "#e69f00", TRAINING: "#009e73",
     UNDONE: "#d55e00", ENDING: "#7f7f7f",
 }  # fmt: skip
+_PART_KEYS = {
+    STARTING: "starting, until the first step", TRAINING: "training",
+    UNDONE: "training that was lost, and done again", ENDING: "after the last step",
+}  # fmt: skip
 _MOST_POINTS = 2000
 _SIZE = (5.4, 2.7)
+_RESUMED = (_INK, "¦ resumed by the next attempt")
 _STEP_PARTS = {
     "compute_s": "compute", "collectives_s": "collectives", "data_s": "data",
     "eval_s": "evaluation", "checkpoint_s": "saving",
@@ -105,8 +110,12 @@ def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
         keys += [(SERIES[1], "held out")] if held_out[0] else []
         keys += [("#7f7f7f", "undone and trained again")] if undone else []
 
+    resumed = _resumed(runs[0]) if over == "step" and not several and keys else []
+    keys += [_RESUMED] if resumed else []
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
+        _mark(axes, resumed)
         factor, unit = _unit(_longest(runs)) if over == "time" else (1.0, "step")
         unit += " since the first start" if over == "time" else ""
 
@@ -145,6 +154,8 @@ def _step_time(run: History) -> Drawing:
 
     names = [name for name in _STEP_PARTS if any(seconds(line, name) for line in lines)]
 
+    resumed = _resumed(run) if names else []
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         values = [[seconds(line, name) for line in lines] for name in names]
@@ -156,12 +167,12 @@ def _step_time(run: History) -> Drawing:
         axes.set_ylim(0, 1.2 * whole[int(0.95 * (len(whole) - 1))] or None)
         axes.set_xlabel("step")
         axes.set_ylabel("seconds")
+        _mark(axes, resumed)
         _tidy(axes)
 
     keys = [(SERIES[n], _STEP_PARTS[name]) for n, name in enumerate(names)]
-    return Drawing(
-        "step-time", "Where a step's time goes", "as worker 0's host sees it", draw, keys
-    )
+    keys += [_RESUMED] if resumed else []
+    return Drawing("step-time", "Where a step's time goes", "on worker 0", draw, keys)
 
 
 def _timeline(run: History) -> Drawing:
@@ -189,9 +200,10 @@ def _timeline(run: History) -> Drawing:
         figure.set_size_inches(_SIZE[0] * 2, 0.9 + 0.32 * min(len(stays), 40))
         _tidy(axes)
 
-    keys = [(PARTS[kind], kind) for kind in dict.fromkeys(kinds)]
+    keys = [(PARTS[kind], _PART_KEYS.get(kind, kind)) for kind in dict.fromkeys(kinds)]
     keys += [(_INK, "| a checkpoint")] if saves else []
-    return Drawing("timeline", "Timeline", "", draw, keys if stays else ())
+    title = "Timeline: what the nodes were doing"
+    return Drawing("timeline", title, "", draw, keys if stays else ())
 
 
 def svg(drawing: Drawing) -> str:
@@ -241,12 +253,15 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
         if kind == "png":
             figure.suptitle(drawing.title, fontsize=10, fontweight="bold")
             handles = [Patch(color=colour, label=text) for colour, text in drawing.keys if text]
-            if handles:
+            width, height = figure.get_size_inches()
+            if handles := handles[:_MOST_KEYS]:
+                columns = _columns([text for _, text in drawing.keys], 15 * width)
                 figure.legend(
-                    handles=handles[:_MOST_KEYS], loc="outside lower center", frameon=False,
-                    fontsize=8, ncols=_columns([text for _, text in drawing.keys]),
-                    handlelength=1, handleheight=1,
+                    handles=handles, loc="outside lower center", frameon=False,
+                    fontsize=8, ncols=columns, handlelength=1, handleheight=1,
                 )  # fmt: skip
+                height += 0.2 * -(-len(handles) // columns)
+            figure.set_size_inches(width, height + 0.25)  # for the title, and these rows
             figure.savefig(written, format="png", dpi=180, facecolor="white")
         else:
             figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
@@ -261,15 +276,25 @@ def _tidy(axes: Axes) -> None:
     axes.tick_params(length=0)
 
 
-def _columns(texts: Sequence[str]) -> int:
-    """Return how many of these texts fit beside each other below a figure."""
-    return max(1, min(4, 80 // (6 + max(map(len, texts)))))
+def _columns(texts: Sequence[str], letters: float) -> int:
+    """Return how many of these texts fit beside each other, where so many letters do."""
+    return max(1, min(len(texts), int(letters / (6 + max(map(len, texts))))))
 
 
 def _label(stay: Stay) -> str:
-    number = f" {stay.attempt.attempt}" if stay.attempt.attempt > 1 else ""
     nodes = "1 node" if stay.nodes == 1 else f"{stay.nodes} nodes"
-    return f"{stay.attempt.phase}{number}, {nodes}"
+    return f"{stay.attempt.phase} {stay.attempt.attempt}: {nodes}"
+
+
+def _resumed(run: History) -> list[int]:
+    """Return the step with which each later attempt began."""
+    told = [stay.lines[0]["step"] for stay in run.stays if stay.lines]
+    return [step for step in told[1:] if is_number(step)]
+
+
+def _mark(axes: Axes, steps: Sequence[int]) -> None:
+    for step in steps:
+        axes.axvline(step, color=_INK, lw=0.9, ls=(0, (3, 2)))
 
 
 def _undone(run: History) -> list[list[Point]]:

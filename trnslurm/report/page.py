@@ -9,9 +9,10 @@ from pathlib import Path
 from trnslurm import __version__
 from trnslurm.api.tables import dollars
 from trnslurm.report.figures import colour_of, drawings, png, svg, variables
-from trnslurm.report.history import History, is_number
+from trnslurm.report.history import TRAIN, History, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
 
+_MOST_TOLD = 4
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -29,6 +30,7 @@ def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list
         colours=[colour_of(number) for number in range(len(runs))],
         variables={f"c{light[1:]}": (light, dark) for light, dark in variables().items()},
         figures=[(each, svg(each)) for each in drawn],
+        story=_story(runs[0]) if len(runs) == 1 else "",
         tiles=_tiles(runs[0]) if len(runs) == 1 else [],
         tables=[*(tables_of_one(runs[0]) if len(runs) == 1 else tables_of_many(runs))],
         made=f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} by trnslurm {__version__}",
@@ -54,6 +56,22 @@ def _title(runs: Sequence[History]) -> str:
     return groups.pop() if len(groups) == 1 and "" not in groups else f"{len(runs)} runs"
 
 
+def _story(run: History) -> str:
+    """Return in a sentence or two how a training was interrupted, and how it resumed."""
+    trains = [stay for stay in run.stays if stay.attempt.phase == TRAIN]
+    if len(trains) < 2:
+        return ""
+    began = []
+    for stay in trains[1:]:
+        where = f"at step {stay.lines[0]['step']:,}" if stay.lines else "without a step"
+        began.append(f"{where}, on {stay.nodes} {'node' if stay.nodes == 1 else 'nodes'}")
+    times = "once" if len(began) == 1 else f"{len(began)} times"
+    redone = sum(stay.redone for stay in trains)
+    again = "1 step was" if redone == 1 else f"{redone:,} steps were"
+    shown = "; ".join([*began[:_MOST_TOLD], *(["…"] if len(began) > _MOST_TOLD else [])])
+    return f"Interrupted {times}, and started again {shown}. {again.capitalize()} done twice."
+
+
 def _tiles(run: History) -> list[tuple[str, str, str]]:
     """Return what there is to know first: (what, figure, remark)."""
     last, plan = run.last, run.plan
@@ -68,7 +86,11 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
     if "eval_loss" in last:
         best = min(run.series("eval_loss"), key=lambda point: point[2])
         found.append(
-            ("held-out loss", f"{last['eval_loss']:.4f}", f"best {best[2]:.4f}, step {best[0]:,}")
+            (
+                "held-out loss",
+                f"{last['eval_loss']:.4f}",
+                f"best {best[2]:.4f}, at step {best[0]:,}",
+            )
         )
     for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         if values := sorted(point[2] for point in run.series(name)):
@@ -84,6 +106,10 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
         share = run.lost_node_hours / node_hours if node_hours else 0.0
         lost = dollars(run.lost_node_hours * price) if price is not None else ""
         found.append(
-            ("lost to interruptions", hours_of(run.lost_node_hours), f"{share:.0%} {lost}".strip())
+            (
+                "node-hours lost to interruptions",
+                hours_of(run.lost_node_hours),
+                ", ".join(filter(None, (f"{share:.0%} of all", lost))),
+            )
         )
     return found

@@ -66,8 +66,8 @@ def _attempts(run: History) -> Iterator[Table]:
         "node-hours lost",
     )
     about = (
-        "Undone steps were done again by a later attempt. Lost are these, the end of an attempt, "
-        "and the start of the next."
+        "Undone steps were done again by a later attempt. Lost node-hours: those of undone steps, "
+        "of the time after an attempt's last step, and until the next one's first."
     )
     if rows:
         yield Table("Attempts", header, rows, about=about, numbers=4)

@@ -41,10 +41,12 @@ class Top(App[None]):
     CSS = """
     #head, #title { height: 1; text-style: bold; }
     #facts { height: auto; max-height: 60%; }
-    #curve { height: 3; margin: 0 0 1 0; }
+    #curve { height: 3; }
+    #scale { height: 1; color: $foreground 60%; }
     #progress { width: 100%; height: 1; }
     #progress Bar { width: 1fr; }
-    #log { height: 1fr; border-top: solid $foreground 30%; text-wrap: nowrap; }
+    #log { height: 1fr; border-top: solid $foreground 30%; }
+    DataTable { scrollbar-size-horizontal: 0; }
     Confirm { align: center middle; }
     Confirm Label { width: auto; max-width: 76; padding: 1 2; border: solid $foreground; }
     """
@@ -188,8 +190,10 @@ class RunsScreen(_Looking):
         if under in self._paths:
             table.move_cursor(row=self._paths.index(under))
         alive = sum(not status.final for status in found)
+        runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+        clock = time.strftime("%H:%M:%S")
         self.query_one("#head", Static).update(
-            f"trnslurm: {len(found)} runs, {alive} not ended, at {time.strftime('%H:%M:%S')}"
+            f"trnslurm: {runs}, {alive} not ended, at {clock}; Enter opens one"
         )
 
     def chosen(self) -> RunDir | None:
@@ -224,6 +228,7 @@ class RunScreen(_Looking):
         yield ProgressBar(id="progress", total=1.0, show_eta=False)
         yield Static(id="facts")
         yield Sparkline([], id="curve", summary_function=lambda part: sum(part) / len(part))
+        yield Static(id="scale")
         yield Static(id="log")
         yield Footer()
 
@@ -247,9 +252,20 @@ class RunScreen(_Looking):
         curve = self.query_one(Sparkline)
         curve.display = len(found.losses) > 1
         curve.data = [*found.losses]
+        scale = self.query_one("#scale", Static)
+        scale.display = curve.display
+        if curve.display:
+            low, high = min(found.losses), max(found.losses)
+            scale.update(f"loss of every step: {high:.4f} at most, {low:.4f} at least")
+        self.call_after_refresh(self._tell_log, found.log)
+
+    def _tell_log(self, lines: Sequence[str]) -> None:
+        """Show the last lines, as many as there is room for below the rest."""
         log = self.query_one("#log", Static)
-        shown = found.log[-max(1, log.size.height - 1) :]
-        log.update(Text("\n".join(shown)))
+        shown = [Text(line) for line in lines[-max(1, log.size.height) :]]
+        for line in shown:
+            line.truncate(log.size.width, overflow="ellipsis")
+        log.update(Text("\n").join(shown))
 
 
 class LogScreen(_Looking):
