@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .ONESHELL:
 
 all: help
-.PHONY: all help demo docs test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging wheel clean
 
 help:  ## Show what can be made
@@ -33,6 +33,9 @@ demo: .venv/.train  ## Train gpt2_zero1 (tiny) on two emulated nodes of this mac
 
 docs: .venv/.train  ## Make the site of the pages, site/index.html; a dead link is an error
 	@$(BIN)/python docs/make/site.py
+
+pictures: sandbox screens .venv/.train  ## Remake docs/pictures/: run the commands, and record what they show
+	@$(BIN)/python docs/make/pictures.py
 
 test: shellcheck sandbox screens sshd .venv/.train .venv-pcluster  ## Everything that continuous integration checks
 	@$(MAKE) --no-print-directory check unit

@@ -80,6 +80,24 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(named) == sorted({page.name for page in ROOT.glob("docs/*.md")} | others)
 
 
+def test_every_picture_is_made_by_its_command_and_shown() -> None:
+    """`make pictures` makes those there are, and some page shows each; they stay small."""
+    source = (ROOT / "docs/make/pictures.py").read_text()
+    made = re.findall(r'"([\w-]+\.(?:svg|png))"', source.partition("\nMADE = ")[2])
+    files = {file.name: file for file in (ROOT / "docs/pictures").iterdir()}
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
+    shown = {
+        Path(link).name
+        for page in pages
+        for link in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    assert sorted(made) == sorted(files) == sorted(shown)
+    for file in files.values():
+        assert file.stat().st_size < 150_000
+        if file.suffix == ".svg":  # nothing is loaded from elsewhere
+            assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
 @pytest.mark.parametrize(
     ("link", "said"),
     [
