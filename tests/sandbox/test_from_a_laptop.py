@@ -170,3 +170,13 @@ def test_cancelled_resumed_and_reported(laptop: Laptop) -> None:
     page = laptop.trnslurm("report", run.name).ok
     assert page == f"Wrote {run.name}.html\n"
     assert run.name in (laptop.home / f"{run.name}.html").read_text()
+
+
+def test_a_profile_of_the_cluster_is_written_here(laptop: Laptop) -> None:
+    said = laptop.trnslurm("cluster", "detect", "--write", "--name", "found").ok
+    file = laptop.home / ".config/trnslurm/cluster-config/found.yaml"
+    assert said.startswith(f"Wrote {file}; ")
+    assert yaml.safe_load(file.read_text()).items() >= {
+        "remote": "login1", "instance_type": "trn1.32xlarge"
+    }.items()  # fmt: skip
+    assert not (laptop.login.home / ".config").exists()

@@ -61,9 +61,8 @@ _OBJECTS = 50_000
 
 
 def _complete_hosts(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    from trnslurm.cli.elsewhere import known_hosts
-
-    return [CompletionItem(host) for host in known_hosts() if host.startswith(word)]
+    known = importlib.import_module("trnslurm.cli.elsewhere").known_hosts()
+    return [CompletionItem(host) for host in known if host.startswith(word)]
 
 
 class _LazyGroup(click.Group):
@@ -96,9 +95,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name not in _HERE:
-            from trnslurm.cli.elsewhere import sendable
-
-            command = sendable(command)
+            command = importlib.import_module("trnslurm.cli.elsewhere").sendable(command)
         return name, command, rest
 
 

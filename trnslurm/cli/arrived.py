@@ -18,6 +18,7 @@ from trnslurm.api.sweep import SweepProposal
 from trnslurm.cli import end_with
 from trnslurm.cli import main as run_command_line
 from trnslurm.cli.output import echo_json, say
+from trnslurm.cli.site import profile_here
 from trnslurm.cli.submit import go_on, say_graphs
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import RunError
@@ -78,6 +79,12 @@ def _root(words: Sequence[str]) -> None:
     echo_json(str(check_run_root(Path(words[0]))))
 
 
+def _profile(words: Sequence[str]) -> None:
+    """Print the cluster profile of this host."""
+    partition, name, bin_dir = (word or None for word in words)
+    echo_json(profile_here(partition, name, bin_dir))
+
+
 def _checkpoint(words: Sequence[str]) -> None:
     """Print the checkpoint that a word of --from names."""
     from trnslurm.runs.result import find_checkpoint
@@ -109,6 +116,6 @@ def _histories(words: Sequence[str]) -> None:
 
 
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
-    "@hello": _hello, "@submit": _submit, "@root": _root,
+    "@hello": _hello, "@profile": _profile, "@submit": _submit, "@root": _root,
     "@checkpoint": _checkpoint, "@histories": _histories,
 }  # fmt: skip

@@ -73,6 +73,8 @@ def _send(site: Site, ctx: click.Context) -> int:
             )
     if names == ["report"]:
         return _report(site, ctx)
+    if names == ["cluster", "detect"] and ctx.params["write"]:
+        return _detect(site, ctx)
     if names == ["exec"]:
         return _attached(site, [*names, *_words(ctx)])
     changes = ctx.params.get("resume") or ctx.params.get("measure")  # of watch, and of doctor
@@ -198,6 +200,17 @@ def _attached(site: Site, words: Sequence[str]) -> int:
     if code == 255:
         raise RemoteError(f"{site.place.host}: the connection broke, and the command with it")
     return code
+
+
+def _detect(site: Site, ctx: click.Context) -> int:
+    """Write the profile of the cluster there, here."""
+    from trnslurm.cli.site import write_profile
+
+    words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
+    facts = json.loads(_asked(site, ["@profile", *words]))
+    facts["text"] += f"# The login node, from where this is.\nremote: {site.place.host}\n"
+    write_profile(**{key: str(facts[key]) for key in ("name", "text", "warning")})
+    return 0
 
 
 def _report(site: Site, ctx: click.Context) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -53,9 +52,26 @@ def detect_command(
       trnslurm cluster detect
       trnslurm cluster detect --write --partition compute
     """
+    slurm, site = _detect(bin_dir)
+    chosen = _choose(site, partition)
+    if as_json:
+        echo_json({**asdict(site), "chosen": chosen.name})
+    elif not write:
+        _print_site(site, chosen)
+    if write:
+        write_profile(**_profile(slurm, site, chosen, name))
+
+
+def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
+    """Return the profile of this host's Slurm: its name, text, and what to warn of."""
+    slurm, site = _detect(bin_dir)
+    return _profile(slurm, site, _choose(site, partition), name)
+
+
+def _detect(bin_dir: str | None) -> tuple[Slurm, Site]:
     slurm = _find_slurm(bin_dir)
     try:
-        site = detect(slurm, catalog())
+        return slurm, detect(slurm, catalog())
     except SlurmError as error:
         if not _NO_CONFIGURATION.search(str(error)):
             raise
@@ -63,24 +79,24 @@ def detect_command(
             "Slurm is installed here, but has no configuration of a cluster: run this on the "
             "cluster's head or login node, or set SLURM_CONF to its slurm.conf"
         ) from None
-    chosen = _choose(site, partition)
-    if as_json:
-        echo_json({**asdict(site), "chosen": chosen.name})
-    elif not write:
-        _print_site(site, chosen)
-    if write:
-        _refuse_shadowing(name or site.cluster, given=name is not None)
-        target = user_root() / "cluster-config" / f"{_profile_name(name or site.cluster)}.yaml"
-        shared = find_shared()
-        _write_profile(target, profile_text(site, chosen, slurm.bin_dir, shared))
-        known = catalog().get(chosen.instance_type or "")
-        if shared is None and known and known.device == "neuron":
-            click.echo(
-                "warning: this host shows no file system that the nodes share, so compile_cache is "
-                "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
-                "and run_root and data_root, to directories that all nodes share",
-                err=True,
-            )
+
+
+def _profile(slurm: Slurm, site: Site, chosen: Partition, name: str | None) -> dict[str, str]:
+    _refuse_shadowing(name or site.cluster, given=name is not None)
+    shared = find_shared()
+    known = catalog().get(chosen.instance_type or "")
+    warning = ""
+    if shared is None and known and known.device == "neuron":
+        warning = (
+            "warning: this host shows no file system that the nodes share, so compile_cache is "
+            "null: compiled graphs stay in each node's /var/tmp and go with the node. Set it, "
+            "and run_root and data_root, to directories that all nodes share"
+        )
+    return {
+        "name": _profile_name(name or site.cluster),
+        "text": profile_text(site, chosen, slurm.bin_dir, shared),
+        "warning": warning,
+    }
 
 
 def _find_slurm(bin_dir: str | None) -> Slurm:
@@ -125,7 +141,9 @@ def _print_site(site: Site, chosen: Partition) -> None:
     click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
 
 
-def _write_profile(target: Path, text: str) -> None:
+def write_profile(name: str, text: str, warning: str) -> None:
+    """Write a profile to the user's own, and warn of what it lacks."""
+    target = user_root() / "cluster-config" / f"{_profile_name(name)}.yaml"
     settings = user_root() / SETTINGS_FILE
     if target.exists():
         raise ConfigError(f"{target} already exists: remove it, or pass --name")
@@ -140,6 +158,8 @@ def _write_profile(target: Path, text: str) -> None:
     now = f"{target.stem} is now the default cluster, by" if chosen else "the default cluster is in"
     click.echo(f"Wrote {target}; {now} {settings}.")
     click.echo("Check its run_root and python, then: trnslurm env check")
+    if warning:
+        click.echo(warning, err=True)
 
 
 @click.group("env")
