@@ -72,6 +72,7 @@ def trainings(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trainings")
     make_shards(directory / "shards", SIZES)
     make_shards(directory / "shards", [20], split="test")
+    (directory / "node").mkdir()
     launches = Launches(directory, directory / "shards", JOB)
     lamb_saved = LAMB | {"train__save_every": 5}
     launches.launch(
@@ -106,6 +107,7 @@ def trainings(tmp_path_factory):
         Scenario("minimal", MINIMAL),
         Scenario("learnt", LEARNT | {"data": str(prepare(directory / "prepared"))}),
         device="cpu",
+        TMPDIR=str(directory / "node"),
     )
     return launches
 
@@ -129,6 +131,10 @@ def assert_same(outcome, other, tolerance=1e-5):
     for key in NUMBERS:
         expected = other.column(key)[: len(outcome.metrics)]
         assert outcome.column(key) == pytest.approx(expected, rel=tolerance), key
+
+
+def test_what_workers_shared_on_their_node_goes_with_them(trainings):
+    assert not list((trainings.directory / "node").glob("trnslurm-shards-*"))
 
 
 @pytest.mark.parametrize("workers", [2, 3])
