@@ -27,6 +27,7 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)")
 # Blocks of code, as pages have them: four blanks before each line.
 _INDENTED = re.compile(r"(?<=\n\n)(?:(?: {4}.*)?\n)*? {4}.*\n(?=\n(?! {4}|\n)|\Z)")
 _LANGUAGES = ((r"\$ ", "console"), (r">>> ", "pycon"), (r"(trnslurm|make|pip) ", "bash"))
+_PICTURES = (".png", ".svg")
 _LEXERS = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
 
 
@@ -82,7 +83,7 @@ def place(file: str) -> str:
     path = PurePosixPath(file)
     if path.parts[0] == "docs":
         return str(path.relative_to("docs"))
-    return f"files/{file}.md"
+    return f"files/{file}" if path.suffix in _PICTURES else f"files/{file}.md"
 
 
 def files_in(text: str, page: str) -> list[str]:
