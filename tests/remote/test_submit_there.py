@@ -15,6 +15,7 @@ import pytest
 
 import trnslurm
 
+from .conftest import home_of_user
 from .login import Login
 
 SUBMIT = ("submit", "gpt2_zero1", "--nodes", "2", "--cluster", "far", "-y")
@@ -171,6 +172,25 @@ def test_which_host(login: Login, cli, monkeypatch) -> None:
     assert "expected HOST or USER@HOST" in cli("--on", "-oProxyCommand=x", "runs").error
     done = cli("--on", "login1", "submit", "gpt2_zero1", "--cluster", "local", "-n", "2")
     assert "the profile local is of one machine without Slurm" in done.err
+
+
+def test_a_profile_that_is_not_there_needs_no_host(login: Login, cli, monkeypatch) -> None:
+    monkeypatch.setenv("TRNSLURM_CLUSTER", "sandbox")
+    assert (cli("runs").code, login.connections()) == (0, 0)
+    assert "is not up" in cli("submit", "gpt2_zero1").error
+    (home_of_user() / "cluster-config/damaged.yaml").write_text("a: b: c")
+    monkeypatch.setenv("TRNSLURM_CLUSTER", "damaged")
+    assert (cli("runs").code, login.connections()) == (0, 0)
+    assert (cli("--on", "login1", "runs").code, login.connections()) == (0, 1)
+
+
+def test_the_command_line_helps(login: Login, cli, monkeypatch) -> None:
+    done = cli("runs", "--on", "login1")
+    assert done.err.endswith("it comes before the command: trnslurm --on HOST COMMAND\n")
+    monkeypatch.setenv("_TRNSLURM_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "trnslurm --on lo")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert cli().out == "plain,login1\n"
 
 
 def test_hosts_that_cannot_be_reached(login: Login, cli, monkeypatch) -> None:

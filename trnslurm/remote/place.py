@@ -43,6 +43,8 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
         return None
     workspace = workspace_of({"path": path})
     name = cluster or workspace.cluster
+    if cluster is None and name and name not in dict(_profiles(workspace, name)):
+        name = None  # damaged, or of a sandbox that is down: the command says so, if it needs it
     if on is None and (name is None or "remote" not in read_yaml(workspace.cluster_file(name))):
         return None
     from trnslurm.remote.ssh import Place, check_host  # most commands are for this host
@@ -92,8 +94,13 @@ def _decoded(file: Path) -> str:
         raise RemoteError(f"{file}: not a text file in UTF-8") from None
 
 
-def _profiles(workspace: Workspace) -> Iterator[tuple[str, dict[str, Any]]]:
+def _profiles(
+    workspace: Workspace, only: str | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the profiles that can be read, or one of them."""
     for name, file in workspace.clusters().items():
+        if only not in (None, name):
+            continue
         try:
             yield name, read_yaml(file)
         except TrnslurmError:
