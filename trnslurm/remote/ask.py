@@ -262,7 +262,7 @@ class _Connection:
     ) -> None:
         self._request, self._answer, self._out = request, answer, out
         self._interrupts = interrupts
-        self._buffer = b""
+        self._buffer = bytearray()
         self.reached = False
         """The launcher, or what brings it, has answered."""
 
@@ -300,7 +300,7 @@ class _Connection:
         """Skip what a login shell prints; return that if it was all."""
         while MARK not in self._buffer:
             if not (data := self._read()):
-                return self._buffer
+                return bytes(self._buffer)
             self._buffer += data
         self._buffer = self._buffer.partition(MARK)[2]
         self.reached = True
@@ -368,7 +368,8 @@ class _Connection:
                 raise _BrokenError
             self._buffer += data
         size = HEAD_BYTES + self._length()
-        whole, self._buffer = self._buffer[:size], self._buffer[size:]
+        whole = bytes(self._buffer[:size])
+        del self._buffer[:size]
         return whole[:1], whole[HEAD_BYTES:]
 
     def _length(self) -> int:
@@ -377,7 +378,7 @@ class _Connection:
         except ValueError:
             raise RemoteError(
                 f"{self._request.place.host}: what it sends is not the launcher's: "
-                f"{self._buffer[:40]!r}"
+                f"{bytes(self._buffer[:40])!r}"
             ) from None
 
     def _read(self) -> bytes:

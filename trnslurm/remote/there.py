@@ -80,6 +80,7 @@ def _serve() -> None:
         return
     if request["parcel"] and not (ask / "parcel").exists():
         receive(ask / "parcel", PARCEL)
+    _prepare(ask, request)
     try:
         (ask / "begun").mkdir()
     except FileExistsError:
@@ -100,15 +101,22 @@ def _remove_old(base: Path) -> None:
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
 
 
-def _begin(ask: Path, request: dict[str, Any]) -> None:
-    """Start the command in a session of its own, where no hang-up reaches it."""
+def _prepare(ask: Path, request: dict[str, Any]) -> None:
+    """Make the files that the command and all its connections have; several may do so at a time."""
     for name in ("out", "err", "alive", "seen"):
         (ask / name).touch()
-    (ask / "files").mkdir()
+    (ask / "files").mkdir(exist_ok=True)
     for name, text in request["site"].items():
         file = ask / "site" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f".{socket.gethostname()}-{os.getpid()}")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(file)
+
+
+def _begin(ask: Path, request: dict[str, Any]) -> None:
+    """Start the command in a session of its own, where no hang-up reaches it."""
     if os.fork():
         return
     os.setsid()
@@ -146,31 +154,33 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(_LOOK_S)
-            if time.monotonic() - touched > _BEAT_S:
-                touched = time.monotonic()
-                os.utime(ask / "alive")
-                os.utime(launcher)  # it is used
-            alone_s = time.time() - (ask / "seen").stat().st_mtime
-            forgotten = request["shows"] and alone_s > _ALONE_S
-            if (forgotten or (ask / "interrupt").exists()) and not told:
-                told = True
-                os.killpg(child.pid, signal.SIGINT)
+            with contextlib.suppress(OSError):
+                if time.monotonic() - touched > _BEAT_S:
+                    touched = time.monotonic()
+                    os.utime(ask / "alive")
+                    os.utime(launcher)  # it is used
+                alone_s = time.time() - (ask / "seen").stat().st_mtime
+                forgotten = request["shows"] and alone_s > _ALONE_S
+                if (forgotten or (ask / "interrupt").exists()) and not told:
+                    told = True
+                    os.killpg(child.pid, signal.SIGINT)
 
 
 def _show(ask: Path, offsets: dict[str, int]) -> None:
     """Send what the command prints, from these offsets, until it has ended and that was taken."""
     beat, alive, alive_at = 0.0, 0.0, time.monotonic()
-    kinds = {"out": OUT, "err": ERR}
     with (ask / "out").open("rb") as out, (ask / "err").open("rb") as err:
-        streams = {"out": out, "err": err}
+        streams = ((OUT, out, offsets["out"]), (ERR, err, offsets["err"]))
+        for _, stream, offset in streams:
+            stream.seek(offset)
         while True:
             code = _code(ask)  # asked before reading: nothing is printed after it
-            for name, stream in streams.items():
-                stream.seek(offsets[name])
-                while data := stream.read(CHUNK_BYTES):
-                    send(kinds[name], data)
-                    offsets[name] += len(data)
-            if code is not None:
+            said = [(kind, stream.read(CHUNK_BYTES)) for kind, stream, _ in streams]
+            for kind, data in said:
+                if data:
+                    send(kind, data)
+            more = any(data for _, data in said)
+            if code is not None and not more:
                 break
             now = time.monotonic()
             if now - beat > _BEAT_S:
@@ -179,10 +189,10 @@ def _show(ask: Path, offsets: dict[str, int]) -> None:
                 beat = now
             if (seen := (ask / "alive").stat().st_mtime) != alive:
                 alive, alive_at = seen, now
-            if now - alive_at > _SILENT_S:
+            if code is None and now - alive_at > _SILENT_S:
                 send(END, _json({"error": f"the command was killed on {socket.gethostname()}"}))
                 return
-            if _told(_POLL_S) == INTERRUPT:
+            if _told(0 if more else _POLL_S) == INTERRUPT:
                 (ask / "interrupt").touch()
     for file in sorted((ask / "files").iterdir()):
         if file.is_file() and file.stat().st_size < _FILE_MIB << 20:
