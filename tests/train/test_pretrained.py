@@ -18,7 +18,8 @@ from trnslurm.train.checkpoint import Manifest
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.manifest import FORMAT, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.checkpoint.tensors import Rows, write_rows
+from trnslurm.train.checkpoint.state import Shard
+from trnslurm.train.checkpoint.tensors import HostMemory, write_rows
 from trnslurm.train.errors import TrainError
 
 SMALL = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -32,8 +33,11 @@ def save_checkpoint(root, step, model):
     """Write a model's parameters as a run would."""
     directory = step_directory(root, step)
     directory.mkdir(parents=True)
-    rows = [Rows(key=f"parameter/{name}", tensor=p.data) for name, p in model.named_parameters()]
-    size, sha256 = write_rows(directory / file_name(0, 1), rows)
+    shards = [
+        Shard(name=name, kind="parameter", rows=range(len(p)), tensor=p.data)
+        for name, p in model.named_parameters()
+    ]
+    size, sha256 = write_rows(directory / file_name(0, 1), HostMemory().copy(shards))
     manifest = Manifest(
         format=FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu", facts={},
         settings={}, kinds=["parameter"],

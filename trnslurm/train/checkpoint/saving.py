@@ -104,7 +104,7 @@ class Saving:
         """Its directory until then."""
         return directory.temporary_directory(self.root, self.manifest.step, self.manifest.attempt)
 
-    def run(self, rows: list[Rows]) -> Outcome:
+    def run(self, rows: Rows) -> Outcome:
         """Write this worker's rows and see the checkpoint through."""
         start = time.monotonic()
         try:
@@ -120,7 +120,7 @@ class Saving:
         warning = self._prune() if self.exchange.rank == 0 else ""
         return Saved(step=step, num_bytes=message["bytes"], warning=warning, **seconds)
 
-    def _together(self, rows: list[Rows]) -> Message:
+    def _together(self, rows: Rows) -> Message:
         self.exchange.report(self.topic, self._write(rows))
         patience_s = self.exchange.patience_s
         if self.exchange.rank:
@@ -130,7 +130,7 @@ class Saving:
         self.exchange.announce(self.topic, message)
         return message
 
-    def _write(self, rows: list[Rows]) -> Message:
+    def _write(self, rows: Rows) -> Message:
         name = file_name(self.exchange.rank, self.exchange.world)
         try:
             self.temporary.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,103 @@
+"""A worker's file: one image in memory, kept from save to save, and written past the page cache."""
+
+import errno
+import fcntl
+import hashlib
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trnslurm.train.checkpoint import tensors
+from trnslurm.train.checkpoint.state import Shard
+from trnslurm.train.checkpoint.tensors import PAGE, HostMemory, write_rows
+
+# Types and sizes after which, in this order, the next tensor would begin at an odd place.
+STATE = {
+    "half": torch.arange(3, dtype=torch.bfloat16),
+    "scalar": torch.tensor(2.5),
+    "wide": torch.arange(6, dtype=torch.float64).view(2, 3),
+    "turned": torch.arange(2000, dtype=torch.float32).view(40, 50).T,
+    "none": torch.empty(0, 4),
+}
+
+
+def shards_of(state):
+    return [
+        Shard(name=name, kind="parameter", rows=range(len(t) if t.dim() else 1), tensor=t)
+        for name, t in state.items()
+    ]
+
+
+def check(path, written, state):
+    content = path.read_bytes()
+    assert written == (len(content), hashlib.sha256(content).hexdigest())
+    loaded = load_file(path)
+    assert loaded.keys() == {f"parameter/{name}" for name in state}
+    for name, tensor in state.items():
+        assert torch.equal(loaded[f"parameter/{name}"], tensor)
+        assert loaded[f"parameter/{name}"].dtype == tensor.dtype
+
+
+def test_the_file_is_what_safetensors_reads(tmp_path):
+    rows = HostMemory().copy(shards_of(STATE))
+    assert rows.num_bytes % PAGE
+    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+
+
+def test_the_memory_is_kept_from_save_to_save(tmp_path):
+    memory = HostMemory()
+    large = {"more": torch.ones(5000), **STATE}
+    first = memory.copy(shards_of(large))
+    place = memory._memory.data_ptr()
+    check(tmp_path / "a", write_rows(tmp_path / "a", first), large)
+    # What the larger one left behind the end of the smaller one is not in its file.
+    check(tmp_path / "b", write_rows(tmp_path / "b", memory.copy(shards_of(STATE))), STATE)
+    assert memory._memory.data_ptr() == place
+    assert place % PAGE == 0
+
+
+def needs_direct_writes(directory):
+    try:
+        os.close(os.open(directory / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError as error:
+        pytest.skip(f"no direct writes in {directory}: {error.strerror}")
+
+
+def test_whole_pages_pass_the_page_cache_by(tmp_path, monkeypatch):
+    needs_direct_writes(tmp_path)
+    monkeypatch.setattr(tensors, "BLOCK", PAGE)
+    seen, write = [], tensors._write
+
+    def note(file, block):
+        seen.append((len(block), bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)))
+        return write(file, block)
+
+    monkeypatch.setattr(tensors, "_write", note)
+    rows = HostMemory().copy(shards_of(STATE))
+    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+    assert seen == [(PAGE, True)] * (len(rows.pages) // PAGE)
+
+
+def test_where_direct_writes_cannot_begin_files_are_written_plainly(tmp_path, monkeypatch):
+    refused, plain = [], os.open
+
+    def refuse(path, flags, *args):
+        if flags & os.O_DIRECT:
+            refused.append(path)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return plain(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", refuse)
+    rows = HostMemory().copy(shards_of(STATE))
+    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+    assert refused == [tmp_path / "a"]
+
+
+def test_after_a_direct_write_that_is_refused_the_rest_is_written_plainly(tmp_path, monkeypatch):
+    needs_direct_writes(tmp_path)
+    # No file system takes that directly; so is what is left of a write that was cut short.
+    monkeypatch.setattr(tensors, "BLOCK", 1001)
+    rows = HostMemory().copy(shards_of(STATE))
+    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
