@@ -131,7 +131,7 @@ def _begin(ask: Path, request: dict[str, Any]) -> None:
     finally:
         temporary = ask / ".code"
         temporary.write_text(str(code))
-        temporary.replace(ask / "code")
+        temporary.replace(ask / "exit")
         os._exit(0)
 
 
@@ -204,7 +204,7 @@ def _show(ask: Path, offsets: dict[str, int]) -> None:
 
 def _code(ask: Path) -> int | None:
     try:
-        return int((ask / "code").read_text())
+        return int((ask / "exit").read_text())
     except FileNotFoundError:
         return None
 
