@@ -19,7 +19,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo docs pictures test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging bench-scale wheel clean
+  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging bench-restart bench-scale wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -150,6 +150,9 @@ bench-reader: .venv/.train  ## Measure reading BERT's shards beside a Dataset
 
 bench-staging: .venv/.train  ## Measure imports from a throttled file system, and from a staged copy
 	$(BIN)/python benchmarks/staging.py
+
+bench-restart: sandbox .venv/.train  ## Measure the way from a worker's death to the first new step
+	$(BIN)/python benchmarks/restart.py
 
 bench-scale: .venv/.train  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py

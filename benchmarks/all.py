@@ -30,6 +30,7 @@ SCRIPTS = (
     "bert_preparation",
     "bert_reader",
     "staging",
+    "restart",
     "scale",
 )
 PACKAGES = ("torch", "torch_xla", "transformers", "accelerate", "tokenizers", "tiktoken", "numpy")

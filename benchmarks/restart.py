@@ -1,0 +1,180 @@
+"""From the death of a worker to the first new step, part by part, beside the imports alone.
+
+    .venv/bin/python benchmarks/restart.py --rounds 3
+
+A sandbox, a real Slurm on this machine, trains gpt2_zero1 (tiny, on the CPU) on two nodes of one
+worker. One worker is killed; the job is requeued, and resumes. What is seen from outside divides
+the time: processes, state files, the log of the first node, and the time in metrics.jsonl. The
+goal is what Slurm takes, and 1.3 times the import of torch and of the model's code, which no
+training can begin without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import reporting
+import scale
+
+IMPORTS = "import torch; from transformers import GPT2Config, GPT2LMHeadModel"
+SLURM = "Slurm: requeue"
+IMPORT = "import torch, transformers"
+WORKER = b"-u\0code/jobs/gpt2_zero1/train.py"
+WAIT_S = 240
+
+
+def main() -> None:
+    """Kill a worker in every round, and print the median of each part."""
+    parser = reporting.make_parser("Measure the way back after a worker's death.", rounds=3)
+    options = parser.parse_args()
+    reporting.require("torch", "transformers")
+    rounds = []
+    for number in range(options.rounds):
+        print(f"round {number + 1} …", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="restart-", dir="/tmp") as directory:
+            rounds.append(measure(Path(directory)) | {IMPORT: time_imports()})
+    found = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    alone = found.pop(IMPORT)
+    whole = statistics.median(sum(v for k, v in one.items() if k != IMPORT) for one in rounds)
+    rows = [{"name": name, "s": value, "imports": value / alone} for name, value in found.items()]
+    ours = whole - found[SLURM]
+    rows += [
+        {"name": "all", "s": whole, "imports": whole / alone},
+        {"name": "all but Slurm (goal 1.3)", "s": ours, "imports": ours / alone},
+        {"name": f"{IMPORT}, alone", "s": alone, "imports": 1.0},
+    ]
+    columns = {"name": ("", ""), "s": ("s", ".2f"), "imports": ("to imports", ".2f")}
+    title = f"From a worker's death to the first new step, medians of {options.rounds} rounds"
+    reporting.report(title, rows, columns, options.json)
+
+
+def time_imports() -> float:
+    """Return the seconds of the imports, in a Python of their own."""
+    # Without it transformers imports torch_xla, which a training on a CPU does not need.
+    environ = os.environ | {"USE_TORCH_XLA": "0"}
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", IMPORTS], env=environ, check=True)
+    return time.monotonic() - start
+
+
+def measure(place: Path) -> dict[str, float]:
+    """Train, kill a worker, and return the seconds of each part until the first new step."""
+    site = Training(place)
+    settings = [word for setting in scale.SETTINGS for word in ("--set", setting)]
+    up = ["sandbox", "up", "--nodes", "2", *settings, "--owner", str(os.getpid()), "--quiet"]
+    site.trnslurm(*up)
+    try:
+        site.enter()
+        site.submit()
+        # From a checkpoint, so that there is something to load.
+        site.wait("a checkpoint", lambda: len(site.checkpoints()) > 0)
+        killed = site.workers()[0]
+        os.kill(killed, signal.SIGKILL)
+        begun = time.time()
+        return site.parts(begun)
+    finally:
+        site.trnslurm("sandbox", "down")
+
+
+class Training(scale.Site):
+    """A sandbox on which gpt2_zero1 trains."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place, 2)
+        self._root = place / "runs"
+
+    def submit(self) -> None:
+        """Submit a training that is longer than this takes."""
+        words = ["submit", "gpt2_zero1", "--nodes", "2", "--workers", "1", "--preset", "tiny"]
+        for setting in ("device=cpu", "steps=100000", f"run_root={self._root}"):
+            words += ["--set", setting]
+        self.run = Path(json.loads(self.trnslurm(*words, "--yes", "--json"))["directory"])
+
+    def parts(self, begun: float) -> dict[str, float]:
+        """Watch what follows upon a death; return the seconds of each part."""
+        log = self.run / "logs/train-2-node0.log"
+        marks = {
+            "all workers are gone": lambda: not self.workers(),
+            "the attempt ends: triage": lambda: self.state(1) not in ("", "RUNNING"),
+            SLURM: lambda: self.state(2) != "",
+            "batch script": lambda: self.state(2) == "RUNNING",
+            "preflight": lambda: (self.run / "state/preflight-train-2.json").exists(),
+            "torchrun": lambda: len(self.workers()) > 0,
+            "imports, model, data": lambda: said(log, b"steps  "),
+            "load the checkpoint": lambda: said(log, b"resuming from"),
+        }
+        found, last = {}, begun
+        for name, there in marks.items():
+            self.wait(name, there)
+            now = time.time()
+            found[name], last = now - last, now
+        self.wait("a new step", lambda: self.first_step() > 0)
+        found["first step"] = self.first_step() - last
+        return found
+
+    def workers(self) -> list[int]:
+        """Return the processes of the workers, on all nodes."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if WORKER in file.read_bytes() and (file.parent / "cwd").readlink() == self.run:
+                    found.append(int(file.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def checkpoints(self) -> list[Path]:
+        """Return what was saved."""
+        return [*self.run.glob("checkpoints/step-*/manifest.json")]
+
+    def state(self, attempt: int) -> str:
+        """Return the word that an attempt has written of itself; empty if there is none."""
+        try:
+            text = (self.run / f"state/train-{attempt}.json").read_text()
+        except OSError:
+            return ""
+        try:
+            return str(json.loads(text)["state"])
+        except (ValueError, KeyError):
+            return "STARTING"
+
+    def first_step(self) -> float:
+        """Return when the second attempt had done its first step; 0 if it has not."""
+        for line in (self.run / "metrics.jsonl").read_text().splitlines():
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue
+            if told["attempt"] == 2:
+                return float(told["time"])
+        return 0.0
+
+    def wait(self, what: str, there: Callable[[], bool]) -> None:
+        """Wait for something to be seen."""
+        deadline = time.monotonic() + WAIT_S
+        while not there():
+            if time.monotonic() > deadline:
+                state = self.trnslurm("status", "last").partition("\n")[0]
+                sys.exit(f"error: no {what} after {WAIT_S} s; {state}")
+            time.sleep(0.01)
+
+
+def said(log: Path, words: bytes) -> bool:
+    """Check whether a log has some words."""
+    try:
+        return words in log.read_bytes()
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
