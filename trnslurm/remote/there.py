@@ -4,7 +4,7 @@
         parcel       what was sent with it
         begun/       made by the one connection that starts the command
         out, err     what it has printed
-        code         how it ended
+        exit         how it ended
 
 The command is a process of its own, which outlives the connection. A connection shows what is
 printed from where the last one broke, and passes on Ctrl-C.
