@@ -176,13 +176,13 @@ def test_the_numbers_of_the_page_are_those_of_the_metrics(interrupted, tmp_path)
 def test_a_reader_learns_at_once_what_happened(interrupted, tmp_path) -> None:
     write_report([interrupted], tmp_path / "page.html", pictures=False)
     page = (tmp_path / "page.html").read_text()
-    story = "Interrupted once, and started again at step 21, on 1 node. 10 steps were done twice."
-    assert story in page
+    story = "Interrupted once, and started again at step 21, on 1 node (after NODE_FAIL: a node "
+    assert f"{story}&lt;failed&gt;). 10 steps were done twice." in page
     loss, timeline = (
         page.partition(f'id="{name}"')[2].partition("</figure>")[0] for name in ("loss", "timeline")
     )
-    assert "resumed by the next attempt" in loss
-    for text in ("train 2: 1 node", "starting, until the first step", "lost, and done again"):
+    assert "a restart" in loss
+    for text in ("attempt 2: 1 node", "starting, until the first step", "lost, and done again"):
         assert text in timeline
 
 

@@ -17,6 +17,7 @@ from trnslurm.report.history import (
     ENDING,
     PREPARING,
     STARTING,
+    TRAIN,
     TRAINING,
     UNDONE,
     History,
@@ -44,7 +45,7 @@ _PART_KEYS = {
 }  # fmt: skip
 _MOST_POINTS = 2000
 _SIZE = (5.4, 2.7)
-_RESUMED = (_INK, "¦ resumed by the next attempt")
+_RESUMED = (_INK, "¦ a restart")
 _STEP_PARTS = {
     "compute_s": "compute", "collectives_s": "collectives", "data_s": "data",
     "eval_s": "evaluation", "checkpoint_s": "saving",
@@ -203,7 +204,8 @@ def _timeline(run: History) -> Drawing:
     keys = [(PARTS[kind], _PART_KEYS.get(kind, kind)) for kind in dict.fromkeys(kinds)]
     keys += [(_INK, "| a checkpoint")] if saves else []
     title = "Timeline: what the nodes were doing"
-    return Drawing("timeline", title, "", draw, keys if stays else ())
+    gaps = "between bars it had none" if len(stays) > 1 else ""
+    return Drawing("timeline", title, gaps, draw, keys if stays else ())
 
 
 def svg(drawing: Drawing) -> str:
@@ -251,7 +253,8 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
         figure = Figure(figsize=_SIZE, layout="constrained")
         drawing.draw(figure)
         if kind == "png":
-            figure.suptitle(drawing.title, fontsize=10, fontweight="bold")
+            about = f" ({drawing.about})" if drawing.about else ""
+            figure.suptitle(f"{drawing.title}{about}", fontsize=10, fontweight="bold")
             handles = [Patch(color=colour, label=text) for colour, text in drawing.keys if text]
             width, height = figure.get_size_inches()
             if handles := handles[:_MOST_KEYS]:
@@ -283,7 +286,8 @@ def _columns(texts: Sequence[str], letters: float) -> int:
 
 def _label(stay: Stay) -> str:
     nodes = "1 node" if stay.nodes == 1 else f"{stay.nodes} nodes"
-    return f"{stay.attempt.phase} {stay.attempt.attempt}: {nodes}"
+    what = "attempt" if stay.attempt.phase == TRAIN else stay.attempt.phase
+    return f"{what} {stay.attempt.attempt}: {nodes}"
 
 
 def _resumed(run: History) -> list[int]:

@@ -19,7 +19,7 @@ from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import PREPARE, read_file, read_json
 from trnslurm.runs.find import find_runs
-from trnslurm.runs.foreign import cleaned
+from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.phase import FINAL
 from trnslurm.runs.run import Attempt, Record, RunDir, counting, last_numbers
 from trnslurm.runs.status import RunStatus, statuses_of
@@ -75,6 +75,12 @@ class Stay(Frozen):
         return sum(end - start for what, start, end in self.parts if what in kinds)
 
     @property
+    def end(self) -> str:
+        """How the attempt ended, and why."""
+        attempt = self.attempt
+        return printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
+
+    @property
     def redone(self) -> int:
         """Return how many of its steps a later attempt undid."""
         return len(self.lines) - self.kept
@@ -124,12 +130,11 @@ class History(Frozen, kw_only=False):
     @cached_property
     def stays(self) -> list[Stay]:
         """Every attempt of every phase that began, the oldest first."""
-        found = [
-            stay
-            for phase in self.record.phases
-            for attempt in self.run.attempts(phase)
-            if (stay := self._stay(attempt))
-        ]
+        # The status says how those of the last phase ended that were killed and could not.
+        earlier = self.record.phases[:-1]
+        attempts = [attempt for phase in earlier for attempt in self.run.attempts(phase)]
+        attempts += self.status.attempts
+        found = [stay for attempt in attempts if (stay := self._stay(attempt))]
         return sorted(found, key=lambda stay: stay.began)
 
     def _stay(self, attempt: Attempt) -> Stay | None:

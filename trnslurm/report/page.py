@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,9 +63,10 @@ def _story(run: History) -> str:
     if len(trains) < 2:
         return ""
     began = []
-    for stay in trains[1:]:
+    for before, stay in itertools.pairwise(trains):
         where = f"at step {stay.lines[0]['step']:,}" if stay.lines else "without a step"
-        began.append(f"{where}, on {stay.nodes} {'node' if stay.nodes == 1 else 'nodes'}")
+        nodes = "1 node" if stay.nodes == 1 else f"{stay.nodes} nodes"
+        began.append(f"{where}, on {nodes} (after {before.end})")
     times = "once" if len(began) == 1 else f"{len(began)} times"
     redone = sum(stay.redone for stay in trains)
     again = "1 step was" if redone == 1 else f"{redone:,} steps were"

@@ -46,10 +46,9 @@ def _attempts(run: History) -> Iterator[Table]:
         attempt, steps = stay.attempt, ""
         if stay.lines:
             steps = f"{stay.lines[0]['step']:,} – {stay.lines[-1]['step']:,}"
-        why = printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
         rows.append(
             [
-                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), why,
+                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), stay.end,
                 brief(attempt.hosts.split(",")), _span(stay.ended - stay.began), steps,
                 f"{stay.redone:,}" if stay.redone else "",
                 hours_of(costs[id(stay)]) if id(stay) in costs else "",
