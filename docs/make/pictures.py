@@ -226,7 +226,7 @@ def top(machine: Machine, name: str, columns: int, rows: int, *, open_first: boo
     terminal.wait(lambda shown: "not ended" in shown and "-gpt2_zero1" in shown)
     if open_first:
         terminal.press("Enter")
-        terminal.wait(lambda shown: "speed" in shown and "▁" in shown)
+        terminal.wait(lambda shown: "▁" in shown and "grad_norm" in shown)  # its log, too
     terminal.picture(name, "top")
     terminal.close()
 
