@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import reporting
@@ -29,7 +28,6 @@ IMPORTS = "import torch; from transformers import GPT2Config, GPT2LMHeadModel"
 SLURM = "Slurm: requeue"
 IMPORT = "import torch, transformers"
 WORKER = b"-u\0code/jobs/gpt2_zero1/train.py"
-WAIT_S = 240
 
 
 def main() -> None:
@@ -157,15 +155,6 @@ class Training(scale.Site):
             if told["attempt"] == 2:
                 return float(told["time"])
         return 0.0
-
-    def wait(self, what: str, there: Callable[[], bool]) -> None:
-        """Wait for something to be seen."""
-        deadline = time.monotonic() + WAIT_S
-        while not there():
-            if time.monotonic() > deadline:
-                state = self.trnslurm("status", "last").partition("\n")[0]
-                sys.exit(f"error: no {what} after {WAIT_S} s; {state}")
-            time.sleep(0.01)
 
 
 def said(log: Path, words: bytes) -> bool:

@@ -267,12 +267,12 @@ class Site:
             except (OSError, ValueError):
                 return ""
 
-        self._await(f"attempt {attempt} to be {word}", lambda: state() == word)
+        self.wait(f"attempt {attempt} to be {word}", lambda: state() == word)
 
     def await_file(self, name: str) -> None:
-        self._await(name, (self.run / name).exists)
+        self.wait(name, (self.run / name).exists)
 
-    def _await(self, what: str, there: Callable[[], bool]) -> None:
+    def wait(self, what: str, there: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
         while not there():
             if time.monotonic() > deadline:
