@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/all.py -o benchmarks.md
 
 `make bench-all` does so with the peers that have environments of their own. A benchmark that fails
-is told on the page, and in the exit status; the others run all the same.
+is told on the page, and in the exit status; the others run all the same. The page is written after
+each, so that an interruption loses one.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ def main() -> int:
             table = reporting.table(result["rows"], result["columns"])
             text = f"{result['title']}\n\n{table}"
         page.append(f"## {name}\n\n{indented(text)}\n\nTook {seconds:.0f} s.")
-    whole = "\n\n".join(page) + "\n"
+        if options.output:
+            options.output.write_text("\n\n".join(page) + "\n")
     if options.output:
-        options.output.write_text(whole)
         print(f"written: {options.output}", file=sys.stderr)
     else:
-        print(whole, end="")
+        print("\n\n".join(page))
     return failed
 
 
