@@ -202,3 +202,13 @@ def test_only_rundir_names_the_files_of_a_run_directory() -> None:
         if (names := spelled(file.read_text(encoding="utf-8")))
     }
     assert found == {}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16 - 1, 2**16, 2**16 + 1, 100_000])
+def test_a_file_is_read_whole_up_to_the_most(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(size))
+    assert rundir.read_file(file, most_bytes=100_000) == file.read_bytes()
+    if size:
+        with pytest.raises(OSError, match="more than 0 MiB"):
+            rundir.read_file(file, most_bytes=size - 1)
