@@ -123,7 +123,10 @@ def cli(on: str | None) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line."""
     gc.set_threshold(_OBJECTS)
-    end_with(lambda: cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False))
+    try:
+        end_with(lambda: cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False))
+    finally:
+        gc.freeze()  # Python would look through everything once more as it ends
 
 
 def end_with(command: Callable[[], object]) -> NoReturn:
