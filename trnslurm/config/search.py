@@ -85,9 +85,10 @@ class Workspace(Frozen):
             if Path(name).is_dir():
                 raise ConfigError(f"{name}: a directory, not a script; recipes go by their names")
             return Path(name).absolute()
-        if name not in self.recipes() and Path("jobs", name, "recipe.yaml").is_file():
+        known = self.recipes()
+        if name not in known and Path("jobs", name, "recipe.yaml").is_file():
             raise ConfigError(f"unknown recipe {name!r}; it is in ./jobs: pass --path .")
-        return _known("recipe", name, self.recipes(), "trnslurm recipes")
+        return _known("recipe", name, known, "trnslurm recipes")
 
     def cluster_file(self, name: str, place: str = "") -> Path:
         """Return the file of a cluster profile, or an error that suggests the nearest name.

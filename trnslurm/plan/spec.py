@@ -9,7 +9,7 @@ from typing import Any
 
 from trnslurm.config import Config, Recipe, Reference
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
-from trnslurm.config.tree import flatten
+from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
@@ -210,8 +210,7 @@ def _known(config: Config, instance: InstanceType) -> list[Reference]:
 
 def _unlike(config: Config, reference: Reference) -> dict[str, Any]:
     """Return the settings that a speed was measured with, where this job has others."""
-    given = dict(flatten(config.tree))
-    return {key: value for key, value in reference.of.items() if given.get(key) != value}
+    return {k: value for k, value in reference.of.items() if lookup(config.tree, k) != value}
 
 
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
