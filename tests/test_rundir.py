@@ -74,7 +74,7 @@ def test_attempts_are_told_from_other_state_files(tmp_path: Path) -> None:
     assert files.preflight_files("train", 12) == others[7:8]
     others[7].unlink()
     assert files.preflight_files("train", 12) == others[8:9]
-    assert files.failed_files("train", 12) == [others[6]]
+    assert files.failed_files("train", 12) == {0: others[6]}
     assert files.graphs_files(12) == [others[9]]
     assert files.graphs_files(1) == []
 

@@ -36,6 +36,7 @@ _TAIL_BYTES = 64 << 10
 _LINES_AT_ONCE = 256
 _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
 _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
+_FAILED = r"failed-[a-z]+-[0-9]+-rank([0-9]+)\.json"
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
 
@@ -233,8 +234,11 @@ class RunFiles(Frozen, kw_only=False):
         """What a worker died of."""
         return self.state / f"failed-{phase}-{attempt}-rank{rank}.json"
 
-    def failed_files(self, phase: str, attempt: int) -> list[Path]:
-        return sorted(self.state.glob(f"failed-{phase}-{attempt}-rank*.json"))
+    def failed_files(self, phase: str, attempt: int) -> dict[int, Path]:
+        """Return what workers died of, by rank."""
+        files = self.state.glob(f"failed-{phase}-{attempt}-rank*.json")
+        found = {int(m[1]): file for file in files if (m := re.fullmatch(_FAILED, file.name))}
+        return dict(sorted(found.items()))
 
     def preflight_file(self, phase: str, attempt: int, node: int | None = None) -> Path:
         """What the preflight found; `node`: of a node that could not reach node 0."""

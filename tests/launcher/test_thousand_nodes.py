@@ -140,24 +140,27 @@ def test_a_verdict_takes_as_long_per_node_for_any_number() -> None:
 def crashed(make_run) -> Callable[[int], Any]:
     """Make a run that died of a lost peer, of which each of its workers tells."""
 
-    def make(number: int) -> Any:
+    def make(number: int, workers: int = 1) -> Any:
         names = hosts(number)
         state = {"state": "FAILED", "cause": "crash", "hosts": ",".join(names), "exit_code": 1}
         run = make_run(
-            f"20260101-{number:06}-gpt", states={"train": [state]}, nodes=number, phases=("train",),
-            jobs={"train": "1002"},
+            f"20260101-{number:06}-gpt{workers}", states={"train": [state]}, nodes=number,
+            phases=("train",), jobs={"train": "1002"},
         )  # fmt: skip
-        run.plan_file.write_text(json.dumps({"steps": 30, "workers_per_node": 1}))
+        run.plan_file.write_text(json.dumps({"steps": 30, "workers_per_node": workers}))
         nodes = []
         for node, host in enumerate(names):
             nodes.append({"node": node, "host": host, "ok": True, "problems": []})
-            text = "".join(f"[rank{node}]: {line}\n" for line in TRACEBACK)
-            run.node_log("train", 1, node).write_text(f"train: node {node}\n{text}")
-            record = {
-                "time": 1e9 + node, "rank": node, "node": node, "host": host, "step": 3,
-                "steps_done": 2, "raised": ["builtins.RuntimeError"], "traceback": text,
-            }  # fmt: skip
-            rundir.write_json(run.failed_file("train", 1, node), record)
+            log = f"train: node {node}\n"
+            for rank in range(node * workers, (node + 1) * workers):
+                text = "".join(f"[rank{rank}]: {line}\n" for line in TRACEBACK)
+                log += text
+                record = {
+                    "time": 1e9 + rank, "rank": rank, "node": node, "host": host, "step": 3,
+                    "steps_done": 2, "raised": ["builtins.RuntimeError"], "traceback": text,
+                }  # fmt: skip
+                rundir.write_json(run.failed_file("train", 1, rank), record)
+            run.node_log("train", 1, node).write_text(log)
         rundir.write_json(run.preflight_file("train", 1), {"nodes": nodes, "bad": []})
         return run
 
@@ -169,6 +172,34 @@ def test_triage_takes_as_long_per_node_for_any_number(crashed) -> None:
     few, many = crashed(20), crashed(200)
     taken = {run: steps_of(lambda run=run: find_cause(run.path, "train", 1)) for run in (few, many)}
     assert taken[many] < 11 * taken[few]
+
+
+def test_triage_opens_as_many_files_for_any_number_of_workers(crashed, monkeypatch) -> None:
+    """It finds the cause all the same, on a node whose clock is late."""
+    opened: list[object] = []
+    real = os.open
+
+    def count(path: Any, *rest: Any, **named: Any) -> int:
+        opened.append(path)
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", count)
+    nodes, found = 40, []
+    for workers in (8, 16):
+        run = crashed(nodes, workers)
+        rank = nodes * workers - 2
+        file = run.failed_file("train", 1, rank)
+        error = {"raised": ["builtins.KeyError"], "traceback": "KeyError: 'lr'", "time": 3e9}
+        rundir.write_json(file, rundir.read_json(file) | error)
+        late = time.time() + 3600
+        for other in range((nodes - 1) * workers, nodes * workers):
+            os.utime(run.failed_file("train", 1, other), (late + 9, late + 9))
+        os.utime(file, (late, late))
+        opened.clear()
+        cause = find_cause(run.path, "train", 1)
+        assert cause is not None and (cause.rank, cause.lines) == (rank, ("KeyError: 'lr'",))
+        found.append(len(opened))
+    assert nodes < found[1] <= found[0] < 6 * nodes
 
 
 def test_a_run_on_a_thousand_nodes_is_told_in_a_few_lines(crashed, fake_slurm, cli) -> None:

@@ -132,9 +132,9 @@ def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -
 
 def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen: Suspect) -> bool:
     """Check whether the attempt may have got any further than where it began."""
-    files = RunFiles(run)
-    if any(read_json(file).get("steps_done") for file in files.failed_files(phase, attempt)):
+    if evidence.made_steps:
         return True
+    files = RunFiles(run)
     state = read_json(files.state_file(phase, attempt))
     newest, began_at = last_line(files.metrics_file), state.get("checkpoint")
     if newest.get("attempt") == attempt:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trnslurm.node.triage.words import Words, read_words, time_in
 from trnslurm.rundir import RunFiles, read_json
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
+_MOST_RECORDS, _OF_A_NODE = 256, 4
 OWN_WORD = "triage: "
 """Begins what this program prints, so that it does not take its own words for evidence."""
 
@@ -55,6 +57,8 @@ class Evidence:
     """By node, where the batch script wrote them down."""
     tracebacks: list[tuple[str, ...]] = field(default_factory=list)
     """All of the nodes' logs, whoever's they are."""
+    made_steps: bool = False
+    """Whether a worker's record says that it did."""
     state: str = ""
 
 
@@ -66,10 +70,17 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     found = Evidence(hosts=hosts, state=str(state.get("state", "")))
     found.suspects += _preflight(run, phase, attempt)
     found.suspects += _stuck(run, phase, attempt)
-    recorded = list(_records(run, phase, attempt))
-    found.suspects += recorded
-    spoken = {suspect.rank for suspect in recorded}
     per_node = read_json(files.plan_file).get("workers_per_node")
+    failed = files.failed_files(phase, attempt)
+    telling = _first_of_nodes(failed, per_node) if isinstance(per_node, int) else failed
+    # Their last words need not be looked for in the logs.
+    spoken: set[int | None] = {rank for rank in failed if rank not in telling}
+    for file in telling.values():
+        record = read_json(file)
+        found.made_steps |= bool(record.get("steps_done"))
+        if suspect := _recorded(record, str(file.relative_to(run))):
+            found.suspects.append(suspect)
+            spoken.add(suspect.rank)
     for node, file in files.node_logs(phase, attempt).items():
         text, place = read_log(file), str(file.relative_to(run))
         hits = list(_hits(text, place, node))
@@ -123,15 +134,30 @@ def _suspect(lines: tuple[str, ...], place: str, **facts: Any) -> Suspect:
     return Suspect(lines=lines, place=place, known=known, **facts)
 
 
-def _records(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
-    for file in RunFiles(run).failed_files(phase, attempt):
-        record = read_json(file)
-        said = clean(str(record.get("traceback") or record.get("error") or ""))
-        lines = tuple(line for line in said.split("\n") if line.strip())
-        raised = record.get("raised")
-        kinds = tuple(map(str, raised)) if isinstance(raised, list) else ()
-        if lines:
-            yield _suspect(lines, str(file.relative_to(run)), kinds=kinds, **_who(record))
+def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
+    """Return the records to read: all, or of many the first few of each node.
+
+    Those who only miss another fail after it. One clock orders the records of a node, while the
+    nodes' may differ by more than a crash lasts.
+    """
+    if len(failed) <= _MOST_RECORDS:
+        return failed
+    written: dict[int, list[tuple[int, int]]] = {}
+    for rank, file in failed.items():
+        with suppress(OSError):
+            when = file.stat(follow_symlinks=False).st_mtime_ns
+            written.setdefault(rank // max(per_node, 1), []).append((when, rank))
+    first = [rank for node in written.values() for _, rank in sorted(node)[:_OF_A_NODE]]
+    return {rank: failed[rank] for rank in first}
+
+
+def _recorded(record: dict[str, Any], place: str) -> Suspect | None:
+    """Return who left a record; None if it has no words."""
+    said = clean(str(record.get("traceback") or record.get("error") or ""))
+    lines = tuple(line for line in said.split("\n") if line.strip())
+    raised = record.get("raised")
+    kinds = tuple(map(str, raised)) if isinstance(raised, list) else ()
+    return _suspect(lines, place, kinds=kinds, **_who(record)) if lines else None
 
 
 def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
