@@ -6,7 +6,8 @@
 The limit is the fastest encoder alone, tiktoken with GPT-2's own expression where its ids are
 proven equal and else tokenizers, in a plain loop over the lines that keeps nothing. The goal is 0.9
 of it, with all start-up, and 1.8 times as fast with two processes. `our call alone` is what
-trnslurm.prepare itself asks of tiktoken: what is left to gain.
+trnslurm.prepare itself asks of tiktoken: what is left to gain. `each its part` is what the machine
+allows several processes: runs of one process that know nothing of each other, on a part each.
 
 All get the same lines and tokenizer, and run in turn, each as a process of its own with all its
 start-up; the peer calls the tokenizers library directly, without the cost of transformers'
@@ -44,6 +45,12 @@ BLOCK = 1024
 SAMPLE_EVERY_S = 0.05
 OURS, PEER = "trnslurm.prepare", "datasets, group_texts"
 LIMIT, CALL = "encoder alone", "our call alone"
+PARTS = "1 process each, each its part"
+# Runs the command behind a file's name for each of some files, all at once.
+AT_ONCE = """
+for text in $TEXTS; do "$@" --text $text --output $text.data & started+=($!); done
+for process in ${started[@]}; do wait $process || exit; done
+"""
 GOAL, GOAL_OF_PROCESSES = 0.9, 0.9
 
 
@@ -66,7 +73,10 @@ def main() -> None:
     """Run both in turn and print medians."""
     parser = reporting.make_parser("Compare tokenizing and packing of text.", rounds=3)
     parser.add_argument("--peer", metavar="PYTHON", help="one that has datasets and tokenizers")
-    parser.add_argument("--megabytes", type=float, default=60, help="of text (60)")
+    sizes = [60, 400]
+    parser.add_argument(
+        "--megabytes", type=float, nargs="+", default=sizes, help="of text (60 400)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="beside one (2)")
     parser.add_argument("--as-peer", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--as-encoder", nargs=3, help=argparse.SUPPRESS)
@@ -82,8 +92,11 @@ def main() -> None:
     reporting.require("tokenizers", "numpy")
     if options.peer:
         check_peer(options.peer)
-    with tempfile.TemporaryDirectory() as directory:
-        report(compare(options, Path(directory)), options)
+    rows: list[reporting.Row] = []
+    for megabytes in options.megabytes:
+        with tempfile.TemporaryDirectory() as directory:
+            rows += summarize(compare(options, megabytes, Path(directory)), options, megabytes)
+    report(rows, options)
 
 
 def check_peer(python: str) -> None:
@@ -98,16 +111,19 @@ def check_peer(python: str) -> None:
         sys.exit(f"error: --peer {python}: {last}: {python} -m pip install datasets tokenizers")
 
 
-def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> None:
-    """Print medians, and ratios to the peer of the same round."""
-    rows = []
+def summarize(
+    results: dict[str, list[Measured]], options: argparse.Namespace, megabytes: float
+) -> list[reporting.Row]:
+    """Return rows of medians, and of ratios to others of the same round."""
+    rows: list[reporting.Row] = []
     for name, runs in results.items():
         pairs = list(zip(runs, results.get(PEER, []), strict=False))
         limits = list(zip(runs, results[LIMIT], strict=True))
         ones = list(zip(runs, results[ours(1)], strict=True))
         is_ours = name.startswith(OURS)
-        row = {
+        row: reporting.Row = {
             "name": name,
+            "text": megabytes,
             "seconds": statistics.median(run.seconds for run in runs),
             "cpu_seconds": statistics.median(run.cpu_seconds for run in runs),
             "tokens_per_s": statistics.median(run.tokens_per_s for run in runs),
@@ -117,7 +133,7 @@ def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> N
             "memory_ratio": median(run.megabytes / peer.megabytes for run, peer in pairs),
             "of_limit": median(run.tokens_per_s / limit.tokens_per_s for run, limit in limits),
             "to_one": median(run.tokens_per_s / one.tokens_per_s for run, one in ones)
-            if is_ours
+            if is_ours or name == PARTS
             else None,
             "goal": None
             if not is_ours
@@ -126,8 +142,14 @@ def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> N
             else f"{GOAL_OF_PROCESSES * options.processes:.1f} to one",
         }
         rows.append(row)
+    return rows
+
+
+def report(rows: list[reporting.Row], options: argparse.Namespace) -> None:
+    """Print the rows."""
     columns = {
         "name": ("", ""),
+        "text": ("MB of text", "g"),
         "seconds": ("s", ".1f"),
         "cpu_seconds": ("CPU s", ".1f"),
         "tokens_per_s": ("tokens/s", ",.0f"),
@@ -139,8 +161,7 @@ def report(results: dict[str, list[Measured]], options: argparse.Namespace) -> N
         "memory_ratio": ("ratio", ".2f"),
         "tokens": ("tokens kept", ","),
     }
-    title = f"{options.megabytes:g} MB of text, medians"
-    title += f" of {options.rounds} rounds; ratios to {PEER}"
+    title = f"Medians of {options.rounds} rounds; ratios to {PEER}"
     reporting.report(title, rows, columns, options.json)
 
 
@@ -150,40 +171,50 @@ def median(values: Iterable[float]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def compare(options: argparse.Namespace, directory: Path) -> dict[str, list[Measured]]:
+def compare(
+    options: argparse.Namespace, megabytes: float, directory: Path
+) -> dict[str, list[Measured]]:
     """Run each in every round."""
-    text = write_text(directory / "text.txt", options.megabytes)
+    text = write_text(directory / "text.txt", megabytes)
+    parts = write_parts(text, options.processes)
     tokenizer = directory / "base" / "tokenizer.json"
     base = ["--text", str(TEXT), "--tokenizer", f"train:{VOCAB_SIZE}"]
     prepare = [sys.executable, "-m", "trnslurm.prepare"]
     measure([*prepare, "--output", str(tokenizer.parent), *base])
+    same = [*prepare, "--document-per", "line", "--tokenizer", str(tokenizer), "--json"]
     counts = sorted({1, options.processes})
     results: dict[str, list[Measured]] = {ours(count): [] for count in counts}
-    results |= {LIMIT: [], CALL: []}
+    results |= {PARTS: [], LIMIT: [], CALL: []}
     if options.peer:
         results[PEER] = []
     for number in range(options.rounds):
         for count in counts:
             output = directory / f"prepared-{number}-{count}"
-            command = ["--text", str(text), "--document-per", "line", "--tokenizer", str(tokenizer)]
-            command += ["--output", str(output), "--processes", str(count), "--json"]
-            used, out = measure([*prepare, *command])
-            splits = out["index"]["splits"].values()
-            # Without the ends of text, which the peer does not write.
-            tokens = sum(split["tokens"] - split["documents"] for split in splits)
-            results[ours(count)].append(Measured(**used, tokens=tokens))
+            command = [*same, "--processes", str(count)]
+            used, out = measure([*command, "--text", str(text), "--output", str(output)])
+            results[ours(count)].append(Measured(**used, tokens=kept(out)))
+        # Over what the round before has made.
+        command = ["bash", "-c", AT_ONCE, "bash", *same, "--processes", "1", "--force"]
+        used, out = measure(command, TEXTS=" ".join(map(str, parts)))
+        results[PARTS].append(Measured(**used, tokens=kept(out)))
         for name in (LIMIT, CALL):
             encoder = [sys.executable, __file__, "--as-encoder", name, str(text), str(tokenizer)]
             used, out = measure(encoder)
             # Its loop only.
-            results[name].append(Measured(**(used | out)))
+            results[name].append(Measured(**(used | out[0])))
         if options.peer:
             cache = directory / f"cache-{number}"
             arguments = [str(text), str(tokenizer), str(cache), str(options.processes)]
             command = [options.peer, __file__, "--as-peer", *arguments]
             used, out = measure(command)
-            results[PEER].append(Measured(**used, tokens=out["tokens"]))
+            results[PEER].append(Measured(**used, tokens=out[0]["tokens"]))
     return results
+
+
+def kept(results: list[Any]) -> int:
+    """Return the tokens that runs of ours made, less the ends of text: the peer writes none."""
+    splits = [split for out in results for split in out["index"]["splits"].values()]
+    return sum(split["tokens"] - split["documents"] for split in splits)
 
 
 def ours(processes: int) -> str:
@@ -204,9 +235,18 @@ def write_text(path: Path, megabytes: float) -> Path:
     return path
 
 
-def measure(command: list[str]) -> tuple[dict[str, float], Any]:
+def write_parts(text: Path, count: int) -> list[Path]:
+    """Divide the lines of a text among so many files."""
+    lines = text.read_text().splitlines(keepends=True)
+    parts = [text.with_name(f"part-{number}.txt") for number in range(count)]
+    for number, part in enumerate(parts):
+        part.write_text("".join(lines[number::count]))
+    return parts
+
+
+def measure(command: list[str], **environment: str) -> tuple[dict[str, float], list[Any]]:
     """Run a command; return its seconds, those of CPU and its most memory, and its JSON."""
-    environ = os.environ | {"PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1"}
+    environ = os.environ | {"PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1"} | environment
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -230,7 +270,7 @@ def measure(command: list[str]) -> tuple[dict[str, float], Any]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     used = {"seconds": seconds, "cpu_seconds": cpu_seconds, "megabytes": peak[0]}
-    return used, json.loads(out) if out.startswith("{") else None
+    return used, [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 def watch(session: int, peak: list[float], done: threading.Event) -> None:

@@ -32,7 +32,11 @@ def started(output, command, files=CHUNKS):
         start_new_session=True,
     )
     try:
-        wait_for(lambda: len(finished(output, files)) >= before + PIECES_BEFORE)
+        wait_for(
+            lambda: (
+                process.poll() is not None or len(finished(output, files)) >= before + PIECES_BEFORE
+            )
+        )
         os.killpg(process.pid, signal.SIGSTOP)
         assert process.poll() is None
         yield process

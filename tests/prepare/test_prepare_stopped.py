@@ -11,7 +11,7 @@ import pytest
 from .stopping import DEADLINE_S, PIECES_BEFORE, go_on, session, started, wait_for
 from .stopping import finished as finished_chunks
 
-# A second of work in a hundred chunks: the runs below stop after the third.
+# Hundreds of chunks, so that a run is still at work when a busy machine gets to stopping it.
 CHUNK_BYTES = 10_000
 ALONE = ("--processes", 1)  # a run to the end that need not be stopped
 
@@ -19,7 +19,7 @@ ALONE = ("--processes", 1)  # a run to the end that need not be stopped
 @pytest.fixture(scope="module")
 def make_long_text(text):
     def make(path):
-        path.write_text("\n\n".join(f"{number}: {text.read_text()}" for number in range(20)))
+        path.write_text("\n\n".join(f"{number}: {text.read_text()}" for number in range(60)))
         return path
 
     return make
@@ -49,14 +49,17 @@ def at_once(make_long_text, run_prepare, tmp_path_factory):
     return {path.name: path.read_bytes() for path in output.iterdir()}
 
 
-def workers(pid):
-    found = [
-        worker
-        for worker in session(pid)
-        if b"spawn_main" in Path(f"/proc/{worker}/cmdline").read_bytes()
-    ]
-    assert len(found) == 2
-    return found
+def workers(pid, *, are_forked=False):
+    def started_by(worker):
+        return Path(f"/proc/{worker}/cmdline").read_bytes()
+
+    others = [worker for worker in session(pid) if worker != pid]
+    if are_forked:
+        assert {started_by(worker) for worker in others} == {started_by(pid)}
+    else:
+        others = [worker for worker in others if b"spawn_main" in started_by(worker)]
+    assert len(others) == 2
+    return others
 
 
 def blocks(pid, number):
@@ -104,19 +107,49 @@ def test_a_run_resumes_where_another_was_stopped(
     assert read_data(output).files() == at_once
 
 
-def test_a_dead_worker_loses_nothing_that_is_finished(
-    prepare, read_data, command, at_once, tmp_path
-):
+def test_workers_are_forked_from_a_process_without_threads(command, at_once, tmp_path):
+    """As here, where no tokenizer is trained; then they end with it as well."""
+    trained = tmp_path / "tokenizer.json"
+    trained.write_bytes(at_once[trained.name])
+    command = tuple(trained if word == "train:400" else word for word in command)
     output = tmp_path / "data"
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with started(output, command) as process:
+            forked = workers(process.pid, are_forked=True)
+            assert all(blocks(worker, signal.SIGTERM) for worker in forked)
+            (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+            go_on(process)
+            process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        wait_for(lambda: not session(process.pid))
+    error = kill_a_worker(output, command, are_forked=True)
+    assert error.startswith("error: a tokenizing process died")
     with started(output, command) as process:
-        dead, stuck = workers(process.pid)
+        go_on(process)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    for name in ("train.bin", "eval.bin", trained.name):
+        assert (output / name).read_bytes() == at_once[name]
+
+
+def kill_a_worker(output, command, *, are_forked=False):
+    """Start a run, kill one of its two workers, and return the last line that it prints."""
+    with started(output, command) as process:
+        dead, stuck = workers(process.pid, are_forked=are_forked)
         os.kill(stuck, signal.SIGSTOP)  # as if it waited for a lock of the other's
         os.kill(dead, signal.SIGKILL)
         for process_id in set(session(process.pid)) - {dead, stuck}:
             os.kill(process_id, signal.SIGCONT)
         err = process.communicate(timeout=DEADLINE_S)[1]
         assert process.returncode == 1
-    assert err.splitlines()[-1] == (
+    return err.splitlines()[-1]
+
+
+def test_a_dead_worker_loses_nothing_that_is_finished(
+    prepare, read_data, command, at_once, tmp_path
+):
+    output = tmp_path / "data"
+    assert kill_a_worker(output, command) == (
         "error: a tokenizing process died (where memory is short, use fewer --processes): what is "
         "finished is kept, run again to resume"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ def main() -> None:
     """Run a command; an error that the user can fix is one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    # NumPy's threads would multiply matrices, of which there are none, and a process with threads
+    # cannot be forked.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = sys.argv[1:]
     try:
         if arguments[:1] == ["verify"]:

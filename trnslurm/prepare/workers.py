@@ -84,10 +84,13 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
     """Do the pieces in processes; yield each when it is done. Only a few wait at a time."""
     waiting = iter(range(len(todo)))
     running: dict[Future[M], int] = {}
-    # Spawned and not forked: the tokenizers library does not survive a fork from its threads.
-    context = multiprocessing.get_context("spawn")
-    # Before signals are blocked: with it Python starts a helper process, and unblocks them.
-    pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(work,))
+    is_forked = _is_alone()
+    if is_forked:
+        _set_up(work)
+    context = multiprocessing.get_context("fork" if is_forked else "spawn")
+    here = None if is_forked else work
+    # Before signals are blocked: with it Python may start a helper process, and unblocks them.
+    pool = ProcessPoolExecutor(processes, context, initializer=_start, initargs=(here,))
     with _signals_blocked() as let_in:
         try:
             while True:
@@ -130,10 +133,26 @@ def _signals_blocked() -> Iterator[Callable[[], None]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(work: Work[Any, Any]) -> None:
-    """Set up one worker."""
-    global _do_piece
+def _is_alone() -> bool:
+    """Return whether this process has one thread only, those of libraries included.
+
+    Then it can be forked: a copy is there in milliseconds, where a new Python takes a quarter of a
+    second to import and load what is here already. But a lock that another thread holds would
+    never be released in the copy. tokenizers has threads once it has trained, pyarrow once it has
+    read.
+    """
+    return len([*Path("/proc/self/task").iterdir()]) == 1
+
+
+def _start(work: Work[Any, Any] | None) -> None:
+    """Begin as a worker; without work it is set up already, in the process that was forked."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if work:
+        _set_up(work)
+
+
+def _set_up(work: Work[Any, Any]) -> None:
+    global _do_piece
     _do_piece = work.start()
 
 
