@@ -1,12 +1,8 @@
 """Plans, and jobs run for real: torchrun on every node of a plan, on this machine."""
 
-import contextlib
 import copy
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +17,7 @@ from trnslurm.plan.sharding import strategy_file
 from trnslurm.train.plan import Batch, Plan
 
 from ..free_port import free_port
+from ..warm import torchrun
 
 REPO = Path(__file__).parents[2]
 JOBS = REPO / "jobs"
@@ -34,12 +31,9 @@ class Run:
     """What a run left behind."""
 
     directory: Path
-    exit_codes: list[int]
+    exit_code: int
     output: str
     metrics: list[dict[str, Any]]
-
-    def column(self, key: str) -> list[float]:
-        return [line[key] for line in self.metrics]
 
 
 def tiny_plan(
@@ -100,46 +94,6 @@ def merge(tree: dict[str, Any], changes: dict[str, Any]) -> None:
             tree[key] = value
 
 
-def run_plan(plan: dict[str, Any], run_dir: Path, phase: str, workers_per_node: int) -> Run:
-    """Run the job with one torchrun per node of the plan and wait for all."""
-    run_dir.mkdir(parents=True)
-    (run_dir / "plan.json").write_text(json.dumps(plan))
-    port = free_port()
-    nodes = []
-    for node in range(plan["nodes"]):
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={plan['nodes']}"]
-        command += [f"--node_rank={node}", f"--nproc_per_node={workers_per_node}"]
-        command += ["--master_addr=127.0.0.1", f"--master_port={port}"]
-        command += [str(JOB / "train.py"), "plan.json"]
-        with (run_dir / f"node{node}.log").open("w") as log:
-            nodes.append(
-                subprocess.Popen(
-                    command,
-                    cwd=run_dir,
-                    env=make_environment(plan["device"], phase, run_dir),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
-    try:
-        exit_codes = [node.wait(TIMEOUT_S) for node in nodes]
-    finally:
-        for node in nodes:
-            if node.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(node.pid, signal.SIGKILL)
-                node.wait()
-    metrics = run_dir / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return Run(
-        directory=run_dir,
-        exit_codes=exit_codes,
-        output="".join(log.read_text() for log in sorted(run_dir.glob("node*.log"))),
-        metrics=[json.loads(line) for line in lines],
-    )
-
-
 def make_environment(device: str, phase: str, run_dir: Path) -> dict[str, str]:
     """Set what node.sh sets, over the environment of the tests."""
     # Libraries need not load torch_xla where nothing computes on it: seconds for each worker.
@@ -161,24 +115,20 @@ def make_environment(device: str, phase: str, run_dir: Path) -> dict[str, str]:
     )
 
 
-@pytest.fixture(scope="session")
-def run_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Run the preset tiny: run_tiny("xla-cpu", 2, 1, steps=4, train__lr=0.1)."""
-
-    def run(
-        device: str,
-        nodes: int,
-        workers_per_node: int,
-        *,
-        phase: str = "train",
-        really_per_node: int | None = None,
-        **changes: Any,
-    ) -> Run:
-        plan = tiny_plan(device, nodes, workers_per_node, **changes)
-        run_dir = tmp_path_factory.mktemp("job") / "a run's dir"
-        return run_plan(plan, run_dir, phase, really_per_node or workers_per_node)
-
-    return run
+def run_tiny(run_dir: Path, planned: int, started: int, **changes: Any) -> Run:
+    """Run the preset tiny on CPUs, planned for so many workers, and started with so many."""
+    run_dir.mkdir(parents=True)
+    (run_dir / "plan.json").write_text(json.dumps(tiny_plan("cpu", 1, planned, **changes)))
+    arguments = ["--nnodes=1", f"--nproc_per_node={started}", "--master_addr=127.0.0.1"]
+    arguments += [f"--master_port={free_port()}", str(JOB / "train.py"), "plan.json"]
+    environment = make_environment("cpu", "train", run_dir)
+    done = torchrun(arguments, cwd=run_dir, env=environment, timeout_s=TIMEOUT_S, xla=False)
+    metrics = run_dir / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return Run(
+        directory=run_dir, exit_code=done.returncode, output=done.stdout,
+        metrics=[json.loads(line) for line in lines],
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
