@@ -1,4 +1,8 @@
-"""The tutorial: a reader who types its commands, in order, sees what it shows."""
+"""The tutorial: a reader who types its commands, in order, sees what it shows.
+
+Its trainings have few steps here, too few for a reader to look at: the second is held once it has
+come to the step from which the page turns a node off.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +23,11 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
-from .cluster import CHECKOUT, eventually
+from .cluster import CHECKOUT, eventually, processes_with
 
 PAGE = CHECKOUT / "docs/tutorial.md"
 BOUND_S = 300
+STEPS = {"page": "500", "here": "40"}
 # A reader looks again, until there is something to see.
 _LOOKS = re.compile(r"sinfo|squeue|trnslurm (status|logs)\b")
 # What differs from run to run, in this order.
@@ -67,7 +73,8 @@ def plain(lines: list[str]) -> list[str]:
 def steps() -> list[Step]:
     """Return every command of the page with the lines below it."""
     found: list[Step] = []
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    page = re.sub(rf"\b{STEPS['page']}\b", STEPS["here"], PAGE.read_text(encoding="utf-8"))
+    for line in page.splitlines():
         if line.startswith("    $ "):
             found.append(Step(line.removeprefix("    $ "), []))
             inside = True
@@ -147,6 +154,28 @@ def shell(path_without_slurm: str, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.rmtree(base)
 
 
+def send(number: int, run: RunDir) -> None:
+    """Send a signal to the workers of a run, wherever they run."""
+    for line in processes_with(str(run.path)):
+        pid, _, command = line.partition(": ")
+        if "train.py plan.json" in command and "torch.distributed" not in command:
+            os.kill(int(pid), number)
+
+
+def hold(run: RunDir) -> None:
+    """Stop its workers where the page turns a node off."""
+
+    def held() -> bool:
+        """past step 10, and the two newest lines of the log are not of an evaluation"""
+        send(signal.SIGCONT, run)
+        if len(run.steps()) < 13:
+            return False
+        send(signal.SIGSTOP, run)
+        return run.steps()[-1]["step"] % 10 > 2
+
+    eventually(held)
+
+
 def test_its_commands_in_order(shell: Shell) -> None:
     assert len(steps()) > 20
     losses = []
@@ -156,13 +185,14 @@ def test_its_commands_in_order(shell: Shell) -> None:
         elif _LOOKS.match(step.command):
             shell.until(step.command, step.matches)
         else:
-            if "power-off" in step.command:  # the page says: from step 10 on
-                newest = RunDir(max((shell.home / "trnslurm-runs").iterdir()))
-                eventually(lambda run=newest: len(run.steps()) >= 10)
-            elif "trnslurm rm" in step.command:
+            if "trnslurm rm" in step.command:
                 runs = sorted((shell.home / "trnslurm-runs").iterdir())
                 losses = [RunDir(run).steps()[-1]["loss"] for run in runs]
             printed, code = shell.run(step.command)
             assert code == 0 and step.matches(printed), f"{step.command} printed:\n{printed}"
+            if "Submitted" in printed and "COMPLETED" not in printed:
+                hold(RunDir(max((shell.home / "trnslurm-runs").iterdir())))
+            elif "power-off" in step.command:
+                send(signal.SIGCONT, RunDir(max((shell.home / "trnslurm-runs").iterdir())))
     assert len(losses) == 2 and losses[0] == losses[1]
     assert not [*(shell.home / "trnslurm-runs").iterdir()]
