@@ -223,7 +223,7 @@ def top(machine: Machine, name: str, columns: int, rows: int, *, open_first: boo
     """Record top: the list of runs, or the newest run."""
     terminal = Terminal(machine, columns, rows)
     terminal.type("exec trnslurm top")
-    terminal.wait(lambda shown: "not ended" in shown and "-gpt2_zero1" in shown)
+    terminal.wait(lambda shown: " active, at " in shown and "-gpt2_zero1" in shown)
     if open_first:
         terminal.press("Enter")
         terminal.wait(lambda shown: "▁" in shown and "grad_norm" in shown)  # its log, too

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
+from trnslurm.report.figures import SERIES, drawings
 from trnslurm.report.history import (
     COMPILING,
     ENDING,
@@ -192,6 +193,31 @@ def test_the_same_run_has_the_same_figures(interrupted, tmp_path) -> None:
         write_report([interrupted], tmp_path / name, pictures=False)
         texts.append(re.sub("<p class=.soft.>Made .*", "", (tmp_path / name).read_text()))
     assert texts[0] == texts[1]
+
+
+def test_runs_of_a_figure_are_ranked_by_their_last_held_out_loss(make_run) -> None:
+    histories = []
+    for name, losses in (("a", [2.0, 3.0]), ("b", [4.0, 2.5]), ("c", [])):
+        run = make_run(f"20260101-000000-{name}", states=STATES)
+        told = [line(1, step, 20, eval_loss=loss) for step, loss in enumerate(losses, 1)]
+        run.metrics_file.write_text(
+            "".join(f"{json.dumps(each)}\n" for each in told or [line(1, 1, 20)])
+        )
+        histories.append(History(run, run.record(), run_status(run)))
+    keys = drawings(histories)[0].keys
+    assert [text.partition("-000000-")[2] for _, text in keys] == ["b: 2.5000", "a: 3.0000", "c"]
+    assert [colour for colour, _ in keys] == [SERIES[1], SERIES[0], SERIES[2]]
+
+
+def test_a_step_that_is_cut_off_is_told(make_run) -> None:
+    run = make_run(states=STATES)
+    told = [line(1, step, 20, compute_s=0.1 if step > 1 else 3.0) for step in range(1, 31)]
+    run.metrics_file.write_text("".join(f"{json.dumps(each)}\n" for each in told))
+    drawing = next(
+        each for each in drawings([History(run, run.record(), run_status(run))])
+        if each.name == "step-time"
+    )  # fmt: skip
+    assert drawing.about == "on worker 0; cut off: step 1 took 3.0 s"
 
 
 def test_runs_beside_each_other(interrupted, make_run, cli, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_list_a_run_its_log_and_back(runs, terminal) -> None:
     terminal.start("top", "--every", "0.5")
     wide = "200" in terminal.size
     reason = "precompile: waiting for free nodes" if wide else "precompile: waiting"
-    shown = terminal.wait("2 runs, 1 not ended", "20260101-000000-a", "30/30", "2.0000", reason)
+    shown = terminal.wait("2 runs, 1 active", "20260101-000000-a", "30/30", "2.0000", reason)
     rows = [line for line in shown.splitlines() if " 2026010" in line]
     assert rows[0].split()[:2] == ["20260102-000000-b", "PENDING"]  # the newest first
     assert reason in rows[0] and ("speed" in shown) == wide
@@ -137,7 +137,16 @@ def test_a_list_a_run_its_log_and_back(runs, terminal) -> None:
     terminal.press("Escape")
     terminal.wait("1,234 tok/s")
     terminal.press("Escape")
-    terminal.wait("2 runs, 1 not ended")
+    terminal.wait("2 runs, 1 active")
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+def test_a_long_reason_is_shown_whole(make_run, terminal) -> None:
+    why = f"a cause {'that needs many words ' * 5}to the end"
+    make_run(states={"train": [ENDED | {"state": "FAILED", "reason": why}]}, **LOCAL)
+    terminal.start("top", "last", "--every", "0.5")
+    terminal.wait("FAILED", "to the end")
     terminal.press("q")
     assert terminal.ended() == 0
 

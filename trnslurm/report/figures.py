@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,8 @@ def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
         keys = [(SERIES[0], "training")] if held_out[0] or undone else [(SERIES[0], "")]
         keys += [(SERIES[1], "held out")] if held_out[0] else []
         keys += [("#7f7f7f", "undone and trained again")] if undone else []
-
+    if several and any(held_out):
+        keys = _ranked(keys, [points for n, points in enumerate(held_out) if series[n]])
     resumed = _resumed(runs[0]) if over == "step" and not several and keys else []
     keys += [_RESUMED] if resumed else []
 
@@ -141,9 +143,21 @@ def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
     return Drawing(
         name=re.sub(r"\W+", "-", f"{name}-over-time" if over == "time" else name).strip("-"),
         title=f"{title} over time" if over == "time" else title,
-        about="dashed: held out" if several and any(held_out) else "",
+        about="dashed: held out; lowest at the end first" if several and any(held_out) else "",
         draw=draw, keys=keys,
     )  # fmt: skip
+
+
+def _ranked(
+    keys: Sequence[tuple[str, str]], held_out: Sequence[Sequence[Point]]
+) -> list[tuple[str, str]]:
+    """Return the keys of runs with their last held-out losses, the lowest first."""
+    last = [points[-1][2] if points else math.inf for points in held_out]
+    ranked = sorted(zip(last, keys, strict=True), key=lambda pair: pair[0])
+    return [
+        (colour, f"{text}: {loss:.4f}" if loss < math.inf else text)
+        for loss, (colour, text) in ranked
+    ]
 
 
 def _step_time(run: History) -> Drawing:
@@ -154,18 +168,23 @@ def _step_time(run: History) -> Drawing:
         return float(line[name]) if is_number(line.get(name)) else 0.0
 
     names = [name for name in _STEP_PARTS if any(seconds(line, name) for line in lines)]
+    values = [[seconds(line, name) for line in lines] for name in names]
+    whole = [*map(sum, zip(*values, strict=True))]
+    # The first step compiles, or fills caches: it would hide all others.
+    top = 1.2 * sorted(whole)[int(0.95 * (len(whole) - 1))] if whole else 0.0
+    about = "on worker 0"
+    if whole and max(whole) > top > 0:
+        highest = lines[whole.index(max(whole))]["step"]
+        about += f"; cut off: step {highest} took {max(whole):.1f} s"
 
     resumed = _resumed(run) if names else []
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        values = [[seconds(line, name) for line in lines] for name in names]
         axes.stackplot(
             [line["step"] for line in lines], *values, colors=SERIES[: len(names)], lw=0, alpha=0.85
         )
-        whole = sorted(map(sum, zip(*values, strict=True)))
-        # The first step compiles, or fills caches: it would hide all others.
-        axes.set_ylim(0, 1.2 * whole[int(0.95 * (len(whole) - 1))] or None)
+        axes.set_ylim(0, top or None)
         axes.set_xlabel("step")
         axes.set_ylabel("seconds")
         _mark(axes, resumed)
@@ -173,7 +192,7 @@ def _step_time(run: History) -> Drawing:
 
     keys = [(SERIES[n], _STEP_PARTS[name]) for n, name in enumerate(names)]
     keys += [_RESUMED] if resumed else []
-    return Drawing("step-time", "Where a step's time goes", "on worker 0", draw, keys)
+    return Drawing("step-time", "Where a step's time goes", about, draw, keys)
 
 
 def _timeline(run: History) -> Drawing:

@@ -39,7 +39,8 @@ class Top(App[None]):
     TITLE = "trnslurm top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #head, #title { height: 1; text-style: bold; }
+    #head { height: 1; text-style: bold; }
+    #title { height: auto; max-height: 5; text-style: bold; }
     #facts { height: auto; max-height: 60%; }
     #curve { height: 3; }
     #scale { height: 1; color: $foreground 60%; }
@@ -193,7 +194,7 @@ class RunsScreen(_Looking):
         runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
         clock = time.strftime("%H:%M:%S")
         self.query_one("#head", Static).update(
-            f"trnslurm: {runs}, {alive} not ended, at {clock}; Enter opens one"
+            f"trnslurm: {runs}, {alive} active, at {clock}; Enter opens one"
         )
 
     def chosen(self) -> RunDir | None:
