@@ -16,6 +16,7 @@ from trnslurm.prepare import tokenizer
 from trnslurm.prepare.errors import PrepareError
 
 LEAST = 100
+TOKEN = np.dtype(np.uint32)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUES = "##"
 # More characters would crowd a vocabulary; those left out become [UNK].
@@ -40,11 +41,11 @@ class WordPieces:
     ordinary: NDArray[np.int64]
     """The token ids that stand for text, in order."""
 
-    known: dict[str, list[int]] | None
+    known: dict[str, bytes] | None
     """The tokens of words seen before, if words are independent of each other."""
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the tokens of each text, and nothing else."""
+    def encode(self, texts: list[str]) -> list[bytes]:
+        """Return the tokens of each text, and nothing else, as the bytes of an array of TOKEN."""
         if self.known is None:
             return self._encode(texts)
         # Several times faster than whole texts: most of their words were seen before.
@@ -53,10 +54,12 @@ class WordPieces:
         words = [text.replace("\n", " ").split(" ") for text in texts]
         new = list(set(chain.from_iterable(words)) - self.known.keys())
         self.known.update(zip(new, self._encode(new), strict=True))
-        return [list(chain.from_iterable(map(self.known.__getitem__, text))) for text in words]
+        # Joining bytes takes less time than joining lists and making an array of them.
+        return [b"".join(map(self.known.__getitem__, text)) for text in words]
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    def _encode(self, texts: list[str]) -> list[bytes]:
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, TOKEN).tobytes() for encoding in encodings]
 
 
 def load(path: Path) -> WordPieces:

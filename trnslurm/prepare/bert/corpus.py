@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trnslurm.prepare.bert import sentences, wikiextractor
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.text.cutting import Chunk
-from trnslurm.prepare.wordpiece import WordPieces
+from trnslurm.prepare.wordpiece import TOKEN, WordPieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ class Tokenizing:
         for batch in chunk.batches():
             split = [list(self.form.split(text, chunk.lines.path)) for text in batch]
             encoded = pieces.encode([sentence for document in split for sentence in document])
-            tokens.append(np.array([*chain.from_iterable(encoded)], self.dtype))
-            lengths += map(len, encoded)
+            tokens.append(np.frombuffer(b"".join(encoded), TOKEN).astype(self.dtype))
+            lengths += [len(sentence) // TOKEN.itemsize for sentence in encoded]
             left = iter(encoded)
             documents += [sum(map(bool, islice(left, len(document)))) for document in split]
         with replacing(path_of(self.directory, chunk.number)) as stream:

@@ -86,10 +86,11 @@ def _choose_tokens(
     is_text: NDArray[np.bool_], wanted: NDArray[np.int64], keys: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Choose as many tokens of each row as wanted: those with the smallest keys."""
-    order = np.argsort(np.where(is_text, keys, np.inf), axis=1)
-    chosen = np.zeros_like(is_text)
-    np.put_along_axis(chosen, order, np.arange(is_text.shape[1]) < wanted[:, None], axis=1)
-    return chosen & is_text
+    keys = np.where(is_text, keys, np.inf)
+    most = int(wanted.max())
+    # Only the smallest are put in order, which takes a third of the time of all.
+    smallest = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
+    return (keys <= smallest[np.arange(len(keys)), wanted - 1][:, None]) & is_text
 
 
 def _choose_words(
