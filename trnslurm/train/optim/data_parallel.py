@@ -10,6 +10,7 @@ from trnslurm.train.checkpoint.state import Read, num_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.optim.buckets import Buckets
 from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.optim.shared_memory import SharedGradients
 
 
 class DataParallel(GlobalOptimizer):
@@ -85,8 +86,12 @@ class DataParallel(GlobalOptimizer):
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         """Return zeros for the gradients: as they are set to zero, and by parameter."""
-        self._buckets = Buckets(self._in_order, dtype)
-        return [self._buckets.whole], self._buckets.gradients
+        self._summed: Buckets | SharedGradients
+        if SharedGradients.fit(self._device):
+            self._summed = SharedGradients(self._in_order, dtype, self._device)
+        else:
+            self._summed = Buckets(self._in_order, dtype)
+        return [self._summed.whole], self._summed.gradients
 
     @torch.no_grad()
     def _add_up(self, parameter: Tensor) -> None:
@@ -97,7 +102,7 @@ class DataParallel(GlobalOptimizer):
 
     def begin_last_unit(self) -> None:
         """Send sums of gradients while the next backward pass makes the rest."""
-        self._buckets.begin_last_unit()
+        self._summed.begin_last_unit()
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
@@ -122,7 +127,7 @@ class DataParallel(GlobalOptimizer):
     def _reduce(self) -> None:
         """Wait until the gradients are summed over all workers."""
         with self._device.timer("collectives"):
-            self._buckets.all_reduce()
+            self._summed.all_reduce()
 
     def _rate(self, lr: float) -> Tensor | float:
         """Return a learning rate as the optimizer inside takes it."""
