@@ -8,8 +8,9 @@ the master's address, a requeue by Slurm, an end; then a second job of which a n
 and which is cancelled. All nodes share this machine's cores, so seconds grow with the number of
 nodes where a cluster's do not; the counts are those of a cluster.
 
-RPCs are the messages that slurmctld takes, as `sdiag` counts them. Files are opened below the run
-directory, which on a cluster is on a shared file system: inotify counts them, for all nodes.
+RPCs are the messages that slurmctld takes, as `sdiag` counts them, but for those by which nodes
+register now and then, job or none. Files are opened below the run directory, which on a cluster is
+on a shared file system: inotify counts them, for all nodes.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ while not Path("end").exists():
     time.sleep(0.5)
 """
 _RPC = re.compile(r"^\t([A-Z_]+) +\( *\d+\) count:(\d+)", re.MULTILINE)
-_OWN_RPC = "REQUEST_STATS_INFO"
+_OF_NO_JOB = ("REQUEST_STATS_INFO", "MESSAGE_NODE_REGISTRATION_STATUS")
 _SETTLED_S = 1.0
 _IN_OPEN, _IN_CREATE, _IN_ISDIR = 0x20, 0x100, 0x40000000
 
@@ -221,7 +222,7 @@ class Site:
         self.call("scontrol", "update", node, "State=RESUME")
 
     def rpcs(self) -> int:
-        """Return how many messages slurmctld has taken, once no more come, but for this question's.
+        """Return how many messages of jobs slurmctld has taken, once no more come.
 
         When a job ends, its nodes tell that one after the other.
         """
@@ -229,7 +230,7 @@ class Site:
         while count != before:
             time.sleep(_SETTLED_S if before >= 0 else 0)
             said = _RPC.findall(self.call("sdiag"))
-            before, count = count, sum(int(n) for name, n in said if name != _OWN_RPC)
+            before, count = count, sum(int(n) for name, n in said if name not in _OF_NO_JOB)
         return count
 
     def started_on(self, node: int) -> int:
