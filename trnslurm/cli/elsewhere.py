@@ -114,7 +114,8 @@ def _ask(
     site: Site, argv: Sequence[str], *, shows: bool, files: Mapping[str, str] | None = None,
     parcel: bytes | None = None, what: str = "", out: io.BytesIO | None = None,
 ) -> Any:  # fmt: skip
-    from trnslurm.remote.ask import Request, ask
+    from trnslurm.remote.ask import ask
+    from trnslurm.remote.request import Request
 
     request = Request(
         place=site.place, argv=argv, shows=shows, site={**site.files, **(files or {})},
@@ -272,7 +273,8 @@ def reconnect_command(forgetting: bool) -> None:
     Example:
       trnslurm reconnect
     """
-    from trnslurm.remote.ask import ask, forget, unfinished
+    from trnslurm.remote.ask import ask
+    from trnslurm.remote.request import forget, unfinished
 
     requests = unfinished()
     if not requests:

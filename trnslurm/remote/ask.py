@@ -1,8 +1,7 @@
 """Asks another host to run a command, and shows what it prints as if it ran here.
 
 The command has a token, and runs once there: when the connection breaks, another one shows what
-follows. What changes something is written down here until its end is known, so that it can be taken
-up by another process: `trnslurm reconnect`.
+follows. What changes something is written down by request.py until its end is known.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,10 +39,8 @@ from trnslurm.remote.receive import (
     REQUEST,
     write_all,
 )
-from trnslurm.remote.ssh import Place, ended
-from trnslurm.rundir import read_json, write_json
-from trnslurm.runs.find import state_home
-from trnslurm.runs.process import own_process, process_alive
+from trnslurm.remote.request import Request, forget, keep, refuse_again
+from trnslurm.remote.ssh import ended
 
 _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
 """Before each further try, of those in a row that brought nothing."""
@@ -54,25 +48,6 @@ _SILENT_S = 120.0
 """Longer than a login shell takes to start, and than the other side is ever silent."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A command, and what goes with it."""
-
-    place: Place
-    argv: Sequence[str]
-    shows: bool
-    """It changes nothing, so it may be asked again, and ends when nobody looks any more."""
-    site: Mapping[str, str] = field(default_factory=dict)
-    """Files of the search path there: the cluster profile."""
-    cluster: str = ""
-    parcel: bytes | None = None
-    what: str = ""
-    """What it does, for messages: `the submission of gpt2_zero1`."""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
-    begun: bool = False
-    """It is known to have begun: it is not there any more, if nothing is known of it."""
 
 
 @dataclass(kw_only=True)
@@ -106,20 +81,20 @@ def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool 
     answer = Answer(asked=again, begun=request.begun)
     if not request.shows:
         if not again:
-            _refuse_again(request)
-        _keep(request)
+            refuse_again(request)
+        keep(request)
     interrupts = _Interrupts(answer)
     try:
         with interrupts:
             _run(request, answer, interrupts, say, out)
     except (KeyboardInterrupt, RemoteError) as error:
         if request.shows or not answer.asked:
-            _forget(request.token)
+            forget(request)
             raise
-        _keep(replace(request, begun=answer.begun), process="")
+        keep(replace(request, begun=answer.begun), process="")
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
         raise ConnectionLostError(_what_is_known(request, answer, why)) from None
-    _forget(request.token)
+    forget(request)
     if answer.error:
         raise RemoteError(f"{request.place.host}: {answer.error}")
     return answer
@@ -189,65 +164,6 @@ def _what_is_known(request: Request, answer: Answer, why: str) -> str:
         f"{why}: whether {request.what} has begun is not known: `trnslurm reconnect` finds out, "
         "and does nothing twice"
     )
-
-
-def _folder() -> Path:
-    return state_home() / "remote"
-
-
-def _keep(request: Request, process: str | None = None) -> None:
-    """Write a request down, until its end is known, and which process will know; empty: none."""
-    directory = _folder() / request.token
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if request.parcel is not None:
-            (directory / "parcel").write_bytes(request.parcel)
-        facts = {k: v for k, v in asdict(request).items() if k != "parcel"}
-        facts |= {"time": time.time(), "process": own_process() if process is None else process}
-        write_json(directory / "request.json", facts)
-    except OSError as error:
-        raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
-
-
-def _forget(token: str) -> None:
-    shutil.rmtree(_folder() / token, ignore_errors=True)
-
-
-def forget(request: Request) -> None:
-    """Ask no more about what became of a request."""
-    _forget(request.token)
-
-
-def _refuse_again(request: Request) -> None:
-    """Refuse to submit what was sent before and may have been submitted."""
-    for other in unfinished() if request.parcel else ():
-        if (other.place.host, other.parcel) == (request.place.host, request.parcel):
-            raise RemoteError(
-                f"{request.place.host}: this was sent before, and what became of it is not known "
-                "here: `trnslurm reconnect` tells, or `trnslurm reconnect --forget`"
-            )
-
-
-def unfinished() -> list[Request]:
-    """Return the requests whose end is not known here, the oldest first.
-
-    Those of processes that are alive are left out: they will know.
-    """
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for directory in _folder().iterdir():
-            facts = read_json(directory / "request.json")
-            parcel = directory / "parcel"
-            try:
-                when = float(facts.pop("time"))
-                if process_alive(str(facts.pop("process"))):
-                    continue
-                place = Place(**facts.pop("place"))
-                data = parcel.read_bytes() if parcel.exists() else None
-                found.append((when, Request(place=place, parcel=data, **facts)))
-            except (KeyError, TypeError, ValueError, OSError):
-                continue
-    return [request for _, request in sorted(found, key=lambda each: each[0])]
 
 
 class _BrokenError(Exception):
@@ -325,7 +241,7 @@ class _Connection:
                 answer.asked = answer.asked or request.parcel is None
             elif kind == BEGUN:
                 if not (answer.begun or request.shows):
-                    _keep(replace(request, begun=True))
+                    keep(replace(request, begun=True))
                 answer.begun = True
                 if self._interrupts.seen:  # and nobody knows whether it arrived
                     self._write(INTERRUPT)

@@ -1,0 +1,94 @@
+"""A command for another host, written down here until its end is known.
+
+So another process can take it up: `trnslurm reconnect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from trnslurm.errors import RemoteError
+from trnslurm.remote.ssh import Place
+from trnslurm.rundir import read_json, write_json
+from trnslurm.runs.find import state_home
+from trnslurm.runs.process import own_process, process_alive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A command, and what goes with it."""
+
+    place: Place
+    argv: Sequence[str]
+    shows: bool
+    """It changes nothing, so it may be asked again, and ends when nobody looks any more."""
+    site: Mapping[str, str] = field(default_factory=dict)
+    """Files of the search path there: the cluster profile."""
+    cluster: str = ""
+    parcel: bytes | None = None
+    what: str = ""
+    """What it does, for messages: `the submission of gpt2_zero1`."""
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    begun: bool = False
+    """It is known to have begun: it is not there any more, if nothing is known of it."""
+
+
+def _folder() -> Path:
+    return state_home() / "remote"
+
+
+def keep(request: Request, process: str | None = None) -> None:
+    """Write a request down, and which process will know its end; empty: none."""
+    directory = _folder() / request.token
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if request.parcel is not None:
+            (directory / "parcel").write_bytes(request.parcel)
+        facts = {k: v for k, v in asdict(request).items() if k != "parcel"}
+        facts |= {"time": time.time(), "process": own_process() if process is None else process}
+        write_json(directory / "request.json", facts)
+    except OSError as error:
+        raise RemoteError(f"{directory}: cannot be written ({error.strerror})") from None
+
+
+def forget(request: Request) -> None:
+    """Remove what is written down of a request: its end is known, or nobody asks any more."""
+    shutil.rmtree(_folder() / request.token, ignore_errors=True)
+
+
+def refuse_again(request: Request) -> None:
+    """Refuse to submit what was sent before and may have been submitted."""
+    for other in unfinished() if request.parcel else ():
+        if (other.place.host, other.parcel) == (request.place.host, request.parcel):
+            raise RemoteError(
+                f"{request.place.host}: this was sent before, and what became of it is not known "
+                "here: `trnslurm reconnect` tells, or `trnslurm reconnect --forget`"
+            )
+
+
+def unfinished() -> list[Request]:
+    """Return the requests whose end is not known here, the oldest first.
+
+    Those of processes that are alive are left out: they will know.
+    """
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for directory in _folder().iterdir():
+            facts = read_json(directory / "request.json")
+            parcel = directory / "parcel"
+            try:
+                when = float(facts.pop("time"))
+                if process_alive(str(facts.pop("process"))):
+                    continue
+                place = Place(**facts.pop("place"))
+                data = parcel.read_bytes() if parcel.exists() else None
+                found.append((when, Request(place=place, parcel=data, **facts)))
+            except (KeyError, TypeError, ValueError, OSError):
+                continue
+    return [request for _, request in sorted(found, key=lambda each: each[0])]
