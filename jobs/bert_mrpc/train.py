@@ -18,6 +18,7 @@ from trnslurm.train.classifier import (
     on_device,
     open_split,
     predict,
+    read_unit,
 )
 from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit, eval_units
@@ -106,7 +107,7 @@ def main() -> None:
 
 def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of the mean loss over the global batch."""
-    samples = on_device(device, text.samples(unit.first, unit.size))
+    samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weight = device.put(torch.tensor([unit.weight / plan.batch.global_batch]))
     device.seed(unit.seed)

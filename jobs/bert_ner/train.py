@@ -18,6 +18,7 @@ from trnslurm.train.classifier import (
     on_device,
     open_split,
     predict,
+    read_unit,
 )
 from trnslurm.train.data.labelled import UNLABELLED, Labelled
 from trnslurm.train.data.units import Unit
@@ -110,7 +111,7 @@ def unit_loss(
 
     Not over those of the unit, as transformers' own loss: units with few words would count more.
     """
-    samples = on_device(device, text.samples(unit.first, unit.size))
+    samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weights = device.put(torch.full((2,), unit.weight / max(words, 1)))
     device.seed(unit.seed)

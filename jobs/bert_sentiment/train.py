@@ -18,6 +18,7 @@ from trnslurm.train.classifier import (
     on_device,
     open_split,
     predict,
+    read_unit,
 )
 from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit
@@ -102,7 +103,7 @@ def main() -> None:
 
 def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over the global batch."""
-    samples = on_device(device, text.samples(unit.first, unit.size))
+    samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
     weights = device.put(torch.full((unit.size,), unit.weight / plan.batch.global_batch))
     device.seed(unit.seed)

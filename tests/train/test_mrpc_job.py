@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trnslurm.train import trainer
-from trnslurm.train.data.labelled import open_labelled
+from trnslurm.train.classifier import read_unit
+from trnslurm.train.data.labelled import LabelledSamples, open_labelled
 from trnslurm.train.data.units import Unit
+from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.predictions import score
 
@@ -318,3 +321,19 @@ def test_data_that_does_not_fit_is_refused(job, trainings, changes, words):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, **changes))
     with pytest.raises(TrainError, match=words):
         job.open_split(plan, "train")
+
+
+def test_reading_a_unit_counts_as_data():
+    """Not only its copy to the device, which on CPUs is none."""
+    device = SimpleNamespace(timer=Timer(), put=lambda tensor: tensor)
+    names = [field.name for field in fields(LabelledSamples)]
+    doing = []
+
+    class Text:
+        def samples(self, first, size):
+            doing.append(device.timer.doing)
+            return LabelledSamples(**dict.fromkeys(names, torch.arange(first, first + size)))
+
+    read = read_unit(device, Text(), Unit(index=0, first=3, size=2, weight=1.0, seed=0))
+    assert doing == ["data"] and read.labels.tolist() == [3, 4]
+    assert list(device.timer.take()) == ["data"]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.labelled import Labelled, LabelledSamples, open_labelled
+from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
@@ -71,10 +72,15 @@ def predict(model: Any, device: Device, precision: str, samples: LabelledSamples
     return logits
 
 
+def read_unit(device: Device, text: Labelled, unit: Unit) -> LabelledSamples:
+    """Read a unit's samples, and copy them to the device."""
+    with device.timer("data"):
+        return on_device(device, text.samples(unit.first, unit.size))
+
+
 def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
     """Copy samples to the device."""
-    with device.timer("data"):
-        return LabelledSamples(**{name: device.put(part) for name, part in vars(samples).items()})
+    return LabelledSamples(**{name: device.put(part) for name, part in vars(samples).items()})
 
 
 def classifier_flops(model: Any, seq_len: int) -> float:
