@@ -30,7 +30,7 @@ _COMMANDS = {
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print, draw or send the numbers of each step, or of a sweep's runs."),
     "report": ("report", "Write a page about a run, or about several beside each other."),
-    "compare": ("compare", "Show where runs stand, and what of their configuration differs."),
+    "compare": ("compare", "Show where runs stand, and what differs in their configuration."),
     "triage": ("triage", "Show which rank failed first, why, and what to do."),
     "cancel": ("runs", "Cancel a run or a sweep, and what waits for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
