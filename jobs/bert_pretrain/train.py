@@ -142,8 +142,9 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over so many tokens and samples."""
     with device.timer("data"):
-        samples = Samples(*map(device.put, text.samples(unit.first, unit.size)))
-    weights = device.put(torch.tensor([unit.weight / count for count in counts * 2]))
+        weights = torch.tensor([unit.weight / count for count in counts * 2])
+        *columns, weights = device.put_all([*text.samples(unit.first, unit.size), weights])
+    samples = Samples(*columns)
     device.seed(unit.seed)
     with device.autocast(plan.precision):
         tokens, next_sentence = predict(model, samples)

@@ -98,9 +98,9 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
-        tokens = device.put(text.samples(unit.first, unit.size))
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weight = device.put(torch.tensor([unit.weight / valid_tokens]))
+        # A vector, because torch_xla compiles a plain number of exactly 0 or 1 into the graph.
+        weight = torch.tensor([unit.weight / valid_tokens])
+        tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
     device.seed(unit.seed)
     with device.autocast(plan.precision):
         logits = model(tokens, use_cache=False).logits

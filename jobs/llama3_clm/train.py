@@ -137,9 +137,9 @@ def unit_loss(
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
-        tokens = device.put(text.samples(unit.first, unit.size))
-    # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
-    weight = device.put(torch.tensor([unit.weight / valid_tokens]))
+        # A vector, because torch_xla compiles a plain number of exactly 0 or 1 into the graph.
+        weight = torch.tensor([unit.weight / valid_tokens])
+        tokens, weight = device.put_all([text.samples(unit.first, unit.size), weight])
     device.seed(unit.seed)
     logits = model(tokens, use_cache=False).logits
     # The last token predicts nothing (-100): to cut its logits off would be to copy all others.

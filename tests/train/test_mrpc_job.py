@@ -257,7 +257,8 @@ def test_the_loss_is_that_of_transformers(job, labels):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, model__num_labels=outputs))
     plan.batch = SimpleNamespace(global_batch=6)
     device = SimpleNamespace(
-        torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
+        torch_device=torch.device("cpu"), put=lambda t: t, put_all=list,
+        timer=lambda name: nullcontext(),
         autocast=lambda precision: nullcontext(), seed=lambda seed: None,
     )  # fmt: skip
     model = job.make_classifier(plan, "", device).eval()
@@ -325,7 +326,7 @@ def test_data_that_does_not_fit_is_refused(job, trainings, changes, words):
 
 def test_reading_a_unit_counts_as_data():
     """Not only its copy to the device, which on CPUs is none."""
-    device = SimpleNamespace(timer=Timer(), put=lambda tensor: tensor)
+    device = SimpleNamespace(timer=Timer(), put_all=list)
     names = [field.name for field in fields(LabelledSamples)]
     doing = []
 

@@ -192,7 +192,8 @@ def test_the_loss_is_the_mean_over_the_words_of_the_step(job, data):
     text = open_labelled(data / "bert", "train", seq_len=48, vocab_size=512, seed=1)
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, seq_len=48))
     device = SimpleNamespace(
-        torch_device=torch.device("cpu"), put=lambda t: t, timer=lambda name: nullcontext(),
+        torch_device=torch.device("cpu"), put=lambda t: t, put_all=list,
+        timer=lambda name: nullcontext(),
         autocast=lambda precision: nullcontext(), seed=lambda seed: None,
     )  # fmt: skip
     model = job.make_classifier(plan, "", device, of_words=True).eval()

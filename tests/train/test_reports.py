@@ -101,7 +101,7 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
 
     device = SimpleNamespace(
         rank=rank, timer=Timer(), total=total, memory=dict, graphs=lambda: 0,
-        graphs_missed=lambda: None,
+        graphs_missed=lambda: None, fetch=list,
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
     progress = Progress(

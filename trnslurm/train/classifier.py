@@ -80,7 +80,8 @@ def read_unit(device: Device, text: Labelled, unit: Unit) -> LabelledSamples:
 
 def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
     """Copy samples to the device."""
-    return LabelledSamples(**{name: device.put(part) for name, part in vars(samples).items()})
+    columns = vars(samples)
+    return LabelledSamples(**dict(zip(columns, device.put_all(columns.values()), strict=True)))
 
 
 def classifier_flops(model: Any, seq_len: int) -> float:

@@ -3,7 +3,7 @@
 import contextlib
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,14 @@ class Device(ABC):
     def put(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device."""
         return tensor.to(self.torch_device)
+
+    def put_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Copy tensors to the device, in one transfer where it has such."""
+        return [self.put(tensor) for tensor in tensors]
+
+    def fetch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Copy tensors of a graph that has ended, in one transfer where the device has such."""
+        return [tensor.cpu() for tensor in tensors]
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
         """Return the context of the forward pass: bf16 arithmetic for "mixed", else none."""

@@ -127,8 +127,11 @@ class Progress:
         steps, self._pending = self._pending, []
         if not steps:
             return False
+        tensors = (tensor for done in steps for tensor in (done.loss, done.grad_norm))
+        fetched = self._device.fetch(tensors)
+        norms = [norm.item() for norm in fetched[1::2]]
         # Always as many numbers: their count is part of the graph that sums them.
-        mine = [number for done in steps for number in done.loss.tolist()]
+        mine = [number for loss in fetched[::2] for number in loss.tolist()]
         width = len(self._parts)
         rest = [0.0] * (self._log_every * width - len(mine))
         mine += [*rest, float(self._device.rank == 0 and word)]
@@ -142,8 +145,8 @@ class Progress:
         times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
         memory = {key: round(value) for key, value in self._device.memory().items()}
         lines = [
-            self._line(done, loss, seconds) | times | memory
-            for done, loss in zip(steps, losses, strict=True)
+            self._line(done, loss, norm, seconds) | times | memory
+            for done, loss, norm in zip(steps, losses, norms, strict=True)
         ]
         for line in lines:
             self._write(line)
@@ -189,7 +192,9 @@ class Progress:
     def _graphs_since_steady(self) -> int:
         return 0 if self._steady_graphs is None else self._device.graphs() - self._steady_graphs
 
-    def _line(self, done: StepDone, loss: list[float], seconds: float) -> dict[str, int | float]:
+    def _line(
+        self, done: StepDone, loss: list[float], norm: float, seconds: float
+    ) -> dict[str, int | float]:
         """Return a step's line; `seconds` is the mean since the last report."""
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
@@ -202,7 +207,7 @@ class Progress:
             "steps": self._total,
             "samples": done.step * batch.global_batch,
             **dict(zip(self._parts, loss, strict=True)),
-            "grad_norm": done.grad_norm.item(),
+            "grad_norm": norm,
             "lr": done.lr,
             **done.extra,
             "samples_per_s": round(samples_per_s, 3),
