@@ -19,7 +19,7 @@ SHELL := /bin/bash
 
 all: help
 .PHONY: all help demo docs pictures test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
-  bench-all bench-launcher bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging bench-restart bench-scale wheel clean
+  bench-all bench-launcher bench-collectives bench-supervision bench-checkpoint bench-data bench-bert bench-reader bench-staging bench-restart bench-scale wheel clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -132,6 +132,9 @@ bench-launcher: .venv/.train  ## Measure runs and status beside thousands of run
 
 bench-training: .venv/.train  ## Measure training speed beside accelerate and a plain DDP loop
 	$(BIN)/python benchmarks/training.py
+
+bench-collectives: .venv/.train  ## Count collectives and host work of a step on XLA devices, beside AWS's samples
+	$(BIN)/python benchmarks/collectives.py
 
 bench-supervision: .venv/.train  ## Measure what the look for a stop and the watchdog cost a step
 	$(BIN)/python benchmarks/supervision.py

@@ -25,6 +25,7 @@ SCRIPTS = (
     "startup",
     "launcher",
     "training",
+    "collectives",
     "supervision",
     "checkpoint_stall",
     "packing",

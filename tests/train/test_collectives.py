@@ -1,0 +1,72 @@
+"""What a step asks of the network and the host on XLA devices does not grow by accident.
+
+The counts are those of make bench-collectives, for worker 0 of four with two units each.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import JOBS, REPO, strategy_of, tiny_plan
+from .make_shards import make_shards
+
+WORKERS, UNITS = 4, 2
+COUNTED_STEPS = 10  # from one report to the next, as train.log_every
+LAYERS = {"gpt2_zero1": "n_layer", "bert_pretrain": "num_hidden_layers",
+          "llama3_clm": "num_hidden_layers"}  # fmt: skip
+# For a report, each ten steps, one small all-reduce; for ZeRO-1 and FSDP one of each step's norm.
+REPORT = 0.1
+EXPECTED = {
+    "gpt2_zero1": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1 + REPORT},
+    "bert_pretrain": {"all-reduce": 1 + REPORT},
+    # Of the one layer and of what is around it: gathered forwards, and the layer backwards again.
+    "llama3_clm": {
+        "reduce-scatter": 2 * UNITS, "all-gather": 3 * UNITS, "all-reduce": 1 + REPORT
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", EXPECTED)
+def test_collectives_graphs_and_transfers_of_a_step(recipe, tmp_path):
+    job = JOBS / recipe
+    changes = {
+        "batch__micro_batch": 1, "batch__global_batch": WORKERS * UNITS,
+        f"model__{LAYERS[recipe]}": 1, "train__log_every": COUNTED_STEPS,
+        "train__eval_every": 0, "train__save_every": 0,
+    }  # fmt: skip
+    if recipe == "llama3_clm":
+        changes["train__strategy"] = "xla_fsdp"
+    if recipe == "bert_pretrain":
+        make_shards(tmp_path / "shards", [64])
+        changes["data"] = str(tmp_path / "shards")
+    plan = tiny_plan("xla-cpu", 1, WORKERS, job=job, **changes)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "code").symlink_to(REPO)
+    if recipe == "llama3_clm":
+        (tmp_path / "strategy.json").write_text(json.dumps(strategy_of(plan, job, {})))
+
+    script = REPO / "benchmarks/xla_workers.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "ours", str(tmp_path / "counted.json")],
+        env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    counted = json.loads((tmp_path / "counted.json").read_text())
+
+    collectives = counted.pop("collectives")
+    assert {kind: one["number"] for kind, one in collectives.items()} == EXPECTED[recipe]
+    assert {each for one in collectives.values() for each in one["types"]} == {"f32"}
+    assert counted == {
+        "compiled": 0,
+        # A graph for each unit and one for the update; and one for a report.
+        "executions": UNITS + 1 + REPORT,
+        "syncs": UNITS + 1 + REPORT,
+        # A unit's samples and its seed; the rate; and what a report sums.
+        "to_device": 2 * UNITS + 1 + REPORT,
+        # All of a report's numbers, and their sums.
+        "from_device": 2 * REPORT,
+    }
