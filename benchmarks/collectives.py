@@ -64,7 +64,6 @@ def main() -> None:
         **{kind: (kind, "g") for kind in KINDS},
         "mb": ("MB", ",.2f"),
         "largest_mb": ("largest", ",.2f"),
-        "types": ("types", ""),
         "syncs": ("syncs", "g"),
         "executions": ("graphs", "g"),
         "compiled": ("compiled", "g"),

@@ -5,7 +5,7 @@ checkpoints are left out, and the batches are random. Where they call xm.mark_st
 says torch_xla.sync.
 
 - bert_pretrain, "sample": data parallelism by xm.reduce_gradients. Its script for Slurm sets
-  BUCKET_CAP_MB=512, which torch_xla has not read since 2.5; torch-neuronx sets
+  BUCKET_CAP_MB=512, which torch_xla has not read since 2.5; on Neuron it sets
   ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB=50 unless it is set.
   https://github.com/aws-neuron/aws-neuron-samples, torch-neuronx/training/dp_bert_hf_pretrain:
   dp_bert_large_hf_pretrain_hdf5.py (001189f), run_dp_bert_large_hf_pretrain_bf16_s128.sh (3658f9f)
@@ -29,7 +29,7 @@ from typing import Any
 from xla_workers import WARM_UP, WINDOW
 
 BUCKET_MB = 50
-"""torch-neuronx's default."""
+"""torch_xla's default on Neuron (its _internal/neuron.py)."""
 NXD_BUCKET_MB = 130
 
 
