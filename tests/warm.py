@@ -11,6 +11,7 @@ about torchrun, signals or the death of processes start it as users do.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -60,11 +61,14 @@ def main() -> None:
     """Serve launches, one line of JSON each, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    gc.disable()  # what is imported stays; every fork would look through it at its end
     if sys.argv[1] == "xla":
         importlib.import_module("torch_xla.distributed.xla_backend")
     for model in _MODELS:
         importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     importlib.import_module("torch.distributed.run")
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
