@@ -16,6 +16,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .ONESHELL:
+# Tests start Python a thousand times, and each time our modules would be compiled again.
+unexport PYTHONDONTWRITEBYTECODE
 
 all: help
 .PHONY: all help demo docs pictures test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \

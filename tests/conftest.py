@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def pytest_configure() -> None:
     it. A handler, unlike SIG_IGN, becomes the default in a program that is started: so the tests
     themselves still outlive the terminal of `nohup make test`.
     """
+    gc.disable()  # until all is imported, which stays
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -65,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         turns |= {path: (0, place / len(paths)) for place, path in enumerate(paths)}
     turns |= {here / file: (-1, float(place)) for place, file in enumerate(_SLOWEST)}
     items.sort(key=lambda item: turns.get(item.path, (1, 0.0)))
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage out of what was imported: all of PyTorch."""
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True, kw_only=True)
