@@ -13,7 +13,7 @@ says torch_xla.sync.
   join collectives up to 62 MB where it trains in mixed precision.
   The same repository, zero1_gpt2: run_clm_no_trainer.py and run_clm.sh at 0012643
 - gpt2_zero1, "NxD": the same with the buckets of neuronx-distributed, which notes NaN above 140 MB.
-  https://github.com/aws-neuron/neuronx-distributed, src/neuronx_distributed/trainer/optimizer.py
+  https://github.com/aws-neuron/neuronx-distributed, src/neuronx_distributed/trainer/trainer.py
 - llama3_clm, "sample": XlaFullyShardedDataParallel with the settings of the sample for GPT-2, which
   takes the norm of the parameters in each micro-batch.
   aws-neuron-samples, fsdp_gpt2: run_clm_no_trainer.py at 5d7a643
