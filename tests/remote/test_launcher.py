@@ -9,7 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+
+import pytest
 
 from trnslurm.remote import receive
 from trnslurm.remote.launcher import _NEEDED, Launcher, own_launcher
@@ -93,3 +96,21 @@ def test_a_login_node_without_a_python(login: Login, cli) -> None:
     activate = "activate: ['PATH=$PATH:/usr/bin']\npython: python9"
     profile.write_text(text.replace("python: /usr/bin/python3", activate))
     assert cli("runs").code == 0  # after the lines of `activate`
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../out", tarfile.REGTYPE), ("/tmp/out", tarfile.REGTYPE), ("link", tarfile.SYMTYPE)],
+)
+def test_an_archive_unpacks_nothing_elsewhere(tmp_path: Path, name: str, kind: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, "/etc/passwd"
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("plain"))
+        tar.addfile(entry)
+    with (
+        tarfile.open(tmp_path / "a.tar") as tar,
+        pytest.raises(tarfile.TarError, match=f"{name}'? does not belong"),
+    ):
+        receive.extract(tar, tmp_path / "here")
+    assert not (tmp_path / "here").exists()

@@ -219,6 +219,7 @@ def _report(site: Site, ctx: click.Context) -> int:
     import tarfile
     import tempfile
 
+    from trnslurm.remote.receive import extract
     from trnslurm.report.history import History
     from trnslurm.runs.foreign import read_fields
     from trnslurm.runs.run import RunDir
@@ -228,8 +229,11 @@ def _report(site: Site, ctx: click.Context) -> int:
     if answer.code:
         return int(answer.code)
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
-        with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
-            tar.extractall(directory, filter="data")
+        try:
+            with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
+                extract(tar, Path(directory))
+        except tarfile.TarError as error:
+            raise RemoteError(f"{site.place.host}: what it sent of its runs: {error}") from None
         found = []
         for facts in json.loads(answer.files["statuses.json"]):
             run = RunDir(Path(directory, Path(facts["run"]).name))

@@ -92,6 +92,17 @@ def receive(file: Path, kind: bytes) -> None:
         sys.exit(1)
 
 
+def extract(tar: tarfile.TarFile, directory: Path) -> None:
+    """Unpack an archive, and nothing of it elsewhere."""
+    if hasattr(tarfile, "data_filter"):  # since 3.11.4
+        tar.extraction_filter = staticmethod(tarfile.data_filter)
+    for member in tar.getmembers():
+        inside = not member.name.startswith("/") and ".." not in Path(member.name).parts
+        if not inside or not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} does not belong in this archive")
+    tar.extractall(directory)
+
+
 def install(directory: Path) -> None:
     """Receive the launcher and unpack it; two that do so at a time do not disturb each other."""
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,9 +110,7 @@ def install(directory: Path) -> None:
     receive(archive, LAUNCHER)
     new = directory.with_name(f"{directory.name}.new-{socket.gethostname()}-{os.getpid()}")
     with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):  # since 3.11.4
-            tar.extraction_filter = staticmethod(tarfile.data_filter)
-        tar.extractall(new)
+        extract(tar, new)
     try:
         new.rename(directory)
     except OSError:
