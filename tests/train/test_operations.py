@@ -92,5 +92,5 @@ def test_a_unit_is_its_matrix_products_and_one_operation_for_each_other_part(cou
 def test_a_step_ends_with_one_pass_for_each_group_and_one_sum_for_each_bucket(counted):
     _, of_end, optimizer = counted
     assert of_end["aten::_fused_adamw_"] == 2
-    assert of_end["c10d::allreduce_"] == len(optimizer._buckets._buckets) == 1
+    assert of_end["c10d::allreduce_"] == len(optimizer._summed._buckets) == 1
     assert of_end["aten::zero_"] == 1

@@ -63,6 +63,7 @@ class Team:
             device: Any = SimpleNamespace(
                 rank=rank,
                 world=plan.workers,
+                local_world=1,
                 name="cpu",
                 timer=Timer(),
                 torch_device=torch.device("cpu"),
