@@ -48,11 +48,11 @@ check: .venv/.train  ## Linters and types
 	$(BIN)/mypy
 	shellcheck .ci/run tests/sandbox/*.sh cluster-config/parallelcluster/*.sh tests/parallelcluster/fake_bin/* tests/fake_bin/*
 
-# Four files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
+# Six files of tests side by side, in the order of tests/conftest.py: for two cores, as those that
 # wait for Slurm leave them idle.
 unit: sandbox screens sshd .venv/.train .venv-pcluster  ## The tests
 	@$(MAKE) --no-print-directory $(NEWER_SLURM) || echo "warning: no newer Slurm: its tests are skipped"
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 # One after the other: what they measure, and their bounds, are of a machine that does nothing else.
 test-faults: sandbox .venv/.train  ## Every row of the fault matrix; writes the table of docs/reliability.md
