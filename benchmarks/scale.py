@@ -59,6 +59,7 @@ else:
             break
         except ConnectionRefusedError:
             time.sleep(0.1)
+    peer.settimeout(None)
     assert peer.recv(1) == b"1"
 step = 0
 while not Path("end").exists():
