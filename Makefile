@@ -125,7 +125,7 @@ goldens: .venv/.train  ## Write the rendered scripts that the tests compare with
 bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, beside torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python
 
-bench-all: .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks of this machine; one page of tables, in under an hour
+bench-all: .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks of this machine; one page of tables, in about an hour
 	@mkdir -p .make
 	$(BIN)/python benchmarks/all.py --torchx .venv-torchx/bin/python --datasets .venv-datasets/bin/python -o .make/benchmarks.md
 

@@ -1,8 +1,8 @@
 """Training loops as AWS's samples for Trainium have them, with a job's model.
 
-Written anew after what the samples do in a step, at the commits below; data loading, logging and
-checkpoints are left out, and the batches are random. Where they call xm.mark_step, torch_xla 2.9
-says torch_xla.sync.
+They do what the samples do in a step, at the commits below, in code of our own; data loading,
+logging and checkpoints are left out, and the batches are random. Where the samples call
+xm.mark_step, torch_xla 2.9 says torch_xla.sync.
 
 - bert_pretrain, "sample": data parallelism by xm.reduce_gradients. Its script for Slurm sets
   BUCKET_CAP_MB=512, which torch_xla has not read since 2.5; on Neuron it sets

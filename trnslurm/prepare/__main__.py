@@ -30,8 +30,8 @@ def main() -> None:
     """Run a command; an error that the user can fix is one line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
-    # NumPy's threads would multiply matrices, of which there are none, and a process with threads
-    # cannot be forked.
+    # Otherwise NumPy starts threads for matrix products, which nothing here needs; and a process
+    # that has threads cannot be forked.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = sys.argv[1:]
     try:
