@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -131,11 +132,16 @@ class Data:
         texts: list[str] = tokenizer.decode_batch(documents, skip_special_tokens=False)
         return texts
 
-    def files(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.path.iterdir()}
+    def files(self) -> dict[str, str]:
+        """The checksum of each file: what differs is named, not printed."""
+        return {path.name: checksum(path.read_bytes()) for path in self.path.iterdir()}
 
 
-@pytest.fixture
+def checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture(scope="session")
 def read_data() -> Callable[[Path], Data]:
     """Read prepared data."""
 

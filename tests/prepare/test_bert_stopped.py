@@ -24,12 +24,12 @@ def command(long_text):
 
 
 @pytest.fixture(scope="module")
-def at_once(command, run_prepare, tmp_path_factory):
+def at_once(command, run_prepare, read_data, tmp_path_factory):
     """The result of one process that nothing stops."""
     output = tmp_path_factory.mktemp("at-once") / "data"
     done = run_prepare(*command, *ALONE, "--output", output, PYTHONHASHSEED="1")
     assert done.code == 0, done
-    return {path.name: path.read_bytes() for path in output.iterdir()}
+    return read_data(output).files()
 
 
 def test_a_run_resumes_in_each_of_its_steps(

@@ -38,15 +38,15 @@ def command(long_text, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def at_once(make_long_text, run_prepare, tmp_path_factory):
-    """The result of the command when nothing stops it."""
+def at_once(make_long_text, run_prepare, read_data, tmp_path_factory):
+    """What the command makes when nothing stops it."""
     directory = tmp_path_factory.mktemp("at-once")
     text = make_long_text(directory / "long.txt")
     output = directory / "data"
     work = (*ALONE, "--chunk-bytes", 10**9)
     done = run_prepare("--output", output, "--text", text, "--tokenizer", "train:400", *work)
     assert done.code == 0, done
-    return {path.name: path.read_bytes() for path in output.iterdir()}
+    return read_data(output)
 
 
 def workers(pid, *, are_forked=False):
@@ -104,13 +104,12 @@ def test_a_run_resumes_where_another_was_stopped(
     done = prepare("--output", output, *command, *ALONE)
     assert done.code == 0, done
     assert left_beside(output) == []
-    assert read_data(output).files() == at_once
+    assert read_data(output).files() == at_once.files()
 
 
-def test_workers_are_forked_from_a_process_without_threads(command, at_once, tmp_path):
+def test_workers_are_forked_from_a_process_without_threads(read_data, command, at_once, tmp_path):
     """As here, where no tokenizer is trained; then they end with it as well."""
-    trained = tmp_path / "tokenizer.json"
-    trained.write_bytes(at_once[trained.name])
+    trained = at_once.path / "tokenizer.json"
     command = tuple(trained if word == "train:400" else word for word in command)
     output = tmp_path / "data"
     for number in (signal.SIGKILL, signal.SIGTERM):
@@ -128,8 +127,9 @@ def test_workers_are_forked_from_a_process_without_threads(command, at_once, tmp
         go_on(process)
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
+    made = read_data(output).files()
     for name in ("train.bin", "eval.bin", trained.name):
-        assert (output / name).read_bytes() == at_once[name]
+        assert made[name] == at_once.files()[name]
 
 
 def kill_a_worker(output, command, *, are_forked=False):
@@ -160,7 +160,7 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
         go_on(process)
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
-    assert read_data(output).files() == at_once
+    assert read_data(output).files() == at_once.files()
 
 
 def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(

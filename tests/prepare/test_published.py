@@ -47,6 +47,7 @@ def tar_of(files):
 
 
 SHARDS = {f"{name}.hdf5": shard(count) for name, count in SAMPLES.items()}
+CHECKSUMS = {name: hashlib.sha256(data).hexdigest() for name, data in SHARDS.items()}
 ARCHIVE = tar_of(
     {f"a directory/{name}": data for name, data in SHARDS.items()}
     | {"a directory/README": b"words", "a directory/._wiki_training_0.hdf5": b"of another system"}
@@ -91,8 +92,12 @@ def refused(fetch, output, left_beside):
     return run
 
 
-def contents(output):
-    return {path.name: path.read_bytes() for path in output.iterdir() if path.suffix == ".hdf5"}
+def checksums(output):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in output.iterdir()
+        if path.suffix == ".hdf5"
+    }
 
 
 def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, left_beside):
@@ -100,7 +105,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
     assert done.out == f"Fetched {output}: {WHAT}\n", done
     for what in ("fetching", "checking", "unpacking", "reading shards"):
         assert f"{what}: 100%" in done.err
-    assert contents(output) == SHARDS
+    assert checksums(output) == CHECKSUMS
     notes = json.loads((output / "published.json").read_text())
     assert notes == {
         "format": 1,
@@ -119,7 +124,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
     assert fetch().error == damaged
     assert prepare("verify", output).error == damaged
     assert fetch("--force").code == 0
-    assert contents(output) == SHARDS
+    assert checksums(output) == CHECKSUMS
 
 
 @pytest.mark.parametrize("etag", [None, '"0123456789abcdef0123456789abcdef-7"'])
@@ -139,7 +144,7 @@ def test_what_was_cut_off_goes_on(fetch, bucket, output, etag):
     assert [asked for _, asked in bucket.asked] == [
         None, "bytes=5000-", "bytes=5000-", "bytes=10000-"
     ]  # fmt: skip
-    assert contents(output) == SHARDS
+    assert checksums(output) == CHECKSUMS
 
 
 def test_killed_between_two_steps_it_asks_for_nothing_twice(
@@ -159,7 +164,7 @@ def test_killed_between_two_steps_it_asks_for_nothing_twice(
     assert not output.exists() and len(left_beside(output)) == 1
     assert fetch().code == 0
     assert len(bucket.asked) == 1 and len(copied) == 4
-    assert contents(output) == SHARDS
+    assert checksums(output) == CHECKSUMS
 
 
 @pytest.mark.parametrize("parts", [True, False])
@@ -172,7 +177,7 @@ def test_what_changed_on_the_server_is_fetched_again(fetch, bucket, output, etag
     done = fetch()
     assert done.code == 0, done
     assert ("has changed, or cannot be resumed: starting again" in done.err) == (etag is None)
-    assert contents(output) == SHARDS
+    assert checksums(output) == CHECKSUMS
 
 
 def test_what_is_not_as_the_server_says(refused, bucket):
