@@ -22,12 +22,13 @@ from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
 
-# igzip, if it is there: HDF5's own zlib makes files a tenth smaller, and needs five times as long.
-_isal: Any = importlib.import_module("isal") if importlib.util.find_spec("isal") else None
-_igzip: Any = importlib.import_module("isal.isal_zlib") if _isal else None
-COMPRESSOR: dict[str, str] = {"isal": _isal.__version__} if _isal else {}
-# Its highest that is fast: 3 is much slower, and 0 makes larger files.
-_ISAL_LEVEL = 2
+# libdeflate, if it is there: HDF5's own zlib needs twice as long for files a twentieth larger. The
+# same samples are always the same bytes (github.com/ebiggers/libdeflate/issues/400); Intel's igzip,
+# faster still, now and then makes others, in another process.
+_deflate: Any = importlib.import_module("deflate") if importlib.util.find_spec("deflate") else None
+COMPRESSOR: dict[str, str] = {"deflate": _deflate.__version__} if _deflate else {}
+# As fast as 1, and of the higher ones each is slower.
+_LEVEL = 2
 # Each array's type, as NVIDIA's create_pretraining_data.py has them.
 DTYPES = {
     "input_ids": "i4",
@@ -114,13 +115,15 @@ class Sharding:
         masked = np.zeros(len(pairs), np.uint16)
         data = io.BytesIO()
         with h5py.File(data, "w") as file:
-            for name, dtype in DTYPES.items():
-                _create(file, name, dtype, len(pairs), self.settings)
+            arrays = {
+                name: _create(file, name, dtype, len(pairs), self.settings)
+                for name, dtype in DTYPES.items()
+            }
             for first in range(0, len(pairs), _ROWS_AT_ONCE):
                 rows = slice(first, first + _ROWS_AT_ONCE)
                 samples = make_samples(corpus, pairs[rows], pieces, self.settings, numbers)
                 for name, values in samples.items():
-                    _write(file[name], first, values)
+                    _write(arrays[name], first, values)
                 masked[rows] = np.count_nonzero(samples["masked_lm_positions"], axis=1)
         random_next = int(pairs[:, RANDOM_NEXT].sum())
         sha256 = hashlib.sha256(data.getbuffer()).hexdigest()
@@ -136,10 +139,12 @@ class Sharding:
         return self.notes / f"{shard.name}.npz"
 
 
-def _create(file: h5py.File, name: str, dtype: str, samples: int, settings: Settings) -> None:
+def _create(
+    file: h5py.File, name: str, dtype: str, samples: int, settings: Settings
+) -> h5py.Dataset:
     widths = {"masked_lm_positions": settings.max_pred, "masked_lm_ids": settings.max_pred}
     columns = () if name == "next_sentence_labels" else (widths.get(name, settings.seq_len),)
-    file.create_dataset(
+    return file.create_dataset(
         name,
         (samples, *columns),
         dtype,
@@ -150,7 +155,7 @@ def _create(file: h5py.File, name: str, dtype: str, samples: int, settings: Sett
 
 def _write(dataset: h5py.Dataset, first: int, values: NDArray[Any]) -> None:
     """Write rows from a chunk's first on, which are whole chunks but for the dataset's last."""
-    if _igzip is None:
+    if _deflate is None:
         dataset[first : first + len(values)] = values
         return
     values, together = values.astype(dataset.dtype), dataset.chunks[0]
@@ -161,7 +166,7 @@ def _write(dataset: h5py.Dataset, first: int, values: NDArray[Any]) -> None:
                 [chunk, np.zeros((together - len(chunk), *chunk.shape[1:]), chunk.dtype)]
             )
         offset = (first + place, *(0 for _ in chunk.shape[1:]))
-        dataset.id.write_direct_chunk(offset, _igzip.compress(chunk, _ISAL_LEVEL))
+        dataset.id.write_direct_chunk(offset, _deflate.zlib_compress(chunk, _LEVEL))
 
 
 def _count(masked: NDArray[np.uint16], random_next: int) -> dict[str, int]:
