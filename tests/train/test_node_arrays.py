@@ -81,7 +81,9 @@ def until(reached):
 
 
 def test_workers_read_the_same_and_each_window_is_decoded_once(directory, base, monkeypatch):
-    alone = open_shards(directory, shared=False).samples(0, 2 * TOTAL)
+    by_itself = open_shards(directory, shared=False)
+    alone = by_itself.samples(0, 2 * TOTAL)
+    by_itself.close()  # it may still be at the window after them
     decode, decoded = ShardedSamples._decode, []
 
     def noted(shards, number):
