@@ -15,7 +15,9 @@ from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
 
 _MOST_STEPS = 200
-_FORMS = {"loss": ".4f", "eval_loss": ".4f", "grad_norm": ".4f", "lr": ".3g"}
+_FORMS = {
+    "loss": ".4f", "eval_loss": ".4f", "grad_norm": ".4f", "lr": ".3g", "tokens_per_s": ",.0f",
+}  # fmt: skip
 
 
 class Table(Frozen, kw_only=False):
