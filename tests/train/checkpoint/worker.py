@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +139,9 @@ def sleep_before_the_manifest():
     def sleep_first(*args):
         saving.write_manifest = write_manifest
         Path("sleeps").write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # A signal to the process stops it once its main thread is scheduled; until then this
+        # thread, which saves, would go on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         write_manifest(*args)
 
     saving.write_manifest = sleep_first
