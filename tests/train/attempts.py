@@ -17,6 +17,12 @@ from .conftest import JOB, make_environment, tiny_plan
 TIMEOUT_S = 240
 
 
+def children(pid):
+    """The processes that a process has started and that have not ended."""
+    listing = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in listing for child in children.read_text().split()]
+
+
 class Run:
     """A run directory."""
 
@@ -126,8 +132,7 @@ class Attempt:
 
     def _find_workers(self):
         # torchrun starts each in a session of its own.
-        listing = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        for pid in (int(pid) for children in listing for pid in children.read_text().split()):
+        for pid in children(self.process.pid):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             ranks = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
             self.pids.update(dict.fromkeys(ranks, pid))

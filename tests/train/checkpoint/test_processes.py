@@ -22,6 +22,7 @@ from trnslurm.train.checkpoint.tensors import Reader
 
 from ...free_port import free_port
 from ...warm import torchrun
+from ..attempts import children
 from ..conftest import make_environment
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -38,6 +39,7 @@ class Runs:
         self.root.mkdir()
         self._make_plan = make_plan
         self._attempt = 0
+        self._launched = []
 
     def start(self, device, workers, *, prefix="", code=0, **options):
         """Run an attempt to its end; return what the workers said."""
@@ -57,15 +59,27 @@ class Runs:
         command += self._prepare(device, workers, options)
         if prefix:
             command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             cwd=self.run_dir,
             env=self._environment(device),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
         )
+        self._launched.append(process)
+        return process
+
+    def close(self):
+        """Whatever has happened, no process stays."""
+        for process in self._launched:
+            with process:
+                pids = [] if process.poll() is not None else [process.pid]
+                for pid in pids:  # which grows
+                    pids += children(pid)
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def _prepare(self, device, workers, options):
         """Begin an attempt; return torchrun's arguments."""
@@ -81,11 +95,7 @@ class Runs:
 
     def finish(self, process, code=0):
         """Wait for an attempt's end; return what the workers said."""
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == code, output
         return self._read(output)
 
@@ -122,7 +132,8 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path, make_plan):
-    return Runs(tmp_path, make_plan)
+    with contextlib.closing(Runs(tmp_path, make_plan)) as runs:
+        yield runs
 
 
 @pytest.fixture(scope="module")
