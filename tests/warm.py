@@ -53,8 +53,13 @@ def _start(env: Mapping[str, str], *, xla: bool) -> subprocess.Popen[str]:
         [sys.executable, __file__, "xla" if xla else "torch"],
         env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    atexit.register(server.kill)
+    atexit.register(_end, server)
     return server
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    with server:
+        server.kill()
 
 
 def main() -> None:
