@@ -154,12 +154,28 @@ def shell(path_without_slurm: str, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.rmtree(base)
 
 
-def send(number: int, run: RunDir) -> None:
-    """Send a signal to the workers of a run, wherever they run."""
-    for line in processes_with(str(run.path)):
-        pid, _, command = line.partition(": ")
-        if "train.py plan.json" in command and "torch.distributed" not in command:
-            os.kill(int(pid), number)
+def workers(run: RunDir) -> list[int]:
+    """Give the process ids of a run's workers, wherever they run."""
+    processes = [line.partition(": ") for line in processes_with(str(run.path))]
+    return [
+        int(pid)
+        for pid, _, command in processes
+        if "train.py plan.json" in command and "torch.distributed" not in command
+    ]
+
+
+def send(number: int, pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def has_stopped(pid: int) -> bool:
+    """Tell whether each thread has: all go on until one of them has met the signal."""
+    try:
+        stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        return False
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} <= {"T"}
 
 
 def hold(shell: Shell, run: RunDir) -> None:
@@ -170,10 +186,11 @@ def hold(shell: Shell, run: RunDir) -> None:
         """a checkpoint is whole, and the two newest lines of the log are of steps"""
         if not [*run.path.glob("checkpoints/step-*/manifest.json")]:
             return False
-        send(signal.SIGSTOP, run)
+        send(signal.SIGSTOP, pids := workers(run))
+        eventually(lambda: all(map(has_stopped, pids)))
         if logs.matches(shell.run(logs.command)[0]):
             return True
-        send(signal.SIGCONT, run)
+        send(signal.SIGCONT, pids)
         return False
 
     eventually(held)
@@ -196,6 +213,6 @@ def test_its_commands_in_order(shell: Shell) -> None:
             if "Submitted" in printed and "COMPLETED" not in printed:
                 hold(shell, RunDir(max((shell.home / "trnslurm-runs").iterdir())))
             elif "power-off" in step.command:
-                send(signal.SIGCONT, RunDir(max((shell.home / "trnslurm-runs").iterdir())))
+                send(signal.SIGCONT, workers(RunDir(max((shell.home / "trnslurm-runs").iterdir()))))
     assert len(losses) == 2 and losses[0] == losses[1]
     assert not [*(shell.home / "trnslurm-runs").iterdir()]
