@@ -57,8 +57,8 @@ class Login:
             f" IdentitiesOnly yes\n UserKnownHostsFile {self.above}/known_hosts\n"
             f" GlobalKnownHostsFile none\n ProxyCommand {proxy}\n"
         )
-        if os.getuid() == 0 and not self.server:
-            Path("/run/sshd").mkdir(exist_ok=True)  # as its service does at boot
+        if os.getuid() == 0:  # root's sshd needs it, in a sandbox too; its service makes it
+            Path("/run/sshd").mkdir(exist_ok=True)
 
     def plan(self, *connections: dict[str, object]) -> None:
         """Say how the next connections break."""
