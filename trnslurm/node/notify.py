@@ -272,7 +272,7 @@ def post(file: str, body: bytes, limit_s: float) -> str:
 
 def _try(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     """Send it once; return why not, and whether another try may help."""
-    found = [(f"no answer within {limit_s:.1f} s", True)]
+    found = [(_late(limit_s), True)]
     # A thread: a timeout of the socket's bounds one read only, and none the look-up of a name.
     thread = threading.Thread(
         target=lambda: found.insert(0, _post(url, body, limit_s)), daemon=True
@@ -309,17 +309,18 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
         if 300 <= code < 400:
             return f"it answers {code}{word}, and redirects are not followed", False
         return f"it answers {code}{word}", code >= 500 or code in _AGAIN
-    except ssl.SSLCertVerificationError as error:
-        return f"its certificate is not valid ({error.verify_message})", False
-    except urllib.error.URLError as error:
-        reason = error.reason
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             return f"its certificate is not valid ({reason.verify_message})", False
         why = reason.strerror if isinstance(reason, OSError) else ""
+        if not why and isinstance(reason, TimeoutError):  # the socket's, which has no words
+            why = _late(limit_s)
         return why or type(reason).__name__, True
-    except (OSError, http.client.HTTPException) as error:
-        why = error.strerror if isinstance(error, OSError) else ""
-        return why or type(error).__name__, True
+
+
+def _late(limit_s: float) -> str:
+    return f"no answer within {limit_s:.1f} s"
 
 
 def _say(line: str) -> None:
