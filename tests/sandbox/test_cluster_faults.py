@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import subprocess
@@ -168,9 +169,15 @@ def test_power_off_and_on(four: Sandbox) -> None:
     assert four.on_node(3, "true").error == "sandbox sandbox: node 3 is off"
     eventually(lambda: not [p for p in four.processes() if f"-N {NAME.format(3)}" in p])
     assert four.fault(3, "power-on") == f"{NAME.format(3)}: powered on"
+    answered = time.time()
     words = f"sandbox sandbox: {NAME.format(3)} is on already"
     assert four.trnslurm("fault", 3, "power-on").error == words
     assert four.on_node(3, "ls", "/dev/shm").ok == ""
+    four.until(3, "down")
+    shown = four.slurm("scontrol", "show", "node", "--oneliner", NAME.format(3)).ok
+    started = shown.partition(" SlurmdStartTime=")[2].split()[0]
+    # Set to RESUME sooner, it could be down again: slurmctld would see a second reboot.
+    assert answered - datetime.datetime.fromisoformat(started).timestamp() >= 1
     expect_unexpected_reboot(four, 3)
 
 

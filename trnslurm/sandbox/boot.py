@@ -27,7 +27,12 @@ _BRIDGE_MAC = "02:77:10:00:00:01"  # locally administered
 _MOST_NAMED = 4
 # A reboot is seen if it is later than the node's last word, in whole seconds, as slurmctld took it.
 _DARK_S = 2.1
+# slurmctld takes the boot of a node that has just booted to be up to a second later than it was. An
+# answer from then on is later; a node set to RESUME before may be down as rebooted once more.
+# https://github.com/SchedMD/slurm/blob/slurm-22-05-8-1/src/slurmctld/node_mgr.c#L3076-L3093
+_YOUNG_S = 1.1
 _SLURMCTLD_PORT = 6820
+_SLURMD_PORT = 6818
 _SLURMDBD_PORT = 6819
 _MARIADB_PORT = 3306
 
@@ -246,10 +251,22 @@ class Cluster:
                 node.power_on(rebooted=True)
                 node.plug_in()
                 node.connect()
+                self._await_slurmd(node)
                 return "rebooted" if action == "reboot" else "powered on"
             case "link-down" | "link-up":
                 return node.link(action.removeprefix("link-"))
         return node.order(**order)
+
+    @staticmethod
+    def _await_slurmd(node: NodeLink) -> None:
+        """Wait until a node that was booted runs for a second."""
+        deadline = time.monotonic() + _NODES_S
+        while not _listens(node.address, _SLURMD_PORT):
+            node.order(do="slurmd-check")
+            if time.monotonic() > deadline:
+                raise BootError(f"slurmd on {node.name} does not listen after {_NODES_S} s")
+            time.sleep(_POLL_S)
+        time.sleep(_YOUNG_S)
 
     def end(self) -> None:
         """End every process of the sandbox but this one, and remove its files."""

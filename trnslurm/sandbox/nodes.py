@@ -31,6 +31,7 @@ class NodeLink:
         self._layout = layout
         self._number = number
         self.name = name
+        self.address = node_address(number)
         self._munged = list(munged)
         self._slurmd = [*slurmd, "-D", "-N", name]
         self._process: subprocess.Popen[str] | None = None
@@ -61,7 +62,7 @@ class NodeLink:
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
         own, head = f"munge-{self._number}.sock", "munge.sock"
         self._send(
-            do="boot", address=node_address(self._number), bits=PREFIX_BITS, munged=self._munged,
+            do="boot", address=self.address, bits=PREFIX_BITS, munged=self._munged,
             sockets=[str(self._layout.run / name) for name in (own, head)],
             rebooted=self._rebooted,
         )  # fmt: skip
