@@ -162,6 +162,7 @@ def test_reboot(four: Sandbox) -> None:
 
 def test_power_off_and_on(four: Sandbox) -> None:
     assert four.on_node(3, "touch", "/dev/shm/before").code == 0
+    assert reaches(four, 1, 3)
     assert four.fault(3, "power-off") == f"{NAME.format(3)}: powered off"
     off = f"{NAME.format(3)} is off: power-on starts it"
     for fault in ("power-off", "freeze", "link-down", "slurmd-kill"):
@@ -170,6 +171,7 @@ def test_power_off_and_on(four: Sandbox) -> None:
     eventually(lambda: not [p for p in four.processes() if f"-N {NAME.format(3)}" in p])
     assert four.fault(3, "power-on") == f"{NAME.format(3)}: powered on"
     answered = time.time()
+    assert reaches(four, 1, 3)
     words = f"sandbox sandbox: {NAME.format(3)} is on already"
     assert four.trnslurm("fault", 3, "power-on").error == words
     assert four.on_node(3, "ls", "/dev/shm").ok == ""

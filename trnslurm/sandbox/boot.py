@@ -259,7 +259,11 @@ class Cluster:
 
     @staticmethod
     def _await_slurmd(node: NodeLink) -> None:
-        """Wait until a node that was booted runs for a second."""
+        """Wait until a node that was booted runs for a second, then tell the others of its card.
+
+        Not before: it should be the node that speaks first, and slurmctld remembers the card of
+        before. If it has the answer to a ping before the node registers, it sees no reboot.
+        """
         deadline = time.monotonic() + _NODES_S
         while not _listens(node.address, _SLURMD_PORT):
             node.order(do="slurmd-check")
@@ -267,6 +271,7 @@ class Cluster:
                 raise BootError(f"slurmd on {node.name} does not listen after {_NODES_S} s")
             time.sleep(_POLL_S)
         time.sleep(_YOUNG_S)
+        node.order(do="announce", address=node.address)
 
     def end(self) -> None:
         """End every process of the sandbox but this one, and remove its files."""

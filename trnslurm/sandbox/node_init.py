@@ -13,6 +13,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from trnslurm.sandbox.daemons import last_words
 
 _MUNGE_S = 15
+_ARP = 0x0806
 
 
 class Node:
@@ -44,6 +46,8 @@ class Node:
                 self._munged = (order["munged"], Path(own), Path(heads))
                 self._munge(*self._munged)
                 return self._start(["-b"] if order["rebooted"] else [])
+            case "announce":
+                return self._announce(socket.inet_aton(order["address"]))
             case "slurmd-start":
                 self.reap()
                 if not self._munged_pid:  # killed with everything else; slurmd needs it
@@ -82,6 +86,19 @@ class Node:
         )  # fmt: skip
         if done.returncode:
             raise ValueError(f"ip: {' '.join(done.stderr.split())}")
+
+    @staticmethod
+    def _announce(address: bytes) -> str:
+        """Tell all who has this address (gratuitous ARP, RFC 5227): eth0 is new with each boot.
+
+        For up to half a minute the other nodes send to the old one.
+        """
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as link:
+            link.bind(("eth0", _ARP))
+            card = link.getsockname()[4]
+            head = b"\xff" * 6 + card + struct.pack("!HHHBBH", _ARP, 1, 0x0800, 6, 4, 1)
+            link.send(head + card + address + bytes(6) + address)
+        return "announced"
 
     def _munge(self, command: list[str], own: Path, heads: Path) -> None:
         """Start the node's munged, in the place of the head node's."""
