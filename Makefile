@@ -125,7 +125,7 @@ goldens: .venv/.train  ## Write the rendered scripts that the tests compare with
 bench: .venv/.train .venv-torchx/.made  ## Measure start-up times, beside torchx
 	$(BIN)/python benchmarks/startup.py --peer .venv-torchx/bin/python
 
-bench-all: .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks of this machine; one page of tables, in about an hour
+bench-all: sandbox .venv/.train .venv-torchx/.made .venv-datasets/.made  ## Run all benchmarks of this machine; one page of tables, in about an hour
 	@mkdir -p .make
 	$(BIN)/python benchmarks/all.py --torchx .venv-torchx/bin/python --datasets .venv-datasets/bin/python -o .make/benchmarks.md
 
@@ -159,7 +159,7 @@ bench-staging: .venv/.train  ## Measure imports from a throttled file system, an
 bench-restart: sandbox .venv/.train  ## Measure the way from a worker's death to the first new step
 	$(BIN)/python benchmarks/restart.py
 
-bench-scale: .venv/.train  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
+bench-scale: sandbox .venv/.train  ## Measure a job on sandboxes of 2 to 128 nodes, in ten minutes
 	$(BIN)/python benchmarks/scale.py
 
 wheel: .venv/.train  ## Build dist/*.whl
