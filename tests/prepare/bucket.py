@@ -22,6 +22,8 @@ class Bucket:
     """Close the connection after so many bytes of a body."""
     parts: bool = True
     """Whether requests for parts of a file are answered with parts."""
+    refuse_part: int | None = None
+    """Answer requests for parts of a file with this status."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and Range of each request."""
 
@@ -53,6 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, wanted = self.bucket, self.headers["Range"]
         bucket.asked.append((self.path, wanted))
         status = bucket.refusals.get(self.path, 200 if self.path in bucket.files else 404)
+        if wanted and bucket.refuse_part:
+            status = bucket.refuse_part
         if status != 200:
             self._answer(status, b"", {})
             return

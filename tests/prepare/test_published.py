@@ -180,6 +180,20 @@ def test_what_changed_on_the_server_is_fetched_again(fetch, bucket, output, etag
     assert checksums(output) == CHECKSUMS
 
 
+@pytest.mark.parametrize("status", [412, 416])
+def test_a_server_that_refuses_the_missing_part_is_asked_for_everything(
+    fetch, bucket, output, status
+):
+    bucket.cut_after = 5000
+    assert "cut off" in fetch().error
+    bucket.cut_after, bucket.refuse_part = None, status
+    done = fetch()
+    assert done.code == 0, done
+    assert "has changed, or cannot be resumed: starting again" in done.err
+    assert [part for _, part in bucket.asked] == [None, "bytes=5000-", None]
+    assert checksums(output) == CHECKSUMS
+
+
 def test_what_is_not_as_the_server_says(refused, bucket):
     bucket.etag = f'"{hashlib.md5(b"other").hexdigest()}"'
     assert refused() == f"{bucket.url(TAR)}: was damaged on the way: fetch it again"

@@ -89,14 +89,14 @@ def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        if not have or error.code not in _NO_PART:
-            hint = "try again later"
+        if have and error.code in _NO_PART:
+            yield None
+            return
+        hint = "try again later"
         if error.code in (http.client.FORBIDDEN, http.client.NOT_FOUND):
             hint = "no such file there, or not for everyone: check the URL"
         said = f"the server answered {error.code} {error.reason}".strip()
         raise failure(f"{url}: {said}: {hint}") from None
-        yield None
-        return
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise failure(
