@@ -113,7 +113,7 @@ def config_of(
 
     layers, checkpoint = _option_layers(options), None
     if word := options["from_run"]:
-        from trnslurm.runs.result import find_checkpoint, refuse_other_model  # most need no run
+        from trnslurm.runs.result import find_checkpoint  # most need no run
 
         find = options.get("find_checkpoint") or partial(
             find_checkpoint, roots=run_roots(workspace)
@@ -129,6 +129,8 @@ def config_of(
     )  # fmt: skip
     check_declared(config)
     if checkpoint:
+        from trnslurm.runs.result import refuse_other_model
+
         refuse_other_model(config, checkpoint)
         for why in checkpoint.passed_over:
             say(f"warning: {why}")

@@ -157,7 +157,7 @@ def end_with(command: Callable[[], object]) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     from trnslurm.runs.foreign import printable
 
     line = " ".join(message.split())

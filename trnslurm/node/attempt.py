@@ -231,6 +231,7 @@ class Attempt:
         """Run the command, again if srun has given up on a busy controller; return its code."""
         own_session = not self.on_slurm  # Slurm finds the processes of a job by their session
         pauses_s = [*self._options.retry_s, None] if self.on_slurm else [None]
+        code = 0
         for pause_s in pauses_s:
             self._step = processes.spawn(
                 self._options.command, output_fd=None, own_session=own_session

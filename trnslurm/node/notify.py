@@ -244,7 +244,7 @@ def read_webhook(path: str | Path) -> str:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        whole = False
+        parts, whole = urlsplit(""), False
     if not whole or len(text) > _LONGEST_URL or not all("!" <= c <= "~" for c in url):
         raise WebhookError(f"{file}: expected one line with a URL, http:// or https://")
     if parts.username is not None:

@@ -58,7 +58,7 @@ def watch(
     without a newer checkpoint. A silent controller is waited for.
     """
     say_state, say_why = _once(say), _once(say)
-    step, used = -1, 0
+    step, used, attempt = -1, 0, 0
     told: set[tuple[str, int]] = set()
     while True:
         for status in follow(run, every_s):

@@ -66,7 +66,7 @@ class Manifest:
             intact = checksum == _checksum(values)
             values.setdefault("score", {})  # earlier versions wrote none
         except (ValueError, KeyError, AttributeError, TypeError):
-            intact = False
+            values, intact = {}, False
         if not intact:
             raise DamagedError(f"{NAME}: not as it was written")
         if values.get("format") != FORMAT:
