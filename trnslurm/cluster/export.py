@@ -68,7 +68,7 @@ def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
         raise RunError(f"{file}: with --recipe, RUN is a .pt file")
     spec = make_spec(config, 1, need_time=False)
     recipe = config.recipe_name
-    files = snapshot(config, parts=("train",))
+    files = snapshot(config)
     files[PLAN] = json.dumps(plan_data(spec)).encode()
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)

@@ -1,7 +1,9 @@
 """BERT's export: files of AWS's sample, and tokenizers."""
 
 import json
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +94,23 @@ def test_a_file_of_the_sample_with_the_tokenizer_of_a_folder(export, run_dir, mo
     for (name, one), other in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert loaded(**encoded).prediction_logits.shape == (1, 5, 512)
+
+
+def test_the_command_runs_the_recipes_script_on_a_file(run_dir, model, tmp_path):
+    """In the code that the command sends, which has everything that the script imports."""
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    command = [sys.executable, "-m", "trnslurm", "export", str(run_dir / "ckpt_3.pt")]
+    command += ["--recipe", "bert_pretrain", "--preset", "tiny", "--cluster", "local", "-o", "out"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=directory, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"Wrote {directory / 'out'} (from ckpt_3.pt, 0.1 M parameters)\n"
+    loaded = BertForPreTraining.from_pretrained(directory / "out")
+    for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_tokenizer_of_prepared_shards_gets_its_frame(export, run_dir, model):
