@@ -97,7 +97,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (("--set", "strategy.fsdp.wrap=[]"), "; known: fsdp_transformer_layer_cls_to_wrap"),
         (
             ("--set", "strategy.fsdp.activation_checkpointing=true"),
-            "leave it out, and set train.gradient_checkpointing",
+            "is true, but the plan says false: leave it out, or set train.gradient_checkpointing",
         ),
         (
             ("--preset", "deepspeed", "--set", "strategy.deepspeed.train_batch_size=9"),
@@ -125,7 +125,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         (
             ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
              "--set", "strategy.xla_fsdp.xla_fsdp_settings.compute_dtype=float32"),
-            "leave it out, and set precision",
+            'is "float32", but the plan says "bfloat16": leave it out, or set precision',
         ),
         (
             ("--preset", "xla_fsdp", "--set", "device=xla-cuda",
@@ -225,6 +225,65 @@ def test_a_file_that_contradicts_the_plan_is_refused(
         file.write_text(text)
     named = [w for s in (f"strategy.deepspeed_file={file}", *settings) for w in ("--set", s)]
     done = cli(*LLAMA, "--preset", "deepspeed", *named)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.error
+
+
+# The tutorial's llama3_fsdp_native.json and llama3_fsdp_acc.json.
+NATIVE_FILE = {
+    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+    "activation_checkpointing": False,
+}
+ACC_FILE = {
+    "fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+    "xla": True,
+    "xla_fsdp_settings": {
+        "compute_dtype": "bfloat16",
+        "buffer_dtype": "bfloat16",
+        "opt_flatten_overlap": True,
+        "pin_layout_in_collective_ops": False,
+        "flatten_parameters": True,
+    },
+    "xla_fsdp_grad_ckpt": False,
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [("fsdp", NATIVE_FILE), ("xla_fsdp", ACC_FILE)])
+def test_the_tutorials_fsdp_files_are_taken(site, tmp_path, name: str, content: Any) -> None:
+    file = tmp_path / "fsdp.json"
+    file.write_text(json.dumps(content))
+    settings = [f"strategy.{name}_file={file}", "device=xla-cuda"][: 1 + (name == "xla_fsdp")]
+    spec = spec_of(name, *settings)
+    assert files_of(spec)["strategy.json"] == content
+    assert files_of(spec_of(name, *settings[1:]))["strategy.json"] == content
+
+
+@pytest.mark.parametrize(
+    ("preset", "change", "settings", "words"),
+    [
+        ("fsdp", {"activation_checkpointing": True}, (),
+         "fsdp.json: activation_checkpointing is true, but the plan says false: leave it out, or "
+         "set train.gradient_checkpointing"),
+        ("fsdp", {}, ("train.gradient_checkpointing=true",),
+         "fsdp.json: activation_checkpointing is false, but the plan says true"),
+        ("fsdp", {"xla": True}, (), "fsdp.json: xla is true, but the plan says false: leave it "
+         "out, or set strategy.name"),
+        ("fsdp", {"forward_prefetch": True}, (), "unknown key strategy.fsdp.forward_prefetch"),
+        ("fsdp", {}, ("strategy.name=deepspeed",), "strategy.fsdp_file is set, but strategy.name "
+         "is 'deepspeed': set strategy.name=fsdp, or choose another preset"),
+        ("xla_fsdp", {}, ("precision=fp32",), "fsdp.json: xla_fsdp_settings.compute_dtype is "
+         '"bfloat16", but the plan says "float32": leave it out, or set precision'),
+        ("xla_fsdp", {"xla": False}, (), "fsdp.json: xla is false, but the plan says true"),
+    ],
+)  # fmt: skip
+def test_an_fsdp_file_that_contradicts_the_plan_is_refused(
+    site, cli, tmp_path, preset: str, change: Any, settings: tuple[str, ...], words: str
+) -> None:
+    file = tmp_path / "fsdp.json"
+    file.write_text(json.dumps((NATIVE_FILE if preset == "fsdp" else ACC_FILE) | change))
+    device = ("device=xla-cuda",) if preset == "xla_fsdp" else ()
+    settings = (f"strategy.{preset}_file={file}", *settings, *device)
+    done = cli(*LLAMA, "--preset", preset, *[w for s in settings for w in ("--set", s)])
     assert (done.code, done.out) == (1, "")
     assert words in done.error
 

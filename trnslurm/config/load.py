@@ -17,9 +17,9 @@ from trnslurm.config.models import published_layer
 from trnslurm.config.recipes import (
     JOB_SECTIONS,
     as_declared,
-    deepspeed_layer,
     preset_layer,
     recipe_layers,
+    strategy_layer,
 )
 from trnslurm.config.schema import Cluster, Config, Origin, Recipe
 from trnslurm.config.script import script_name
@@ -85,7 +85,7 @@ def resolve(
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
     # The command line may name the model, and change single values of it.
     layers += [*published_layer(_merged([*layers, *asked]))]
-    layers += [*deepspeed_layer(_merged([*layers, *asked]), place), *asked]
+    layers += [*strategy_layer(_merged([*layers, *asked]), place), *asked]
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)

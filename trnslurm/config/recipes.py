@@ -14,7 +14,7 @@ from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import load_json
 
-DEEPSPEED_FILE = "DeepSpeed file"
+STRATEGY_FILE = "strategy file"
 JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
@@ -101,24 +101,28 @@ def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
     return passed or [name]
 
 
-def deepspeed_layer(tree: Mapping[str, Any], recipe_dir: Path) -> list[Layer]:
-    """Return the content of `strategy.deepspeed_file`, over recipe and preset, if it names one."""
-    strategy = tree["strategy"]
-    if not strategy["deepspeed_file"]:
-        return []
-    if strategy["name"] != "deepspeed":
-        raise ConfigError(
-            f"strategy.deepspeed_file is set, but strategy.name is {strategy['name']!r}: "
-            "set strategy.name=deepspeed, or choose another preset"
-        )
-    file = recipe_dir / Path(strategy["deepspeed_file"]).expanduser()
-    try:
-        content = load_json(file)
-    except OSError as error:
-        raise ConfigError(f"strategy.deepspeed_file: {file}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"strategy.deepspeed_file: {file}: not JSON ({error})") from None
-    return [Layer(name=DEEPSPEED_FILE, source=str(file), tree={"strategy": {"deepspeed": content}})]
+def strategy_layer(tree: Mapping[str, Any], recipe_dir: Path) -> list[Layer]:
+    """Return the content of the strategy's own file, over recipe and preset, if a key names one."""
+    strategy, found = tree["strategy"], []
+    for name in ("fsdp", "deepspeed", "xla_fsdp"):
+        key = f"strategy.{name}_file"
+        if not (path := strategy[f"{name}_file"]):
+            continue
+        if strategy["name"] != name:
+            raise ConfigError(
+                f"{key} is set, but strategy.name is {strategy['name']!r}: "
+                f"set strategy.name={name}, or choose another preset"
+            )
+        file = recipe_dir / Path(path).expanduser()
+        try:
+            content = load_json(file)
+        except OSError as error:
+            raise ConfigError(f"{key}: {file}: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{key}: {file}: not JSON ({error})") from None
+        own = {"strategy": {name: content}}
+        found.append(Layer(name=STRATEGY_FILE, source=str(file), tree=own))
+    return found
 
 
 def _then(presets: Mapping[str, Any], name: str) -> Any:

@@ -238,6 +238,9 @@ class Strategy(Frozen):
     """How the model is sharded; empty: it is not."""
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     """Settings of PyTorch's FSDP2 that the plan does not decide."""
+    fsdp_file: str = ""
+    """The Trainer's fsdp_config, in JSON, that is added to `fsdp`; relative to the recipe's
+    directory."""
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of DeepSpeed."""
     deepspeed_file: str = ""
@@ -245,6 +248,9 @@ class Strategy(Frozen):
     directory."""
     xla_fsdp: Mapping[str, Any] = field(default_factory=dict)
     """Settings of torch_xla's FSDP."""
+    xla_fsdp_file: str = ""
+    """The Trainer's fsdp_config with xla, in JSON, that is added to `xla_fsdp`; relative to the
+    recipe's directory."""
 
 
 class Reference(Frozen):

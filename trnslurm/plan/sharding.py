@@ -8,14 +8,16 @@ For each strategy that its job supports, a recipe has the content of that strate
       fsdp: {fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]}
 
 The named one is rendered as strategy.json next to plan.json, whose train.strategy is its name. What
-the plan or another key of the recipe decides is added here. It may not be repeated there, except
-DeepSpeed's, if it is the same or "auto", as files for the Hugging Face Trainer have it:
+the plan or another key of the recipe decides is added here. The recipe, or the file that
+strategy.deepspeed_file, fsdp_file or xla_fsdp_file names, may repeat it; another value is refused:
 
     deepspeed   DeepSpeed's config: train_batch_size m*A*W, train_micro_batch_size_per_gpu m,
                 gradient_accumulation_steps A, gradient_clipping train.max_norm, bf16 precision
     fsdp        the Trainer's fsdp_config: activation_checkpointing train.gradient_checkpointing
     xla_fsdp    the same with xla true: xla_fsdp_grad_ckpt train.gradient_checkpointing, and in
                 xla_fsdp_settings compute_dtype and buffer_dtype by precision
+
+In DeepSpeed's config "auto" is allowed too, as files for the Hugging Face Trainer have it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trnslurm.config import Origin, Recipe, Strategy, flatten
-from trnslurm.config.recipes import DEEPSPEED_FILE
+from trnslurm.config.recipes import STRATEGY_FILE
+from trnslurm.config.tree import lookup, merge, nest
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.batch import BatchPlan
 
@@ -42,13 +45,41 @@ _OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
 OFFLOADS = {"offload_optimizer", "offload_param"}
 # Keys that the plan or the rest of the recipe decides, and the key to set instead.
 _DECIDED = {
-    "fsdp": {"activation_checkpointing": "train.gradient_checkpointing"},
+    "fsdp": {
+        "xla": "strategy.name",
+        "activation_checkpointing": "train.gradient_checkpointing",
+    },
     "xla_fsdp": {
-        "xla": "strategy.name", "xla_fsdp_grad_ckpt": "train.gradient_checkpointing",
+        "xla": "strategy.name",
+        "xla_fsdp_grad_ckpt": "train.gradient_checkpointing",
         "xla_fsdp_settings.compute_dtype": "precision",
         "xla_fsdp_settings.buffer_dtype": "precision",
     },
-}  # fmt: skip
+    "deepspeed": {
+        "train_batch_size": "batch.global_batch",
+        "train_micro_batch_size_per_gpu": "batch.micro_batch",
+        "gradient_accumulation_steps": "batch.global_batch",
+        "gradient_clipping": "train.max_norm",
+        "bf16.enabled": "precision",
+        "bfloat16.enabled": "precision",
+        "fp16.enabled": "precision",
+        "amp.enabled": "precision",
+        "optimizer.type": "train.optimizer",
+        "optimizer.params.lr": "train.lr",
+        "optimizer.params.betas": "train.beta1",
+        "optimizer.params.eps": "train.eps",
+        "optimizer.params.weight_decay": "train.weight_decay",
+        "scheduler": "train.schedule",
+    },
+}
+_ALWAYS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+# DeepSpeed's sections of which everything is decided elsewhere.
+_SECTIONS = {key.partition(".")[0] for key in _DECIDED["deepspeed"]}
 
 
 def usable_devices(recipe: Recipe) -> Sequence[str]:
@@ -70,19 +101,27 @@ def strategy_file(
             f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
             f"which with strategy {name} keeps and updates parameters in fp32"
         )
-    checkpointing = bool(recipe.train.get("gradient_checkpointing", False))
+    decided = _decided_values(recipe, batch)
+    _refuse_contradictions(name, given, decided, origins or {})
     if name == "fsdp":
-        return {**given, "activation_checkpointing": checkpointing}
+        checkpointing = decided["activation_checkpointing"]
+        own = {key: value for key, value in given.items() if key != "xla"}
+        return own | {"activation_checkpointing": checkpointing}
     if name == "deepspeed":
-        return _deepspeed_file(recipe, batch, given, origins or {})
-    dtype = _DTYPES[recipe.precision]
-    settings = given.get("xla_fsdp_settings", {}) | {"compute_dtype": dtype, "buffer_dtype": dtype}
-    return {
-        **given,
-        "xla": True,
-        "xla_fsdp_settings": settings,
-        "xla_fsdp_grad_ckpt": checkpointing,
-    }
+        return _deepspeed_file(given, decided)
+    file = merge(dict(given), {"xla": True, "xla_fsdp_settings": {}})
+    for key, value in decided.items():
+        file = merge(file, nest(key, value))
+    return file
+
+
+def is_decided(dotted: str) -> bool:
+    """Check whether the plan decides a key of a strategy's section, such as strategy.fsdp.xla."""
+    _, _, rest = dotted.partition("strategy.")
+    name, _, key = rest.partition(".")
+    if name == "deepspeed":
+        return key.partition(".")[0] in _SECTIONS
+    return key in _DECIDED.get(name, {})
 
 
 def named_in_plan(recipe: Recipe) -> dict[str, str]:
@@ -92,62 +131,75 @@ def named_in_plan(recipe: Recipe) -> dict[str, str]:
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
-def _deepspeed_file(
-    recipe: Recipe, batch: BatchPlan, given: Mapping[str, Any], origins: Mapping[str, Origin]
-) -> dict[str, Any]:
-    """Return DeepSpeed's file: what the plan decides, and what is given beside that."""
+def _decided_values(recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
+    """Return the value of each key of _DECIDED."""
     train, in_bf16 = recipe.train, recipe.precision == "bf16"
-    added = {
+    checkpointing = bool(train.get("gradient_checkpointing", False))
+    if recipe.strategy.name == "fsdp":
+        return {"xla": False, "activation_checkpointing": checkpointing}
+    if recipe.strategy.name == "xla_fsdp":
+        dtype = _DTYPES[recipe.precision]
+        return {
+            "xla": True,
+            "xla_fsdp_settings.compute_dtype": dtype,
+            "xla_fsdp_settings.buffer_dtype": dtype,
+            "xla_fsdp_grad_ckpt": checkpointing,
+        }
+    return {
         # DeepSpeed counts zero-weight units too.
         "train_batch_size": batch.micro_batch * batch.accumulation * batch.workers,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.accumulation,
         "gradient_clipping": train.get("max_norm", 0.0),
-        "bf16": {"enabled": in_bf16},
+        "bf16.enabled": in_bf16,
+        "bfloat16.enabled": in_bf16,
+        "fp16.enabled": False,
+        "amp.enabled": False,
+        "optimizer.type": train.get("optimizer"),
+        "optimizer.params.lr": train.get("lr"),
+        "optimizer.params.betas": [train.get("beta1"), train.get("beta2")],
+        "optimizer.params.eps": train.get("eps"),
+        "optimizer.params.weight_decay": train.get("weight_decay"),
+        "scheduler": train.get("schedule"),
     }
-    # Each key that is decided elsewhere: its value, and the key to set instead.
-    decided: dict[str, tuple[Any, str]] = {
-        "train_batch_size": (added["train_batch_size"], "batch.global_batch"),
-        "train_micro_batch_size_per_gpu": (batch.micro_batch, "batch.micro_batch"),
-        "gradient_accumulation_steps": (batch.accumulation, "batch.global_batch"),
-        "gradient_clipping": (added["gradient_clipping"], "train.max_norm"),
-        "bf16.enabled": (in_bf16, "precision"),
-        "bfloat16.enabled": (in_bf16, "precision"),
-        "fp16.enabled": (False, "precision"),
-        "amp.enabled": (False, "precision"),
-        "optimizer.type": (train.get("optimizer"), "train.optimizer"),
-        "optimizer.params.lr": (train.get("lr"), "train.lr"),
-        "optimizer.params.betas": ([train.get("beta1"), train.get("beta2")], "train.beta1"),
-        "optimizer.params.eps": (train.get("eps"), "train.eps"),
-        "optimizer.params.weight_decay": (train.get("weight_decay"), "train.weight_decay"),
-        "scheduler": (train.get("schedule"), "train.schedule"),
-    }
-    sections = {key.partition(".")[0] for key in decided}
-    off = {key for key in ("fp16", "amp") if _value(given, f"{key}.enabled") in (False, "auto")}
+
+
+def _refuse_contradictions(
+    name: str,
+    given: Mapping[str, Any],
+    decided: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+) -> None:
+    """Refuse a given key whose value differs from what the plan decides."""
+    sections = _SECTIONS if name == "deepspeed" else set()
+    off = {key for key in ("fp16", "amp") if lookup(given, f"{key}.enabled") in (False, "auto")}
     for key, value in flatten(given):
         section = key.partition(".")[0]
-        if section not in sections or section in off or value == "auto":
-            continue
         found = next((k for k in (key, section) if k in decided), None)
-        origin = origins.get(f"strategy.deepspeed.{key}")
-        in_file = origin is not None and origin.layer == DEEPSPEED_FILE
-        where = f"{origin.source}: {key}" if origin and in_file else f"strategy.deepspeed.{key}"
+        if found is None and section not in sections:
+            continue
+        if name == "deepspeed" and (section in off or value == "auto"):
+            continue
+        dotted = f"strategy.{name}.{key}"
+        origin = origins.get(dotted)
+        in_file = origin is not None and origin.layer == STRATEGY_FILE
+        where = f"{origin.source}: {key}" if origin and in_file else dotted
         if found is None:
             raise ConfigError(f"{where}: nothing here does what it says: leave it out")
-        wanted, instead = decided[found]
+        wanted = decided[found]
         alike = value.lower() == wanted if isinstance(value, str) else value == wanted
         if found == "scheduler" or not alike:
             raise ConfigError(
                 f"{where} is {json.dumps(value)}, but the plan says {json.dumps(wanted)}: leave it "
-                f"out, or set {instead}"
+                f"out, or set {_DECIDED[name][found]}"
             )
-    return added | _without_auto({k: v for k, v in given.items() if k not in sections})
 
 
-def _value(tree: Mapping[str, Any], dotted: str) -> Any:
-    for key in dotted.split("."):
-        tree = tree.get(key, {}) if isinstance(tree, Mapping) else {}
-    return tree
+def _deepspeed_file(given: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's file: what the plan decides, and the given sections that are its own."""
+    added = {key: value for key, value in decided.items() if key in _ALWAYS}
+    added["bf16"] = {"enabled": decided["bf16.enabled"]}
+    return added | _without_auto({k: v for k, v in given.items() if k not in _SECTIONS})
 
 
 def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,12 +216,6 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
     nested = given.get("xla_fsdp_settings", {}) if name == "xla_fsdp" else {}
     if not isinstance(nested, Mapping):
         raise ConfigError("strategy.xla_fsdp.xla_fsdp_settings must be a mapping")
-    for key in (*given, *(f"xla_fsdp_settings.{inner}" for inner in nested)):
-        if instead := _DECIDED.get(name, {}).get(key):
-            raise ConfigError(
-                f"strategy.{name}.{key} follows from the rest of the recipe: leave it out, and set "
-                f"{instead}"
-            )
     if name == "deepspeed":
         _check_zero(given.get("zero_optimization"))
     else:
@@ -178,9 +224,9 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"strategy.{name}.{_LAYERS} is {layers!r}: it must be a list of classes of layers"
             )
-    known = _OWN_KEYS.get(name, given)
+    known = _OWN_KEYS.get(name, tuple(given))
     for key in given:
-        if key not in known:
+        if key not in known and key not in _DECIDED[name]:
             hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
             raise ConfigError(f"unknown key strategy.{name}.{key}{hint}")
 
