@@ -67,7 +67,7 @@ soak: sandbox .venv/.train  ## 50 random faults in one training; adds its row to
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
 
 fuzz: .venv/.train  ## Damage files at random for ten minutes, and read them (FUZZ_MINUTES, FUZZ_SEED)
-	$(BIN)/pytest tests/launcher/test_fuzz.py -m fuzz
+	$(BIN)/pytest tests/test_fuzz.py -m fuzz
 
 test-slurm: sandbox .venv/.train  ## The tests that need Slurm on another one: SLURM=/opt/slurm
 	@test -x "$(SLURM)/bin/srun" || { echo "error: SLURM=DIR: a directory with bin/srun" >&2; exit 2; }

@@ -16,6 +16,10 @@ import pytest
 import trnslurm
 from trnslurm.render import kept
 
+from .toy_site import graphs as graphs
+from .toy_site import make_run as make_run
+from .toy_site import site as site
+
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
 # The slowest files come first, so that none of them is the last to end; then the rest of the

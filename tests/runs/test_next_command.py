@@ -8,7 +8,7 @@ from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 HELD = "launch failed requeued held"

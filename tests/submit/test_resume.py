@@ -19,7 +19,7 @@ from trnslurm.rundir import write_json
 from trnslurm.runs.process import own_process
 from trnslurm.runs.run import RunDir
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 

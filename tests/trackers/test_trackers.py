@@ -13,7 +13,7 @@ import pytest
 from trnslurm.runs.run import RunDir
 from trnslurm.trackers import send as trackers
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 

@@ -33,8 +33,8 @@ from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import render_data_job, render_job
 from trnslurm.render.project import PROJECT_FACTS
 
+from ..cli.test_surface import COMMANDS, VERBS
 from .hostile import FIELDS, HOSTILE, MARK, filled
-from .test_surface import COMMANDS, VERBS
 
 TOY: dict[str, Any] = {
     "steps": 3, "batch": {"global_batch": 64}, "data": {"path": "toy", "text": "text.txt"},

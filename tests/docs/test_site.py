@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .browser import Browser, browser
+from ..browser import Browser, browser
 
 ROOT = Path(__file__).parents[2]
 MAKE = "docs/make/site.py"

@@ -12,7 +12,7 @@ import pytest
 from trnslurm.runs.process import process_start
 from trnslurm.runs.status import run_status
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}

@@ -15,7 +15,7 @@ import pytest
 import trnslurm
 
 PACKAGE = Path(trnslurm.__file__).parent
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[1] / "jobs"
 HEAVY = {"torch", "torch_xla", "transformers", "numpy"}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 

@@ -13,7 +13,7 @@ import pytest
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 DONE = {"state": "COMPLETED", "exit_code": 0}

@@ -18,7 +18,7 @@ from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
 from trnslurm.render.project import project_files
 
-from .hostile import HOSTILE, MARK
+from ..security.hostile import HOSTILE, MARK
 
 CPU = ("--cluster", "pc", "--set", "device=cuda", "--set", "instance_type=p4d.24xlarge")
 TIME = ("--time", "60")

@@ -14,7 +14,7 @@ from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 
 ROOT = Path(__file__).parents[2]
-LOGS = ROOT / "tests/triage_logs"
+LOGS = ROOT / "tests/node/triage_logs"
 FAILED = {"state": "FAILED", "exit_code": 1, "reason": "exit code 1 while running on node-1,node-2"}
 PEER_GONE = (
     "[rank{0}]: Traceback (most recent call last):\n"

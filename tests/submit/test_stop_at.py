@@ -8,7 +8,7 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 RECIPE = """\
 steps: 30

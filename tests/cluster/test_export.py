@@ -14,7 +14,7 @@ import yaml
 
 from trnslurm.runs.run import RunDir
 
-from .conftest import TOY
+from ..toy_site import TOY
 
 # In the place of a job's export script: it says with what it was started.
 SCRIPT = """

@@ -14,8 +14,8 @@ from trnslurm.node.notify import EVENT_OF
 from trnslurm.runs import tell
 from trnslurm.runs.run import RunDir
 
+from ..toy_site import write_attempt
 from ..webhook import SECRET, Webhook, serving
-from .conftest import write_attempt
 
 TOY = ("toy", "--cluster", "pc", "--nodes", "2")
 ALL = ["failure", "requeue", "end", "stall"]

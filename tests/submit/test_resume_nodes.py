@@ -13,7 +13,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.submit import resize
 from trnslurm.submit.job import read_job
 
-from .conftest import write_attempt
+from ..toy_site import write_attempt
 
 ROOT = Path(__file__).parents[2]
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
