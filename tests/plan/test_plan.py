@@ -199,6 +199,30 @@ def test_a_published_speed_is_not_that_of_another_optimizer(
     assert where_set(spec.config, spec.instance) == said
 
 
+@pytest.mark.parametrize("preset", ["fsdp", "deepspeed", "xla_fsdp"])
+def test_what_the_tutorial_measured_is_known_with_its_own_settings(tmp_path, preset: str) -> None:
+    """Flash attention, the strategy's file as the tutorial has it, and values that repeat ours."""
+    content = {
+        "fsdp": '{"activation_checkpointing": false}',
+        "deepspeed": '{"train_batch_size": 8, "optimizer": {"type": "AdamW"}, '
+        '"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}',
+        "xla_fsdp": '{"xla": true, "xla_fsdp_settings": {"flatten_parameters": true}}',
+    }[preset]
+    (tmp_path / "file.json").write_text(content)
+    choice = ["device=xla-cuda"] if preset == "xla_fsdp" else []
+    plain = spec_of("llama3_clm", preset, *choice, cluster="p4de")
+    choice += ["train.attention=flash_attention_2", "seq_len=4096", "precision=bf16"]
+    choice += [f"strategy.{preset}_file={tmp_path / 'file.json'}"]
+    chosen = spec_of("llama3_clm", preset, *choice, cluster="p4de")
+    assert chosen.estimate is not None and chosen.estimate == plain.estimate
+    choice += [f"strategy.{preset}.fsdp_transformer_layer_cls_to_wrap=[Other]"]
+    other = spec_of("llama3_clm", preset, *choice, cluster="p4de")
+    assert other.estimate is None
+    assert where_set(other.config, other.instance).endswith("_cls_to_wrap is set")
+    eager = spec_of("llama3_clm", preset, *choice[:1], "train.attention=eager", cluster="p4de")
+    assert eager.estimate is None
+
+
 def test_hours_follow_epochs_where_the_batch_grows_with_the_workers() -> None:
     """Two epochs are half as many steps, and half as long, on twice the nodes; no more cost."""
     one, two = (spec_of("llama3_clm", "fsdp", cluster="p4de", nodes=n) for n in (1, 2))

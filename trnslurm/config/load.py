@@ -85,7 +85,9 @@ def resolve(
         asked.append(_option_layer(dotted, option, value, _merged([*layers, *asked])))
     # The command line may name the model, and change single values of it.
     layers += [*published_layer(_merged([*layers, *asked]))]
-    layers += [*strategy_layer(_merged([*layers, *asked]), place), *asked]
+    unasked = _merged(layers)
+    asked = [*strategy_layer(_merged([*layers, *asked]), place), *asked]
+    layers += asked
     layers += _site_layers(layers)
     tree = _merged(layers)
     check_values(tree)
@@ -98,9 +100,13 @@ def resolve(
         recipe=build(Recipe, tree),
         tree=tree,
         origins={
-            dotted: Origin(layer=layer.name, source=layer.source)
+            dotted: Origin(
+                layer=layer.name,
+                source=layer.source,
+                repeats=layer in asked and lookup(unasked, dotted) == value,
+            )
             for layer in layers
-            for dotted, _ in flatten(layer.tree)
+            for dotted, value in flatten(layer.tree)
         },
     )
 

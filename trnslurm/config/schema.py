@@ -261,7 +261,8 @@ class Reference(Frozen):
     samples_per_s: float
     source: str = ""
     of: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that it was measured with, by dotted keys; it says nothing of a job with others."""
+    """Settings that it was measured with, by dotted keys; in a list any of them. It says nothing
+    about a job with others."""
 
 
 class Neuron(Frozen):
@@ -346,6 +347,8 @@ class Origin(Frozen):
     """command line, site lock, preset, recipe, cluster profile or default."""
     source: str
     """The file or option."""
+    repeats: bool = False
+    """Whether an option, or a strategy's file, only repeats the value that the key had."""
 
 
 class Config(Frozen):

@@ -9,12 +9,13 @@ from typing import Any
 
 from trnslurm.config import Config, Recipe, Reference
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
+from trnslurm.config.recipes import STRATEGY_FILE
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import BatchPlan, Estimate, estimate, plan_batch
-from trnslurm.plan.sharding import strategy_file, usable_devices
+from trnslurm.plan.sharding import is_decided, strategy_file, usable_devices
 
 _JOB_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _START_UP_MIN = 15  # nodes boot one by one; a cold start loads data and graphs
@@ -178,19 +179,20 @@ def where_set(config: Config, instance: InstanceType) -> str:
     """Return the part of a message that names settings for which no speed is known, or nothing."""
     known = _known(config, instance)
     compared = {key for reference in known for key in reference.of}
-    keys = _unlike_reference(config, instance) if config.recipe.reference else []
+    keys = _changed(config, instance) if config.recipe.reference else []
     if keys := [key for key in keys if key not in compared]:
         return f" where {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} set"
     if not known:
         return ""
     others = min((_unlike(config, reference) for reference in known), key=len)
-    pairs = ", ".join(f"{key}={value}" for key, value in others.items())
+    pairs = ", ".join(f"{key}={' or '.join(values)}" for key, values in others.items())
     return f" (a published one is with {pairs})" if pairs else ""
 
 
-def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
+def _changed(config: Config, instance: InstanceType) -> list[str]:
     """Return the settings on the command line that make this another job than was measured."""
-    asked = _asked(config)
+    asked = {key for key in _asked(config) if not is_decided(key)}
+    asked -= {"strategy.fsdp_file", "strategy.deepspeed_file", "strategy.xla_fsdp_file"}
     if "reference" in asked:
         return []
     if config.cluster.device in instance.own_devices(usable_devices(config.recipe))[:1]:
@@ -200,21 +202,31 @@ def _unlike_reference(config: Config, instance: InstanceType) -> list[str]:
 
 
 def _asked(config: Config) -> set[str]:
-    """Return the keys that the command line sets."""
-    return {key for key, origin in config.origins.items() if origin.layer == "command line"}
+    """Return the keys to which the command line, or a file that it names, gives another value."""
+    layers = ("command line", STRATEGY_FILE)
+    return {
+        key
+        for key, origin in config.origins.items()
+        if origin.layer in layers and not origin.repeats
+    }
 
 
 def _known(config: Config, instance: InstanceType) -> list[Reference]:
     return [r for r in config.recipe.reference if r.instance_type == instance.name]
 
 
-def _unlike(config: Config, reference: Reference) -> dict[str, Any]:
+def _unlike(config: Config, reference: Reference) -> dict[str, list[str]]:
     """Return the settings that a speed was measured with, where this job has others."""
-    return {k: value for k, value in reference.of.items() if lookup(config.tree, k) != value}
+    measured = {key: v if isinstance(v, list) else [v] for key, v in reference.of.items()}
+    return {
+        key: [str(value) for value in values]
+        for key, values in measured.items()
+        if lookup(config.tree, key) not in values
+    }
 
 
 def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estimate | None:
-    changed = {*_unlike_reference(config, instance)}
+    changed = {*_changed(config, instance)}
     known = [
         reference
         for reference in _known(config, instance)
