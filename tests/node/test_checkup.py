@@ -8,14 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from trnslurm.node.checkup import facts, graph, links, program
-from trnslurm.node.checkup.links import Host, LinkError, take_part
+from trnslurm.node import checkup, meeting
+from trnslurm.node.meeting import Connection, Meeting, MeetingError, Rendezvous
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -39,14 +40,14 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_efa_as_fi_info_shows_it(tools, monkeypatch) -> None:
-    assert len(facts.efa()["domains"]) == 8
-    assert facts.versions()["libfabric"] == "2.1.0amzn3.0"
+    assert len(checkup.efa()["domains"]) == 8
+    assert checkup.versions()["libfabric"] == "2.1.0amzn3.0"
     tools("fi_info", "missing-interface")
-    assert len(facts.efa()["domains"]) == 7
+    assert len(checkup.efa()["domains"]) == 7
     tools("fi_info", "no-provider")
-    assert facts.efa() == {"domains": [], "said": "fi_getinfo: -61 (No data available)"}
+    assert checkup.efa() == {"domains": [], "said": "fi_getinfo: -61 (No data available)"}
     monkeypatch.setenv("PATH", "/nowhere")
-    assert facts.efa() == {"domains": [], "said": "fi_info is not on PATH"}
+    assert checkup.efa() == {"domains": [], "said": "fi_info is not on PATH"}
 
 
 def test_versions_of_packages_and_drivers(tmp_path, monkeypatch) -> None:
@@ -61,11 +62,11 @@ def test_versions_of_packages_and_drivers(tmp_path, monkeypatch) -> None:
     dpkg.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(
-        facts, "_FILES",
-        {"EFA installer": (installed, facts._FILES["EFA installer"][1]),
-         "nvidia driver": (nvidia, facts._FILES["nvidia driver"][1])},
+        checkup, "_FILES",
+        {"EFA installer": (installed, checkup._FILES["EFA installer"][1]),
+         "nvidia driver": (nvidia, checkup._FILES["nvidia driver"][1])},
     )  # fmt: skip
-    found = facts.versions()
+    found = checkup.versions()
     assert found.pop("kernel")
     found.pop("libfabric", None)
     assert found == {
@@ -73,107 +74,128 @@ def test_versions_of_packages_and_drivers(tmp_path, monkeypatch) -> None:
     }  # fmt: skip
 
 
-def meet(num: int, order: dict[str, Any], obeyed: list[Any]) -> Host:
-    """Have node 0 and the others meet on this machine."""
-    port = free_port()
-    host = Host(port, num)
-
-    def guest(node: int) -> None:
-        take_part("127.0.0.1", port, node, obeyed.append, reach_s=30, order_s=30)
-
-    guests = [threading.Thread(target=guest, args=(n,)) for n in range(1, num)]
-    for thread in guests:
-        thread.start()
-    try:
-        host.meet(30)
-        host.ask_all(order, 30)
-    finally:
-        host.close()
-        for thread in guests:
-            thread.join(30)
-    with socket.create_server(("", port)):  # free at once: torchrun takes it next
-        return host
+def rendezvous(node: int, num: int, port: int) -> Rendezvous:
+    hosts = tuple(f"node-{n}" for n in range(num))
+    return Rendezvous(
+        purpose="checkup", node=node, hosts=hosts, address="127.0.0.1", port=port,
+        run=Path("/fsx/runs/one"), phase="train", attempt=1,
+    )  # fmt: skip
 
 
 def test_links_are_timed_both_ways_and_orders_are_obeyed(monkeypatch) -> None:
-    monkeypatch.setattr(links, "MOST_BYTES", 4 << 20)
-    obeyed: list[Any] = []
-    host = meet(3, {"graph": None}, obeyed)
-    assert obeyed == [{"graph": None}] * 2
-    assert host.rates.keys() == {"1", "2"}
-    assert all(rate > 0 for rates in host.rates.values() for rate in rates.values())
+    monkeypatch.setattr(meeting, "MAX_STREAM_BYTES", 4 << 20)
+    monkeypatch.setattr(checkup, "why_not_shared", lambda layout: "")
+    made = {"problem": None, "graphs": ["one"]}
+    monkeypatch.setattr(checkup, "compile_graph", lambda command: made)
+    monkeypatch.setattr(checkup, "find_graph", lambda command, order: {"found": order["graphs"]})
+    port, found = free_port(), {}
+
+    def take_part(node: int) -> None:
+        options = SimpleNamespace(graph_size=7, cache_layout="shared", device="neuron")
+        found[node] = checkup.meet(rendezvous(node, 3, port), options)
+
+    nodes = [threading.Thread(target=take_part, args=(n,)) for n in range(3)]
+    for thread in nodes:
+        thread.start()
+    for thread in nodes:
+        thread.join(30)
+    with socket.create_server(("", port)):  # free at once: torchrun takes it next
+        pass
+    assert found[1] == found[2] == {"graph": {"found": ["one"]}}
+    assert found[0]["graph"] == made | {"alone": ""}
+    assert found[0]["rates"].keys() == {"1", "2"}
+    assert all(rate > 0 for rates in found[0]["rates"].values() for rate in rates.values())
 
 
 def test_a_stream_ends_in_time_on_a_slow_link(monkeypatch) -> None:
     clock = iter([0.0, 0.4, 0.8, 1.2])
-    monkeypatch.setattr(links, "_CHUNK", bytes(100))
+    monkeypatch.setattr(meeting, "_CHUNK", bytes(100))
     ours, theirs = socket.socketpair()
-    near, far = links.Link(ours), links.Link(theirs)
+    near, far = Connection(ours), Connection(theirs)
     with monkeypatch.context() as slow:
-        slow.setattr(links, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        slow.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         near.stream()
     times = iter([10.0, 10.5])
     with monkeypatch.context() as slow:
-        slow.setattr(links, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        slow.setattr(meeting, "time", SimpleNamespace(monotonic=lambda: next(times)))
         assert far.time_stream() == 200 / 1e6 / 0.5
     near.close()
     far.close()
 
 
-def test_nobody_there(monkeypatch) -> None:
+def test_no_other_node_comes() -> None:
     port = free_port()
-    with pytest.raises(LinkError, match=r"cannot reach node 0 at 127.0.0.1:\d+ \(Connection refu"):
-        take_part("127.0.0.1", port, 1, lambda order: None, reach_s=0.1, order_s=1)
-    host = Host(port, 2)
-    host.meet(0.05)
-    host.ask_all({}, 1)
-    host.close()
-    assert host.rates == {}
+    refused = r"cannot reach node 0 at 127.0.0.1:\d+ \(Connection refu"
+    with (
+        pytest.raises(MeetingError, match=refused),
+        meeting.join(rendezvous(1, 2, port), reach_s=0.1),
+    ):
+        pass
+    node0 = Meeting(rendezvous(0, 2, port), checkup.one_by_one())
+    node0.open(time.monotonic())
+    node0.wait(time.monotonic() + 0.05)
+    node0.answer({})
+    assert node0.heard == {}
+
+
+def test_a_node_of_another_meeting_is_a_stranger() -> None:
+    """A preflight and a checkup have the same port, one after the other."""
+    port = free_port()
+    node0 = Meeting(rendezvous(0, 2, port), checkup.one_by_one())
+    node0.open(time.monotonic() + 10)
+    other = replace(rendezvous(1, 2, port), purpose="preflight")
+    with (
+        pytest.raises(MeetingError, match="another job answers there"),
+        meeting.join(other, reach_s=0.1),
+    ):
+        pass
+    node0.answer({})
+    assert node0.heard == {}
 
 
 def test_a_graph_is_found_again_or_the_reason_why_not(tools, tmp_path, monkeypatch, capfd) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(cache))
     command = ["neuron_parallel_compile", "true", "--graph", "7"]
-    made = graph.compile_new(command)
+    made = checkup.compile_graph(command)
     (file,) = made["files"]
     assert made["problem"] is None and Path(file["path"]).is_relative_to(cache)
-    assert graph.find_again(command, made) == {"problem": None}
+    assert checkup.find_graph(command, made) == {"problem": None}
 
     # Another key here, as with other compiler flags or versions: it is compiled again.
-    other = graph.find_again([*command[:-1], "8"], made)
+    other = checkup.find_graph([*command[:-1], "8"], made)
     assert other == {"problem": "it compiled 1 graphs again instead of finding them"}
     Path(file["path"]).write_text("other")
-    assert "other content here" in graph.find_again(command, made)["problem"]
+    assert "other content here" in checkup.find_graph(command, made)["problem"]
     shutil.rmtree(cache)
-    assert graph.find_again(command, made)["problem"].endswith("No such file or directory")
+    assert checkup.find_graph(command, made)["problem"].endswith("No such file or directory")
 
     tools("neuron_parallel_compile", "failed-graphs")
-    assert "could not be compiled" in graph.compile_new(command)["problem"]
+    assert "could not be compiled" in checkup.compile_graph(command)["problem"]
     command = ["env", "neuron_parallel_compile_not"]
-    assert graph.compile_new(command)["problem"] == "neuron_parallel_compile is not on PATH"
+    assert checkup.compile_graph(command)["problem"] == "neuron_parallel_compile is not on PATH"
     capfd.readouterr()
 
 
 def test_where_a_cache_is_shared(monkeypatch) -> None:
     monkeypatch.delenv("NEURON_COMPILE_CACHE_URL", raising=False)
-    assert "compile_cache is not set" in graph.shared_cache("shared")
+    assert "compile_cache is not set" in checkup.why_not_shared("shared")
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "/fsx/cache")
-    assert graph.shared_cache("shared") == ""
-    assert graph.shared_cache("per-host") == "compile_layout: per-host"
+    assert checkup.why_not_shared("shared") == ""
+    assert checkup.why_not_shared("per-host") == "compile_layout: per-host"
     assert any(word.startswith("NEURON_COMPILE_CACHE_URL=/fsx/cache/hosts/")
-               for word in graph.command_of(1, "per-host"))  # fmt: skip
+               for word in checkup.graph_command(1, "per-host"))  # fmt: skip
 
 
 def test_workers_that_hang_are_ended(tmp_path) -> None:
-    late = program.run_workers(["sleep", "600"], 0.2)
+    late = checkup.run_workers(["sleep", "600"], 0.2)
     assert late == {"exit_code": -15, "late": True}
-    assert program.run_workers(["sh", "-c", "exit 3"], 60) == {"exit_code": 3, "late": False}
+    assert checkup.run_workers(["sh", "-c", "exit 3"], 60) == {"exit_code": 3, "late": False}
 
 
 def test_what_fails_is_written_down_and_the_rest_is_measured(tmp_path, monkeypatch) -> None:
     (tmp_path / "state").mkdir()
-    node = program.Node(tmp_path, 1)
+    node = checkup.Measurements(tmp_path, 1)
 
     def fail() -> None:
         raise ValueError("no such thing")
@@ -188,8 +210,8 @@ def test_what_fails_is_written_down_and_the_rest_is_measured(tmp_path, monkeypat
 def test_the_limit_of_open_files_is_raised_as_in_a_job() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n"
-        "from trnslurm.node.checkup import facts; facts.raise_open_files(2)\n"
-        "print(facts.limits()['files'])"
+        "from trnslurm.node import checkup; checkup.raise_open_files(2)\n"
+        "print(checkup.limits()['files'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "128\n"

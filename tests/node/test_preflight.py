@@ -19,8 +19,8 @@ import pytest
 
 from trnslurm.node.preflight import checks as preflight_checks
 from trnslurm.node.preflight import devices as preflight_devices
-from trnslurm.node.preflight.needs import Checked, Needs, run_all
-from trnslurm.node.preflight.program import parse
+from trnslurm.node.preflight.checks import Checked, Needs, run_all
+from trnslurm.node.preflight.program import CHECKS, parse
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -313,7 +313,7 @@ def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["step-00000020", "step-00000020/rank", "step-00000020/a/part"])
 def test_room_for_a_checkpoint(job: Job, name: str) -> None:
-    """A sparse file is as large as it says. That of a script of one's own may be a file."""
+    """A sparse file is as large as it says. A custom script's checkpoint may be a file."""
     needs = Needs(run=job.run, phase="train")
     assert preflight_checks.run_directory(needs).problem == ""
     checkpoint = job.run / "checkpoints" / name
@@ -326,7 +326,7 @@ def test_room_for_a_checkpoint(job: Job, name: str) -> None:
 
 def test_torch_xla_without_gpus_is_found_before_workers_start(tmp_path: Path, monkeypatch) -> None:
     """A package directory of each name, as pip leaves it, on the path of this Python."""
-    check = preflight_checks.CHECKS["torch_xla"]
+    check = CHECKS["torch_xla"]
     needs = Needs(run=tmp_path, phase="train", device="xla-cuda")
     assert "torch_xla has no GPUs without; install" in check(needs).problem
     assert check(Needs(run=tmp_path, phase="train", device="cuda")) == Checked()

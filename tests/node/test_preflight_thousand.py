@@ -6,14 +6,15 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trnslurm.node.preflight.meeting import Host, report_to
-from trnslurm.node.preflight.program import Job, answer_of, named_of
-from trnslurm.node.preflight.verdict import Node, judge
+from trnslurm.node.meeting import Connection, Meeting, Rendezvous, join
+from trnslurm.node.preflight.program import answer_to, some_unfit
+from trnslurm.node.preflight.verdict import NodeReport, judge
 
 from ..free_port import free_port
 
@@ -23,10 +24,10 @@ MISSING = {"dataset": "/fsx/data is not there"}
 
 
 @pytest.fixture
-def job() -> Job:
-    return Job(
-        node=0, hosts=HOSTS, address="127.0.0.1", port=free_port(), run=Path("/fsx/runs/one"),
-        phase="train", attempt=1,
+def node_0() -> Rendezvous:
+    return Rendezvous(
+        purpose="preflight", node=0, hosts=HOSTS, address="127.0.0.1", port=free_port(),
+        run=Path("/fsx/runs/one"), phase="train", attempt=1,
     )  # fmt: skip
 
 
@@ -45,46 +46,46 @@ def node(number: int, problems: dict[str, str] | None = None) -> dict[str, Any]:
     return {"node": number, "host": HOSTS[number], "problems": problems or {}, "seconds": 0.1}
 
 
-def test_all_meet_and_are_answered(job: Job, many_files: None) -> None:
-    """The answers go out once all are there: every node's connection is open by then."""
-    host = Host(job.port, job.name, NUMBER)
+def test_all_meet_and_are_answered(node_0: Rendezvous, many_files: None) -> None:
+    """The answers are sent once all are there: every node's connection is open by then."""
+
+    def hear(connection: Connection, deadline: float) -> dict[str, Any]:
+        return connection.receive(deadline - time.monotonic())
+
+    meeting = Meeting(node_0, hear)
     deadline = time.monotonic() + 60
-    host.open(deadline)
+    meeting.open(deadline)
     answers: dict[int, dict[str, Any]] = {}
 
     def take_part(number: int) -> None:
-        who = {"job": job.name, "node": number}
-        answers[number] = report_to(
-            job.address, job.port, who, lambda: node(number), clock=time.time, reach_s=45,
-            answer_s=60,
-        )  # fmt: skip
+        with join(replace(node_0, node=number), reach_s=45) as connection:
+            connection.send(node(number))
+            answers[number] = connection.receive(60)
 
-    guests = [threading.Thread(target=take_part, args=(n,)) for n in range(1, NUMBER)]
-    for guest in guests:
-        guest.start()
-    host.wait(NUMBER - 1, deadline)
-    met = dict(host.guests)
-    host.tell({number: {"you": guest.report["host"]} for number, guest in met.items()})
-    for guest in guests:
-        guest.join()
+    others = [threading.Thread(target=take_part, args=(n,)) for n in range(1, NUMBER)]
+    for other in others:
+        other.start()
+    meeting.wait(deadline)
+    meeting.answer({n: {"you": report["host"]} for n, report in dict(meeting.heard).items()})
+    for other in others:
+        other.join()
     assert answers == {n: {"you": HOSTS[n]} for n in range(1, NUMBER)}
 
 
-def test_what_all_send_does_not_grow_with_their_number(job: Job) -> None:
-    assert len(job.name) < 100
-    others = (*HOSTS[:-1], "another")
-    assert Job(**{**vars(job), "hosts": others}).name != job.name
+def test_what_all_send_does_not_grow_with_their_number(node_0: Rendezvous) -> None:
+    assert len(node_0.name) < 110
+    assert replace(node_0, hosts=(*HOSTS[:-1], "another")).name != node_0.name
 
 
 def test_each_is_told_of_some_others_and_not_of_itself() -> None:
-    nodes = [Node(**node(n, MISSING if n else None)) for n in range(NUMBER)]
+    nodes = [NodeReport(**node(n, MISSING if n else None)) for n in range(NUMBER)]
     assert judge(nodes, {}, 20.0) == list(HOSTS[1:])
-    unfit = named_of(nodes)
+    unfit = some_unfit(nodes)
     for one in (nodes[0], nodes[1], nodes[500]):
-        others = answer_of(one, unfit)["others"]
+        others = answer_to(one, unfit)["others"]
         assert len(others) == 8 and not any(o.startswith(f"{one.host}: ") for o in others)
 
 
 def test_what_all_have_is_the_fault_of_none() -> None:
-    nodes = [Node(**node(n, MISSING)) for n in range(NUMBER)]
+    nodes = [NodeReport(**node(n, MISSING)) for n in range(NUMBER)]
     assert judge(nodes, {}, 20.0) == []

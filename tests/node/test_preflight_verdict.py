@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trnslurm.node.preflight.verdict import Node, judge
+from trnslurm.node.preflight.verdict import NodeReport, judge
 
 HOSTS = ("node-1", "node-2", "node-3")
 
 
-def nodes(**problems: str) -> list[Node]:
+def nodes(**problems: str) -> list[NodeReport]:
     """Three nodes, some with a problem of a check."""
-    made = [Node(node=n, host=host) for n, host in enumerate(HOSTS)]
+    made = [NodeReport(node=n, host=host) for n, host in enumerate(HOSTS)]
     for word, check in problems.items():
         made[int(word[1:])].problems[check] = "x"
     return made
@@ -34,8 +34,8 @@ def test_who_is_to_blame(found: dict[str, str], bad: list[str]) -> None:
 
 
 def test_alone_a_node_is_to_blame_for_its_own_problems() -> None:
-    assert judge([Node(node=0, host="a", problems={"devices": "x"})], {}, 20) == ["a"]
-    assert judge([Node(node=0, host="a", problems={"dataset": "x"})], {}, 20) == []
+    assert judge([NodeReport(node=0, host="a", problems={"devices": "x"})], {}, 20) == ["a"]
+    assert judge([NodeReport(node=0, host="a", problems={"dataset": "x"})], {}, 20) == []
 
 
 def test_if_nobody_reaches_node_0_it_is_node_0() -> None:

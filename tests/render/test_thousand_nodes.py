@@ -20,9 +20,8 @@ import pytest
 from trnslurm import rundir
 from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.node import ports
-from trnslurm.node.preflight.checks import open_files
-from trnslurm.node.preflight.needs import Needs
-from trnslurm.node.preflight.verdict import Node, judge
+from trnslurm.node.preflight.checks import Needs, open_files
+from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
@@ -122,10 +121,10 @@ def test_ports_of_thousands_of_jobs_are_spread(monkeypatch: pytest.MonkeyPatch) 
 def judged(number: int) -> int:
     """Steps of the verdict on nodes, a third of which have each another trouble."""
 
-    def one(n: int) -> Node:
+    def one(n: int) -> NodeReport:
         problems = {} if n % 3 else {"memory": f"{n} MiB of memory available"}
         same = {"Python": "3.11.7", "code/": "a" * 64 if n % 7 else f"{n:064}"}
-        return Node(node=n, host=f"n{n}", problems=problems, same=same, heard=n % 11 != 5)
+        return NodeReport(node=n, host=f"n{n}", problems=problems, same=same, heard=n % 11 != 5)
 
     nodes = [one(n) for n in range(number)]
     return steps_of(lambda: judge(nodes, {5: "cannot reach node 0"}, 20.0))

@@ -1,4 +1,4 @@
-"""The preflight by hand: takes a few nodes of a cluster for a moment, and checks them."""
+"""The preflight by hand: allocates a few nodes of a cluster for a moment, and checks them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS=
 """
 
 
-class Checkup(Frozen):
-    """The nodes to check, and where."""
+class PreflightByHand(Frozen):
+    """A preflight outside a job: which nodes, and where."""
 
     cluster: Cluster
     nodes: int
     device: str
     workers: int
     directory: Path
-    """Takes the place of a run directory, in the run root."""
+    """In the run root, in place of a run directory."""
 
     @property
     def on_slurm(self) -> bool:
@@ -64,7 +64,7 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
     except OSError as error:
         raise RunError(f"run root {root}: {error.strerror}") from None
     try:
-        job = Checkup(
+        job = PreflightByHand(
             cluster=cluster,
             nodes=nodes,
             device=instance.device if cluster.device == "auto" else cluster.device,
@@ -77,11 +77,11 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if not found:
-        raise TrnslurmError(f"the nodes said nothing of themselves: {said}")
+        raise TrnslurmError(f"the nodes wrote no preflight result: {said}")
     return found
 
 
-def _write(job: Checkup, devices: int, efa: int) -> None:
+def _write(job: PreflightByHand, devices: int, efa: int) -> None:
     """Write what the nodes run: the preflight, as a job would bring it along."""
     run = RunDir(job.directory)
     Bundle(files=package_files(("node",))).write(run.path)
@@ -89,7 +89,7 @@ def _write(job: Checkup, devices: int, efa: int) -> None:
     (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")
 
 
-def _script(job: Checkup, devices: int, efa: int) -> str:
+def _script(job: PreflightByHand, devices: int, efa: int) -> str:
     cluster, directory = job.cluster, shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
     meet = _MEET
@@ -119,7 +119,7 @@ def _script(job: Checkup, devices: int, efa: int) -> str:
     )
 
 
-def _command(job: Checkup) -> list[str]:
+def _command(job: PreflightByHand) -> list[str]:
     script = ["/bin/bash", str(job.directory / "doctor.sh")]
     if not job.on_slurm:
         stand_in = [sys.executable, "-m", "trnslurm.node.local_srun"]
@@ -133,8 +133,8 @@ def _command(job: Checkup) -> list[str]:
     ]  # fmt: skip
 
 
-def _run(job: Checkup, timeout_s: float) -> str:
-    """Run it to its end; return the last words on stderr."""
+def _run(job: PreflightByHand, timeout_s: float) -> str:
+    """Run the preflight to its end; return the end of its stderr."""
     path = str(Path(trnslurm.__file__).parent.parent)
     environ = without_overrides(os.environ) | ({} if job.on_slurm else {"PYTHONPATH": path})
     process = subprocess.Popen(
@@ -157,7 +157,7 @@ def _run(job: Checkup, timeout_s: float) -> str:
     return " ".join(said.split()[-40:]) or f"exit code {process.returncode}"
 
 
-def _why_pending(job: Checkup) -> str:
+def _why_pending(job: PreflightByHand) -> str:
     slurm = Slurm(job.cluster.slurm.bin_dir)
     try:
         user = str(os.getuid())

@@ -1,7 +1,7 @@
 """What all workers of a job can measure only together, for `trnslurm doctor --run`.
 
     python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
-    python -m trnslurm.train.checkup --graph 1000      # the small graph of node.checkup.graph
+    python -m trnslurm.train.checkup --graph 1000      # the small graph of node.checkup
 
 Each worker writes what it saw into a file of its own, after every step, so that one which hangs has
 said where. Nothing is compared here, where a comparison would need the collectives it is about.

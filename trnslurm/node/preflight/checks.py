@@ -1,4 +1,4 @@
-"""What a node can find out about itself before a job starts on it."""
+"""What a job needs of a node, and what a node can check of that before the job starts."""
 
 import os
 import re
@@ -6,22 +6,78 @@ import resource
 import shutil
 import socket
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
-from trnslurm.node.preflight.devices import devices, efa
-from trnslurm.node.preflight.needs import GIB, MIB, Check, Checked, Needs
 from trnslurm.rundir import RunFiles
 
+MIB, GIB = 2**20, 2**30
 _MEMORY_PER_WORKER = 256 * MIB
 """A Python with torch in it needs more."""
-_FILES = 256
-_MOST_LOOKED_AT = 10_000
+_FILES_PER_NODE = 256
+_MAX_FILES_COUNTED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the job needs of a node."""
+
+    run: Path
+    phase: str
+    nodes: int = 1
+    device: str = "cpu"
+    devices: int = 0
+    """Neuron devices of the instance type."""
+    workers: int = 1
+    """Workers on this node: each needs a NeuronCore or a GPU."""
+    efa: int = 0
+    data: str = ""
+    caches: tuple[str, ...] = ()
+    min_free: int = 256 * MIB
+    """Bytes that must be free where something is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a check found: a fact for a table, and what is wrong and what to do about it."""
+
+    fact: str = ""
+    problem: str = ""
+    warning: str = ""
+
+
+Check = Callable[[Needs], Checked]
+
+
+def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Checked]:
+    """Run the checks side by side; a check that has not ended by then is a problem, too."""
+    found: dict[str, Checked] = {}
+
+    def run(name: str, check: Check) -> None:
+        try:
+            found[name] = check(needs)
+        except OSError as error:
+            found[name] = Checked(problem=f"{error.filename or name}: {error.strerror}")
+        except Exception as error:  # then this node cannot be called fit
+            found[name] = Checked(problem=f"looking at its {name} failed ({error!r})")
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hung = Checked(problem=f"looking at it took over {timeout_s:g} s: is a file system dead?")
+    return {name: found.get(name, hung) for name in checks}
 
 
 def run_directory(needs: Needs) -> Checked:
-    """Check that it can be written, and has room for a checkpoint."""
+    """Check that the run directory can be written, and has room for a checkpoint."""
     run = RunFiles(needs.run)
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
@@ -37,9 +93,9 @@ def run_directory(needs: Needs) -> Checked:
 
 
 def _bytes_in(checkpoint: Path) -> int:
-    """Return the size of a checkpoint; that of a script of one's own may be a file."""
+    """Return the size of a checkpoint, which may be a file where a custom script made it."""
     files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
-    some = islice(files, _MOST_LOOKED_AT)
+    some = islice(files, _MAX_FILES_COUNTED)
     return sum(file.stat().st_size for file in some if file.is_file())
 
 
@@ -60,14 +116,14 @@ def cache(needs: Needs) -> Checked:
         if needs.phase == "precompile":
             directory.mkdir(parents=True, exist_ok=True)
         elif not directory.is_dir():
-            continue  # what that means is for trnslurm.node.graphs to say
+            continue  # trnslurm.node.graphs says what that means
         with os.scandir(directory) as entries:
             next(entries, None)
         error = _cannot_write(directory)
         if error and needs.phase == "precompile":
             return Checked(problem=f"{error}; correct its owner, or compile_cache in the profile")
         if error:
-            return Checked(warning=f"{error}: a graph that is missing could not be kept")
+            return Checked(warning=f"{error}: a graph that is missing could not be cached")
     return Checked(fact="ok" if needs.caches else "")
 
 
@@ -90,7 +146,7 @@ def dataset(needs: Needs) -> Checked:
 
 
 def memory(needs: Needs) -> Checked:
-    """Check that some is available."""
+    """Check that enough memory is available for the workers."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
@@ -105,10 +161,10 @@ def memory(needs: Needs) -> Checked:
 
 
 def open_files(needs: Needs) -> Checked:
-    """Check that a worker may open enough of them: collectives need one per peer."""
+    """Check that a worker may open enough files: collectives need one per peer."""
     limit, needed = (
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        _FILES + 4 * needs.nodes * needs.workers,
+        _FILES_PER_NODE + 4 * needs.nodes * needs.workers,
     )
     if limit < needed:
         return Checked(
@@ -119,7 +175,7 @@ def open_files(needs: Needs) -> Checked:
 
 
 def own_name(needs: Needs) -> Checked:
-    """Check that its own name leads to itself; only a warning, as nothing here depends on it."""
+    """Check that the node's name leads to itself; only a warning, as nothing here depends on it."""
     name = socket.gethostname()
     if needs.nodes == 1 or needs.device != "neuron":
         return Checked()
@@ -134,7 +190,7 @@ def own_name(needs: Needs) -> Checked:
 
 
 def torch_xla(needs: Needs) -> Checked:
-    """Check that there is a build for GPUs, which PyTorch/XLA itself has not made since 2.8."""
+    """Check that there is a torch_xla for GPUs, which PyTorch/XLA has not built since 2.8."""
     if needs.device != "xla-cuda":
         return Checked()
     for name in ("torchacc", "torch_xla_cuda_plugin"):
@@ -181,17 +237,3 @@ def _size(number: int) -> str:
     if number < 10 * MIB:
         return f"{number / MIB:.1f} MiB"
     return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / MIB:.0f} MiB"
-
-
-CHECKS: dict[str, Check] = {
-    "devices": devices,
-    "EFA": efa,
-    "run directory": run_directory,
-    "temporary directory": temporary_directory,
-    "cache": cache,
-    "dataset": dataset,
-    "memory": memory,
-    "open files": open_files,
-    "own name": own_name,
-    "torch_xla": torch_xla,
-}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trnslurm.node.preflight.needs import GIB, Checked, Needs
+from trnslurm.node.preflight.checks import GIB, Checked, Needs
 
 GPUS = ("cuda", "xla-cuda")
 INFINIBAND = Path("/sys/class/infiniband")

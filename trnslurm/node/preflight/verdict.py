@@ -7,15 +7,15 @@ from statistics import median
 from typing import Any
 
 MAX_SKEW_S = 5.0
-# Where one node alone has such a problem it is the node's. Where all have it, it is the site's.
+# A problem that one node alone has is the node's. One of these that all nodes have is the site's.
 _SHARED = ("run directory", "cache", "dataset")
 _OF_CHANCE = ("master port",)
 _LAST_CHARACTERS = 12
 
 
 @dataclass(kw_only=True)
-class Node:
-    """One node as it is judged."""
+class NodeReport:
+    """What a node reports, and what the comparison adds."""
 
     node: int
     host: str
@@ -25,13 +25,13 @@ class Node:
     """How far its clock is ahead of node 0's."""
     facts: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    """Of a check: what is wrong and what to do."""
+    """By check: what is wrong and what to do."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, str] = field(default_factory=dict)
     """What must be the same on all nodes."""
 
-    def told(self) -> dict[str, Any]:
-        """Return what is written down of the node."""
+    def record(self) -> dict[str, Any]:
+        """Return the node's part of the verdict file."""
         return {
             "node": self.node,
             "host": self.host,
@@ -45,10 +45,10 @@ class Node:
         }
 
 
-def judge(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> list[str]:
-    """Add what only the comparison shows; return the hosts whose fault it is.
+def judge(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float) -> list[str]:
+    """Add what only the comparison shows; return the hosts that are to blame.
 
-    `silent` says of nodes that were not heard why, where they could write it down.
+    `silent` has the reasons of nodes that were not heard but could write a file.
     """
     heard = [node for node in nodes if node.heard]
     compare_clocks(heard)
@@ -61,8 +61,8 @@ def judge(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> 
     return bad
 
 
-def miss(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> bool:
-    """Name the nodes that did not come; tell whether it is node 0 that they could not reach."""
+def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float) -> bool:
+    """Name the nodes that did not report; return whether node 0 is the one they cannot reach."""
     missing = [node for node in nodes if not node.heard]
     for node in missing:
         text = f"did not report within {waited_s:g} s"
@@ -74,8 +74,8 @@ def miss(nodes: Sequence[Node], silent: Mapping[int, str], waited_s: float) -> b
     return nobody_came
 
 
-def compare_clocks(heard: Sequence[Node]) -> None:
-    """Name the clocks that are off: of two nodes, the second's."""
+def compare_clocks(heard: Sequence[NodeReport]) -> None:
+    """Name the nodes whose clocks are off; if there are only two, that is the second."""
     usual = median(node.clock_s for node in heard) if len(heard) > 2 else 0.0
     for node in heard:
         ahead = node.clock_s - usual
@@ -86,8 +86,8 @@ def compare_clocks(heard: Sequence[Node]) -> None:
             node.problems["clock"] = f"{text}; have chrony running (chronyc makestep)"
 
 
-def compare_versions(heard: Sequence[Node]) -> None:
-    """Name the nodes whose software is not that of most; of two halves, not that of node 0."""
+def compare_versions(heard: Sequence[NodeReport]) -> None:
+    """Name the nodes whose software differs from most; if two halves differ, from node 0's."""
     for name in dict.fromkeys(name for node in heard for name in node.same):
         values = Counter(node.same.get(name, "missing") for node in heard)
         most = max(values.values())
@@ -101,10 +101,10 @@ def compare_versions(heard: Sequence[Node]) -> None:
                 node.problems.setdefault("same", f"{text}; {fix}")
 
 
-def is_to_blame(node: Node, failed: Mapping[str, int], heard: int) -> bool:
+def is_to_blame(node: NodeReport, failed: Mapping[str, int], heard: int) -> bool:
     """Return whether the job would be better off without this node.
 
-    `failed` says of how many of the nodes that were heard each check is a problem.
+    `failed` counts, by check, the heard nodes that have a problem there; `heard` counts them all.
     """
     others = heard - node.heard
     for check in node.problems:

@@ -1,0 +1,255 @@
+"""The nodes of a job meet on the master port: node 0 listens, and the others connect to it.
+
+The preflight and the checkup both use this protocol. Messages are lines of JSON. Node 0 greets with
+the name of the meeting, so that a node recognizes a stranger on the same port; the node says which
+one it is; the two then exchange what the meeting is for; last, node 0 answers. The node closes the
+connection first: a connection that lingers then keeps no port of node 0's, which torchrun needs
+next.
+
+To time a link, one side sends a stream of bytes that ends after a second or 64 MiB. TCP shows a bad
+cable, a throttled interface or the wrong one; the workers' all-reduce measures what EFA carries.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MESSAGE_S = 5.0
+"""How long a message may take that the other side sends at once."""
+_RETRY_S = 0.1
+_MAX_MESSAGE_BYTES = 2**20
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a connection that node 0 has to cut off is reset
+_CHUNK = bytes(256 << 10)
+_MORE, _END = b"+", b"."
+MAX_STREAM_BYTES = 64 << 20
+MAX_STREAM_S = 1.0
+_SILENT_S = 60.0
+"""How long the other side of a stream may be silent: a slow link empties its buffers first."""
+
+
+class MeetingError(Exception):
+    """Why nodes cannot meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the nodes of an attempt meet, and which of them this one is."""
+
+    purpose: str
+    node: int
+    hosts: tuple[str, ...]
+    address: str
+    port: int
+    run: Path
+    phase: str
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """The name of the meeting, which no other meeting has.
+
+        The run directory's path is not in it, because one node may see another path. The name is
+        short whatever the number of hosts, because every node sends and receives it.
+        """
+        hosts = hashlib.sha256(",".join(self.hosts).encode()).hexdigest()
+        return f"{self.purpose} {self.run.name} {self.phase} {self.attempt} {hosts}"
+
+
+def read_rendezvous(purpose: str) -> Rendezvous:
+    """Return what the batch script and srun say in the environment."""
+    environ = os.environ
+    return Rendezvous(
+        purpose=purpose,
+        node=int(environ["SLURM_NODEID"]),
+        hosts=tuple(environ["TRNSLURM_HOSTS"].split(",")),
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+        run=Path(environ["TRNSLURM_RUN_DIR"]),
+        phase=environ["TRNSLURM_PHASE"],
+        attempt=int(environ["TRNSLURM_ATTEMPT"]),
+    )
+
+
+class Connection:
+    """A connection between node 0 and another node."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+
+    def send(self, data: Any) -> None:
+        """Send a message."""
+        self._connection.sendall(json.dumps(data).encode() + b"\n")
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for a message; raise a ValueError if anything else comes, or nothing more."""
+        self._connection.settimeout(max(0.01, timeout_s))
+        line = self._file.readline(_MAX_MESSAGE_BYTES)
+        data = json.loads(line) if line.endswith(b"\n") else None
+        if not isinstance(data, dict):
+            raise ValueError("the other side sent no message")
+        return data
+
+    def stream(self) -> None:
+        """Send bytes for a second, or 64 MiB."""
+        self._connection.settimeout(_SILENT_S)
+        deadline, sent = time.monotonic() + MAX_STREAM_S, 0
+        while sent < MAX_STREAM_BYTES and time.monotonic() < deadline:
+            self._connection.sendall(_MORE + _CHUNK)
+            sent += len(_CHUNK)
+        self._connection.sendall(_END)
+
+    def time_stream(self) -> float:
+        """Read the stream that the other side sends; return MB/s."""
+        self._connection.settimeout(_SILENT_S)
+        start, received = time.monotonic(), 0
+        while (mark := self._file.read(1)) == _MORE:
+            received += len(self._file.read(len(_CHUNK)))
+        if mark != _END:
+            raise ValueError("the other side is gone")
+        return received / 1e6 / max(1e-6, time.monotonic() - start)
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait until the other side closes the connection; reset it if that takes longer."""
+        try:
+            self._connection.settimeout(max(0.01, timeout_s))
+            if self._file.read(1):
+                raise ValueError("the other side sent a message too many")
+        except (OSError, ValueError):
+            with suppress(OSError):
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._connection.close()
+
+
+class Meeting:
+    """Node 0's side of a meeting.
+
+    `hear` exchanges with one node what the meeting is for, until a deadline, and returns what
+    `heard` keeps of that node. Each node is heard in a thread of its own.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, hear: Callable[[Connection, float], Any]) -> None:
+        self.heard: dict[int, Any] = {}
+        self._rendezvous, self._hear = rendezvous, hear
+        self._connections: dict[int, Connection] = {}
+        self._changed = threading.Condition()
+        self._over = False
+        try:
+            self._server = socket.create_server(("", rendezvous.port), backlog=4096)
+        except OSError as error:
+            raise MeetingError(
+                f"master port {rendezvous.port} is taken ({error.strerror}); submit again, which"
+                " chooses another, or end what holds it (ss -ltnp)"
+            ) from None
+
+    def open(self, deadline: float) -> None:
+        """Begin to accept the other nodes."""
+        threading.Thread(target=self._accept, args=(deadline,), daemon=True).start()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until all other nodes are heard, or the deadline has passed."""
+        others = len(self._rendezvous.hosts) - 1
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self.heard) >= others, max(0.0, deadline - time.monotonic())
+            )
+
+    def answer(self, answers: Mapping[int, Any], within_s: float = 1.0) -> None:
+        """Send every node that was heard its answer, wait until it closes, and free the port."""
+        with self._changed:
+            self._over = True
+            connections = [(c, answers[node]) for node, c in self._connections.items()]
+        threads = [threading.Thread(target=_end, args=(*c, within_s)) for c in connections]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Free the port; a thread that still waits in accept keeps it no longer."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self, deadline: float) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._meet, args=(connection, deadline), daemon=True).start()
+
+    def _meet(self, accepted: socket.socket, deadline: float) -> None:
+        connection = Connection(accepted)
+        try:
+            connection.send({"meeting": self._rendezvous.name})
+            hello = connection.receive(MESSAGE_S)
+            node = hello["node"]
+            others = range(1, len(self._rendezvous.hosts))
+            if hello["meeting"] != self._rendezvous.name or node not in others:
+                raise ValueError("of another meeting")
+            heard = self._hear(connection, deadline)
+            with self._changed:
+                if self._over:
+                    raise ValueError("too late")
+                self.heard[node], self._connections[node] = heard, connection
+                self._changed.notify()
+        except (OSError, ValueError, LookupError, TypeError):
+            connection.close()  # a stranger, or a node that is gone: it will be missed
+
+
+def _end(connection: Connection, answer: Any, within_s: float) -> None:
+    with suppress(OSError):
+        connection.send(answer)
+    connection.await_end(within_s)
+
+
+@contextmanager
+def join(rendezvous: Rendezvous, reach_s: float) -> Iterator[Connection]:
+    """Connect to node 0 and say which node this is; raise a MeetingError if that breaks."""
+    node0 = f"node 0 at {rendezvous.address}:{rendezvous.port}"
+    connection = _reach(rendezvous, node0, reach_s)
+    try:
+        connection.send({"meeting": rendezvous.name, "node": rendezvous.node})
+        yield connection
+    except (OSError, ValueError, LookupError) as error:
+        raise MeetingError(f"{node0} went silent ({error})") from None
+    finally:
+        connection.close()
+
+
+def _reach(rendezvous: Rendezvous, node0: str, reach_s: float) -> Connection:
+    """Connect to node 0, which may begin later than this node."""
+    address, limit_s = (rendezvous.address, rendezvous.port), min(MESSAGE_S, reach_s)
+    deadline = time.monotonic() + reach_s
+    while True:
+        try:
+            connection = Connection(socket.create_connection(address, timeout=limit_s))
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            try:
+                if connection.receive(limit_s).get("meeting") == rendezvous.name:
+                    return connection
+                why = "another job answers there"
+            except (OSError, ValueError):
+                why = "another program answers there"
+            connection.close()
+        if time.monotonic() > deadline:
+            raise MeetingError(f"cannot reach {node0} ({why})")
+        time.sleep(_RETRY_S)
