@@ -5,9 +5,7 @@
 
 The limit is the fastest encoder alone, tiktoken with GPT-2's own expression where its ids are
 proven equal and else tokenizers, in a plain loop over the lines that keeps nothing. The goal is 0.9
-of it, with all start-up, and 1.8 times as fast with two processes. `our call alone` is what
-trnslurm.prepare itself asks of tiktoken: what is left to gain. `each its part` is what the machine
-allows several processes: runs of one process that know nothing of each other, on a part each.
+of it, with all start-up, and 1.8 times as fast with two processes.
 
 All get the same lines and tokenizer, and run in turn, each as a process of its own with all its
 start-up; the peer calls the tokenizers library directly, without the cost of transformers'
@@ -44,13 +42,7 @@ GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(
 BLOCK = 1024
 SAMPLE_EVERY_S = 0.05
 OURS, PEER = "trnslurm.prepare", "datasets, group_texts"
-LIMIT, CALL = "encoder alone", "our call alone"
-PARTS = "1 process each, each its part"
-# Runs the command behind a file's name for each of some files, all at once.
-AT_ONCE = """
-for text in $TEXTS; do "$@" --text $text --output $text.data & started+=($!); done
-for process in ${started[@]}; do wait $process || exit; done
-"""
+LIMIT = "encoder alone"
 GOAL, GOAL_OF_PROCESSES = 0.9, 0.9
 
 
@@ -79,11 +71,11 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2, help="beside one (2)")
     parser.add_argument("--as-peer", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--as-encoder", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--as-encoder", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_encoder:
-        name, text, tokenizer = options.as_encoder
-        print(json.dumps(run_encoder(name, Path(text), Path(tokenizer))))
+        text, tokenizer = options.as_encoder
+        print(json.dumps(run_encoder(Path(text), Path(tokenizer))))
         return
     if options.as_peer:
         text, tokenizer, cache, processes = options.as_peer
@@ -133,7 +125,7 @@ def summarize(
             "memory_ratio": median(run.megabytes / peer.megabytes for run, peer in pairs),
             "of_limit": median(run.tokens_per_s / limit.tokens_per_s for run, limit in limits),
             "to_one": median(run.tokens_per_s / one.tokens_per_s for run, one in ones)
-            if is_ours or name == PARTS
+            if is_ours
             else None,
             "goal": None
             if not is_ours
@@ -176,7 +168,6 @@ def compare(
 ) -> dict[str, list[Measured]]:
     """Run each in every round."""
     text = write_text(directory / "text.txt", megabytes)
-    parts = write_parts(text, options.processes)
     tokenizer = directory / "base" / "tokenizer.json"
     base = ["--text", str(TEXT), "--tokenizer", f"train:{VOCAB_SIZE}"]
     prepare = [sys.executable, "-m", "trnslurm.prepare"]
@@ -184,7 +175,7 @@ def compare(
     same = [*prepare, "--document-per", "line", "--tokenizer", str(tokenizer), "--json"]
     counts = sorted({1, options.processes})
     results: dict[str, list[Measured]] = {ours(count): [] for count in counts}
-    results |= {PARTS: [], LIMIT: [], CALL: []}
+    results[LIMIT] = []
     if options.peer:
         results[PEER] = []
     for number in range(options.rounds):
@@ -193,15 +184,9 @@ def compare(
             command = [*same, "--processes", str(count)]
             used, out = measure([*command, "--text", str(text), "--output", str(output)])
             results[ours(count)].append(Measured(**used, tokens=kept(out)))
-        # Over what the round before has made.
-        command = ["bash", "-c", AT_ONCE, "bash", *same, "--processes", "1", "--force"]
-        used, out = measure(command, TEXTS=" ".join(map(str, parts)))
-        results[PARTS].append(Measured(**used, tokens=kept(out)))
-        for name in (LIMIT, CALL):
-            encoder = [sys.executable, __file__, "--as-encoder", name, str(text), str(tokenizer)]
-            used, out = measure(encoder)
-            # Its loop only.
-            results[name].append(Measured(**(used | out[0])))
+        encoder = [sys.executable, __file__, "--as-encoder", str(text), str(tokenizer)]
+        used, out = measure(encoder)
+        results[LIMIT].append(Measured(**(used | out[0])))  # its loop only
         if options.peer:
             cache = directory / f"cache-{number}"
             arguments = [str(text), str(tokenizer), str(cache), str(options.processes)]
@@ -235,18 +220,9 @@ def write_text(path: Path, megabytes: float) -> Path:
     return path
 
 
-def write_parts(text: Path, count: int) -> list[Path]:
-    """Divide the lines of a text among so many files."""
-    lines = text.read_text().splitlines(keepends=True)
-    parts = [text.with_name(f"part-{number}.txt") for number in range(count)]
-    for number, part in enumerate(parts):
-        part.write_text("".join(lines[number::count]))
-    return parts
-
-
-def measure(command: list[str], **environment: str) -> tuple[dict[str, float], list[Any]]:
+def measure(command: list[str]) -> tuple[dict[str, float], list[Any]]:
     """Run a command; return its seconds, those of CPU and its most memory, and its JSON."""
-    environ = os.environ | {"PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1"} | environment
+    environ = os.environ | {"PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -287,7 +263,7 @@ def watch(session: int, peak: list[float], done: threading.Event) -> None:
         peak[0] = max(peak[0], kilobytes / 1000)
 
 
-def run_encoder(name: str, text: Path, tokenizer_file: Path) -> dict[str, float]:
+def run_encoder(text: Path, tokenizer_file: Path) -> dict[str, float]:
     """Make tokens of lines with the fastest encoder, and nothing else."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from trnslurm.prepare import bytepairs, tokenizer
@@ -297,11 +273,7 @@ def run_encoder(name: str, text: Path, tokenizer_file: Path) -> dict[str, float]
     lines = text.read_text().splitlines()
     start, cpu = time.perf_counter(), time.process_time()
     tokens = 0
-    if pairs and name == CALL:
-        for first in range(0, len(lines), 2500):
-            marked = pairs._mark(lines[first : first + 2500])
-            tokens += len(pairs._tokens(marked)) - marked.count("\x7f")
-    elif pairs:
+    if pairs:
         import tiktoken
 
         encoding: Any = tiktoken.Encoding(

@@ -1,6 +1,6 @@
 """What a step asks of the network and the host on XLA devices does not grow by accident.
 
-The counts are those of make bench-collectives, for worker 0 of four with two units each.
+The counts are those of worker 0 of four with two units each.
 """
 
 import json
@@ -48,9 +48,9 @@ def test_collectives_graphs_and_transfers_of_a_step(recipe, tmp_path):
     if recipe == "llama3_clm":
         (tmp_path / "strategy.json").write_text(json.dumps(strategy_of(plan, job, {})))
 
-    script = REPO / "benchmarks/xla_workers.py"
+    script = REPO / "tests/train/collectives_worker.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "ours", str(tmp_path / "counted.json")],
+        [sys.executable, str(script), str(tmp_path), str(tmp_path / "counted.json")],
         env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The order of samples in shards: shuffled every epoch, but neighbours are read together.
 
-A random row of a gzipped shard costs the decompression of a thousand (benchmarks/bert_reader.py).
-So shards are cut into pieces, pieces are shuffled, and samples are shuffled within windows of some
+A random row of a gzipped shard costs the decompression of a thousand. So shards are cut into
+pieces, pieces are shuffled, and samples are shuffled within windows of some
 pieces that follow one another. As in order.py all depends on (seed, epoch) alone, and any position
 is known at once.
 """

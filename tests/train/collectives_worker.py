@@ -1,13 +1,12 @@
-"""Worker 0 of a training on torch_xla, alone, and the collectives and host work that it asks for.
+"""Train as worker 0 of many on torch_xla, alone, and count its collectives and host work.
 
-    python benchmarks/xla_workers.py BUNDLE WAY RESULT
+    python tests/train/collectives_worker.py BUNDLE RESULT
 
 torch_xla's CPU client has no collectives between processes, and trnslurm/train/devices/xla_cpu.py,
 which stands in for them, cuts the graphs where they would be. Here torch_xla's own functions trace
 them for all workers of the plan, and their HLO is read, as neuron_parallel_compile collects graphs.
-Then the graph is run with what worker 0 would get if all workers had its values: so the rest is run
-as ever, and torch_xla's metrics tell executions and transfers. WAY is "ours", the bundle's job as
-it is, or one of neuron_samples.py with the job's model.
+The graph then runs with what worker 0 would get if all workers had its values, and torch_xla's
+metrics count executions and transfers.
 """
 
 from __future__ import annotations
@@ -29,24 +28,14 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective
 # Of torch_xla's metrics.
 METRICS = {"executions": "ExecuteTime", "to_device": "TransferToDeviceTime",
            "from_device": "TransferFromDeviceTime"}  # fmt: skip
-BYTES = {"f64": 8, "s64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s8": 1, "u8": 1,
-         "pred": 1}  # fmt: skip
 _INSTRUCTION = re.compile(rf" = (.+?) ({'|'.join(KINDS)})\((.*?)\), ")
-_SHAPE = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
+_TYPE = re.compile(r"\b([a-z]+\d+|pred)\[")
 
 
-def read_collectives(hlo: str) -> Iterator[tuple[str, int, list[str]]]:
-    """Yield each collective of a graph: its kind, the bytes of its whole tensors, its types."""
+def read_collectives(hlo: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the kind of each collective of a graph, and the types of its tensors."""
     for result, kind, operands in _INSTRUCTION.findall(hlo):
-        # What is gathered is whole as a result, what is scattered as an operand.
-        shapes = _SHAPE.findall(operands if kind == "reduce-scatter" else result)
-        sizes = []
-        for dtype, dimensions in shapes:
-            size = BYTES[dtype]
-            for dimension in filter(None, dimensions.split(",")):
-                size *= int(dimension)
-            sizes.append(size)
-        yield kind, sum(sizes), sorted({dtype for dtype, _ in shapes})
+        yield kind, set(_TYPE.findall(result + operands))
 
 
 class Worker:
@@ -54,7 +43,7 @@ class Worker:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.found: list[tuple[str, int, list[str]]] = []
+        self.found: list[tuple[str, set[str]]] = []
         """The collectives of the window."""
         self._traced: list[Any] = []
         self._step = 0
@@ -150,81 +139,33 @@ class Worker:
         first, last = (self._marks[step] for step in (WARM_UP, WARM_UP + WINDOW))
         counts = {name: (last[name] - first[name]) / WINDOW for name in (*METRICS, "syncs")}
         compiled = last["compiled"] - first["compiled"]
-        return {"collectives": summarize(self.found, WINDOW), **counts, "compiled": compiled}
+        return {"collectives": summarize(self.found), **counts, "compiled": compiled}
 
 
-def summarize(found: list[tuple[str, int, list[str]]], steps: int) -> dict[str, Any]:
-    """Add up collectives by kind, for a step; sizes are those of each, largest first."""
+def summarize(found: list[tuple[str, set[str]]]) -> dict[str, Any]:
+    """Return the number per step, and the types, of each kind of collective."""
     kinds: dict[str, Any] = {}
-    for kind, size, types in found:
-        one = kinds.setdefault(kind, {"number": 0.0, "bytes": 0.0, "types": [], "sizes": []})
-        one["number"] += 1 / steps
-        one["bytes"] += size / steps
-        one["types"] = sorted({*one["types"], *types})
-        one["sizes"].append(size)
-    for one in kinds.values():
-        one["number"], one["bytes"] = round(one["number"], 2), round(one["bytes"])
-        one["sizes"] = sorted(set(one["sizes"]), reverse=True)
-    return kinds
+    for kind, types in found:
+        one = kinds.setdefault(kind, {"number": 0, "types": set()})
+        one["number"] += 1
+        one["types"] |= types
+    return {
+        kind: {"number": one["number"] / WINDOW, "types": sorted(one["types"])}
+        for kind, one in kinds.items()
+    }
 
 
 def main() -> None:
-    """Train as a bundle says, in one of the ways, and write down what was counted."""
-    bundle, way, result = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    """Train the bundle's job, and write what was counted."""
+    bundle, result = Path(sys.argv[1]), Path(sys.argv[2])
     plan = json.loads((bundle / "plan.json").read_text())
     worker = begin(plan["workers"])
     os.environ["TRNSLURM_RUN_DIR"] = str(bundle)
     job = import_job(bundle / "code" / "jobs" / plan["recipe"] / "train.py")
-    if sys.argv[4:] == ["--update"]:
-        result.write_text(json.dumps(trace_update(worker, way, job, plan)))
-        return
     sys.argv[1:] = [str(bundle / "plan.json")]
     with patched(worker):
-        if way == "ours":
-            job.main()
-        else:
-            import neuron_samples
-
-            neuron_samples.train(way, job, worker.step_done)
+        job.main()
     result.write_text(json.dumps(worker.result()))
-
-
-def trace_update(worker: Worker, way: str, job: Any, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the collectives of an update at the plan's size, from parameters of zero."""
-    from types import SimpleNamespace
-
-    import torch
-    import torch_xla
-
-    from trnslurm.train.optim.make import make_optimizer
-
-    settings = job.Settings(**plan["train"])
-    config = (job.make_config if hasattr(job, "make_config") else lambda m: job.GPT2Config(**m))(
-        plan["model"]
-    )
-    with torch.device("meta"):
-        model = (getattr(job, "BertForPreTraining", None) or job.GPT2LMHeadModel)(config)
-    model.tie_weights()
-    device = torch_xla.device()
-    named = {
-        name: torch.nn.Parameter(torch.zeros(each.shape, device=device))
-        for name, each in model.named_parameters()
-    }
-    if way == "ours":
-        zero1 = getattr(settings, "zero1", True)
-        own: Any = SimpleNamespace(rank=0, world=worker.world, torch_device=device)
-        own.put = lambda tensor: tensor.to(device)
-        optimizer = make_optimizer(
-            settings, own, named.items(), zero1=zero1, precision=settings.optimizer_precision
-        )
-        optimizer.step(1e-4)
-    else:
-        import neuron_samples
-
-        neuron_samples.update(way, plan["recipe"], named)
-    traced, worker._traced = worker._traced, []
-    found = list(read_collectives(torch_xla._XLAC._get_xla_tensors_hlo(traced)))
-    return {"collectives": summarize(found, 1), **dict.fromkeys((*METRICS, "syncs", "compiled"))}
 
 
 def begin(workers: int) -> Worker:
