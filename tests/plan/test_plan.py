@@ -230,15 +230,56 @@ def test_what_the_tutorial_measured_is_known_with_its_own_settings(tmp_path, pre
 def test_hours_follow_epochs_where_the_batch_grows_with_the_workers() -> None:
     """Two epochs are half as many steps, and half as long, on twice the nodes; no more cost."""
     one, two = (spec_of("llama3_clm", "fsdp", cluster="p4de", nodes=n) for n in (1, 2))
-    assert (one.steps, two.steps) == (7140, 3571)
+    assert (one.steps, two.steps) == (7141, 3571)
     assert one.estimate is not None and two.estimate is not None
     assert two.estimate.hours == pytest.approx(one.estimate.hours / 2, rel=1e-3)
     assert two.estimate.cost == pytest.approx(one.estimate.cost, rel=1e-3)
-    longer = spec_of("llama3_clm", "fsdp", "train.epochs=0", cluster="p4de", nodes=2)
-    other = spec_of("llama3_clm", "fsdp", "data.path=mine", cluster="p4de", nodes=2)
-    assert longer.steps == other.steps == 7140
     # As train/loop/schedule.py counts.
     assert spec_of("bert_mrpc", "mrpc", nodes=2).steps == -(-5 * 3668 // 512)
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "nodes"),
+    [
+        ("fsdp", ("workers_per_node=4",), 1),
+        ("fsdp", (), 4),
+        ("xla_fsdp", ("device=xla-cuda",), 1),
+        ("xla_fsdp", ("device=xla-cuda", "batch.per_worker=1", "batch.micro_batch=1"), 1),
+        ("trn1", (), 8),
+    ],
+)
+def test_two_epochs_are_two_on_any_number_of_workers(preset: str, settings, nodes: int) -> None:
+    cluster = "trn1" if preset == "trn1" else "p4de"
+    spec = spec_of("llama3_clm", preset, *settings, cluster=cluster, nodes=nodes)
+    assert spec.epochs == 2
+    assert spec.steps == -(-2 * 28562 // spec.batch.global_batch)
+
+
+def test_epochs_of_unknown_data_have_no_hours() -> None:
+    """The recipe's steps are a bound that no data reaches."""
+    config = spec_of("llama3_clm", "fsdp", "data.path=mine", cluster="p4de").config
+    with pytest.raises(PlanError, match=r"train.epochs ends llama3_clm .*: pass --time"):
+        make_spec(config, 1)
+    for known in ("data.samples=16", "steps=4"):
+        spec = spec_of("llama3_clm", "fsdp", "data.path=mine", known, cluster="p4de")
+        assert spec.steps == 4 and spec.estimate is not None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset", "settings", "epochs"),
+    [
+        ("gpt2_zero1", "tutorial", (), 29),  # as the tutorial prints
+        ("gpt2_zero1", "tutorial", ("batch.mode=per_worker", "batch.per_worker=2"), 57),
+        ("gpt2_zero1", "tutorial", ("data.path=mine",), None),
+        ("bert_mrpc", "mrpc", (), 5),
+        ("bert_mrpc", "own", (), 5),
+        ("bert_mrpc", "mrpc", ("steps=10",), 1),
+        ("bert_sentiment", "tweets", (), 6),
+        ("bert_pretrain", "phase1", (), None),
+    ],
+)
+def test_the_number_of_epochs(recipe: str, preset: str, settings, epochs: int | None) -> None:
+    assert spec_of(recipe, preset, *settings).epochs == epochs
 
 
 def test_a_profile_can_say_that_its_gpus_have_torch_xla() -> None:

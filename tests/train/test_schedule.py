@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.train.loop import schedule
-from trnslurm.train.loop.schedule import SaveTimes, learning_rate
+from trnslurm.train.loop.schedule import SaveTimes, epochs_begun, learning_rate, total_steps
 
 
 def rates(name, warmup_steps=2, steps=6):
@@ -53,3 +53,20 @@ def test_a_worker_follows_what_worker_0_has_said(monkeypatch):
     saves = SaveTimes(SimpleNamespace(save_every=0, save_minutes=5.0), last=10)
     assert not saves.overdue()
     assert saves.due(1, overdue=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "total", "begun"),
+    [
+        (100_000, 0, 100_000, 29),  # GPT-2's tutorial prints 29
+        (1_000_000, 2, 7141, 2),
+        (100, 2, 100, 1),
+        (7000, 0, 7000, 2),
+    ],
+)
+def test_the_epochs_of_the_log(steps: int, epochs: int, total: int, begun: int) -> None:
+    samples, batch = (114_248, 32) if steps == 100_000 else (28_562, 8)
+    plan = SimpleNamespace(steps=steps, batch=SimpleNamespace(global_batch=batch))
+    counts = {"epochs": epochs, "samples_per_epoch": samples}
+    assert total_steps(plan, **counts) == total
+    assert epochs_begun(plan, **counts) == begun

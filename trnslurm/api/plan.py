@@ -25,7 +25,7 @@ from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory
-from trnslurm.plan.spec import JobSpec, has_own_batch, make_spec, where_set
+from trnslurm.plan.spec import JobSpec, ends_unknown, has_own_batch, make_spec, why_no_hours
 
 NODES = (1, 2, 4, 8, 16)
 
@@ -104,26 +104,32 @@ class Plan(Frozen):
         )
         if recipe.project and recipe.steps == Recipe.steps:  # it decides them, and its precision
             return title
-        steps = f"{most:,} steps at most" if self._steps_differ() else count(most, "step")
+        steps = f"{most:,} steps at most" if self._differ("steps") else count(most, "step")
         length = f" of sequence length {recipe.seq_len}" if recipe.seq_len else ""
-        return f"{title}, {recipe.precision}, {steps}{length}"
+        epochs = f", {count(first.epochs, 'epoch')}" if first.epochs else ""
+        if ends_unknown(first.config):
+            return f"{title}, {recipe.precision}{epochs}{length}"
+        epochs = "" if self._differ("epochs") else epochs
+        return f"{title}, {recipe.precision}, {steps}{length}{epochs}"
 
     def _growth(self) -> list[str]:
         grows = self.specs[0].batch.mode == "per_worker"
         return ["The global batch GROWS with the nodes (batch.mode per_worker):"] if grows else []
 
-    def _steps_differ(self) -> bool:
-        return len({spec.steps for spec in self.specs}) > 1
+    def _differ(self, name: str) -> bool:
+        """Check whether the steps, or the epochs, differ; if not, the title has them."""
+        return len({getattr(spec, name) for spec in self.specs}) > 1
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         header: Sequence[str] = (
             "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
-            "tokens/step", "steps", "hours", "node-hours", "cost",
+            "tokens/step", "steps", "epochs", "hours", "node-hours", "cost",
         )  # fmt: skip
         rows: Sequence[Sequence[str]] = [_cells(spec) for spec in self.specs]
-        if not self._steps_differ():  # the title says it
-            here = header.index("steps")
-            header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
+        for name in ("steps", "epochs"):
+            if not self._differ(name):
+                here = header.index(name)
+                header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
         return header, rows
 
     def _remarks(self) -> Iterator[str]:
@@ -143,10 +149,7 @@ class Plan(Frozen):
             yield f"Hours on {_on(counts)}: {basis}"
         if not bases:
             first = self.specs[0]
-            yield (
-                f"Hours: no throughput of this preset is known on {first.instance.name}"
-                f"{where_set(first.config, first.instance)}"
-            )
+            yield f"Hours: {why_no_hours(first.config, first.instance, 'this preset')}"
 
     def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
         """Return what a worker's device must hold, a row for all node counts that are alike."""
@@ -235,6 +238,7 @@ def _row(spec: JobSpec) -> dict[str, Any]:
         "seq_len": spec.config.recipe.seq_len,
         "tokens_per_step": spec.tokens_per_step,
         "steps": spec.steps,
+        "epochs": spec.epochs,
         "estimate": estimate,
         "memory": memory.facts() | {"warning": check_memory(spec) or None} if memory else None,
     }
@@ -259,6 +263,7 @@ def _cells(spec: JobSpec) -> tuple[str, ...]:
         str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
         str(batch.accumulation), f"{100 * batch.padding:.1f}",
         f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-", f"{spec.steps:,}",
+        str(spec.epochs or "-"),
         hours(estimate.hours if estimate else None),
         hours(estimate.node_hours if estimate else None),
         dollars(estimate.cost if estimate else None),

@@ -60,6 +60,14 @@ class JobSpec(Frozen):
         return steps_of(self.config, self.batch)
 
     @property
+    def epochs(self) -> int | None:
+        """Epochs that the training begins, the last of them perhaps in part; None: unknown."""
+        if ends_unknown(self.config) or self.steps < self.config.recipe.steps:
+            return _epochs(self.config)
+        samples = _samples_per_epoch(self.config)
+        return math.ceil(self.steps * self.batch.global_batch / samples) if samples else None
+
+    @property
     def tokens_per_step(self) -> int:
         return self.batch.global_batch * self.config.recipe.seq_len
 
@@ -165,14 +173,38 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: str
 
 def steps_of(config: Config, batch: BatchPlan) -> int:
     """Return the steps of the whole training, as the runtime counts them from the data."""
-    recipe, asked = config.recipe, _asked(config)
-    epochs = recipe.train.get("epochs", 0)
-    samples = recipe.data.samples
-    # Other data, or data cut otherwise, has another number of them.
-    other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
-    if not isinstance(epochs, int | float) or epochs <= 0 or not samples or other:
+    recipe, epochs, samples = config.recipe, _epochs(config), _samples_per_epoch(config)
+    if not epochs or not samples:
         return recipe.steps
     return min(recipe.steps, math.ceil(epochs * samples / batch.global_batch))
+
+
+def _epochs(config: Config) -> int:
+    """Return train.epochs; 0: the steps alone decide."""
+    epochs = config.recipe.train.get("epochs", 0)
+    return epochs if isinstance(epochs, int) and epochs > 0 else 0
+
+
+def _samples_per_epoch(config: Config) -> int | None:
+    """Return the samples of an epoch; None: unknown, as for data that the command line names."""
+    asked = _asked(config)
+    # Other data, or data cut otherwise, has another number of them.
+    other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
+    return None if other else config.recipe.data.samples
+
+
+def ends_unknown(config: Config) -> bool:
+    """Check whether epochs end the training after an unknown number of steps."""
+    known = _samples_per_epoch(config) or "steps" in _asked(config)
+    return bool(_epochs(config)) and not known
+
+
+def why_no_hours(config: Config, instance: InstanceType, job: str) -> str:
+    """Say why the hours of a job are unknown."""
+    said = where_set(config, instance)
+    if not said and _known(config, instance) and ends_unknown(config):
+        return f"train.epochs ends {job}, and data.samples, the samples of its data, is not set"
+    return f"no throughput of {job} is known on {instance.name}{said}"
 
 
 def where_set(config: Config, instance: InstanceType) -> str:
@@ -233,7 +265,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         if not _unlike(config, reference) and changed <= reference.of.keys()
     ]
     # Published speeds are those of whole instances.
-    if batch.workers_per_node != instance.default_workers(batch.nodes):
+    if batch.workers_per_node != instance.default_workers(batch.nodes) or ends_unknown(config):
         known = []
     steps = steps_of(config, batch)
     return estimate(batch, steps=steps, known=known, price_per_hour=instance.price_per_hour)
@@ -255,9 +287,8 @@ def _time_limits(
         train = math.ceil(expected.hours * 60 * 1.25) + _START_UP_MIN
     if train is None:
         raise PlanError(
-            f"no throughput of {config.title} is known on {instance.name}"
-            f"{where_set(config, instance)}, so its time limit cannot be estimated: "
-            "pass --time"
+            f"{why_no_hours(config, instance, config.title)}, so its time limit cannot be "
+            "estimated: pass --time"
         )
     if train < 1:
         raise PlanError(f"time limit of {train} min: it must be at least one minute")

@@ -1,6 +1,7 @@
 """A checkpoint as a Hugging Face folder: what transformers makes of it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def test_the_folder_gives_the_logits_of_the_checkpoint(export, run_dir, capfd):
     assert torch.equal(logits(model), logits(model_of(run_dir, 6)))
     assert model.lm_head.weight is model.transformer.wte.weight
     assert model.config.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_the_log_says_how_many_epochs_the_steps_are(trained):
+    assert re.search(r"\n  steps   6 of [0-9,]+ tokens each, 1 epoch\n", trained.output)
 
 
 def test_the_folder_has_the_loss_that_training_saw(export, run_dir, trained, data):

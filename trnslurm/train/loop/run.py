@@ -23,7 +23,14 @@ from trnslurm.train.data.units import Unit, eval_units, worker_units
 from trnslurm.train.loop.agreement import conclude
 from trnslurm.train.loop.job import Job
 from trnslurm.train.loop.progress import TOKENS, Progress
-from trnslurm.train.loop.schedule import SaveTimes, due, learning_rate, steps_to_run, total_steps
+from trnslurm.train.loop.schedule import (
+    SaveTimes,
+    due,
+    epochs_begun,
+    learning_rate,
+    steps_to_run,
+    total_steps,
+)
 from trnslurm.train.loop.supervision import Supervision
 from trnslurm.train.plan import describe_plan
 from trnslurm.train.say import say
@@ -78,6 +85,9 @@ class Run:
         """False in a precompile, whose numbers mean nothing."""
         self.total = total_steps(plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch)
         """Steps of the whole training, however many runs it takes: the schedule ends there."""
+        self._epochs = epochs_begun(
+            plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch
+        )
         self.over = False
         """Whether the workers have agreed to stop after the step that ended last."""
         self._reported: dict[str, Any] = {
@@ -106,7 +116,8 @@ class Run:
         plan, settings = self.plan, self.settings
         origin = settings.init_from or "new"
         model = f"{num_parameters:,} parameters, {origin}, {plan.precision}, {settings.optimizer}"
-        lines = {"model": model, **lines, "steps": f"{self.total:,} of {each} each"}
+        epochs = "1 epoch" if self._epochs == 1 else f"{self._epochs:,} epochs"
+        lines = {"model": model, **lines, "steps": f"{self.total:,} of {each} each, {epochs}"}
         told = [f"  {label:<7} {line}" for label, line in lines.items()]
         say("\n".join([describe_plan(plan, self.environment), *told]))
 

@@ -19,6 +19,14 @@ def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
     return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
 
 
+def epochs_begun(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
+    """Return the epochs that the whole training begins, the last of them perhaps in part."""
+    total = total_steps(plan, epochs=epochs, samples_per_epoch=samples_per_epoch)
+    if total < plan.steps:
+        return epochs
+    return -(-total * plan.batch.global_batch // max(1, samples_per_epoch))
+
+
 def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: int) -> range:
     """Return the steps that this start of a job runs; stop_at 0: to the end."""
     last = PRECOMPILE_STEPS if environment.phase == "precompile" else stop_at or steps
