@@ -134,7 +134,10 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
     cluster, preset = choose_cluster(workspace, recipe, options)
     config = config_of(workspace, recipe, options, cluster, preset, say=say)
     if as_json:
-        origins = {key: asdict(origin) for key, origin in config.origins.items()}
+        origins = {
+            key: {"layer": origin.layer, "source": origin.source}
+            for key, origin in config.origins.items()
+        }
         echo_json({"config": plain(config.tree), "origins": origins})
         return
     click.echo(f"{recipe}, preset {config.preset or '-'}, cluster {cluster}\n")
