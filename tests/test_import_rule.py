@@ -145,7 +145,7 @@ TRAIN_FLOORS = [
 # The rooms of data preparation, in turn; what lies at the top of prepare/ is their ground.
 PREPARE_FLOORS = [{"text"}, {"options"}, {"tokens", "bert", "labelled"}, {"fetch"}, {"__main__"}]
 # What launcher rooms may import of these: libraries of the nodes; api, cli: the sandbox.
-SHARED = {"node.graphs", "node.hosts", "node.notify", "node.triage"}
+SHARED = {"node.claims", "node.graphs", "node.hosts", "node.notify", "node.triage"}
 
 
 def allowed(part: str) -> set[str]:

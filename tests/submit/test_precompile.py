@@ -6,14 +6,16 @@ import json
 import os
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.node.graphs.claims import complete_claim, newest_claim, take_claim
-from trnslurm.runs.process import own_process
+from trnslurm.node.claims import Holder, update_claim
+from trnslurm.node.graphs.claims import newest_claim, take_claim
 from trnslurm.submit import claims
+from trnslurm.submit.lock import this_holder
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 
@@ -182,9 +184,8 @@ def test_refused_submission_gives_its_claim_back(graphs, facts, fake_slurm, cli)
 
 
 def test_claim_of_a_killed_submission_is_stale(graphs, facts, fake_slurm, cli) -> None:
-    take_claim(
-        graphs.cache, facts["key"], after=None, host=socket.gethostname(), process="1@0", run="/x"
-    )
+    holder = Holder(host=socket.gethostname(), process="1@0", run="/x")
+    take_claim(graphs.cache, facts["key"], holder, after=None)
     assert cli(*TOY).code == 0
     assert dependencies(fake_slurm) == ["", "1001"]
 
@@ -193,13 +194,11 @@ def test_submission_waits_for_one_that_is_submitting(
     graphs, facts, fake_slurm, cli, monkeypatch
 ) -> None:
     """Until it knows the job that it can depend on."""
-    claim = take_claim(
-        graphs.cache, facts["key"], after=None, host=socket.gethostname(),
-        process=own_process(), run="/runs/theirs",
-    )  # fmt: skip
+    holder = this_holder(run="/runs/theirs")
+    claim = take_claim(graphs.cache, facts["key"], holder, after=None)
     assert claim is not None
     fake_slurm.queue("77|RUNNING|None|N/A|")
-    submits = SimpleNamespace(sleep=lambda _: complete_claim(claim, "77"))
+    submits = SimpleNamespace(sleep=lambda _: update_claim(claim, replace(holder, job="77")))
     monkeypatch.setattr(claims, "time", submits)
     done = cli(*TOY)
     assert "Waiting: theirs of " in done.err

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -15,9 +17,11 @@ from subprocess import PIPE
 
 import pytest
 
+from trnslurm.errors import NotYetError, RunError
 from trnslurm.rundir import write_json
 from trnslurm.runs.process import own_process
 from trnslurm.runs.run import RunDir
+from trnslurm.submit.lock import lock_run
 
 from ..toy_site import write_attempt
 
@@ -236,6 +240,37 @@ def test_turn_of_who_died_is_over(graphs, site, fake_slurm, cli) -> None:
     # Of another host nobody can tell but by the time.
     write_json(run.turns / f"{newest + 3}.json", {"user": "ada", "host": "login2"})
     assert "by ada on login2" in cli("resume", "last").error
+
+
+def test_turn_is_private_and_none_is_left_on_a_full_disk(graphs, site, fake_slurm, cli) -> None:
+    """A limit of the kernel on what this process may write stands in for the full disk."""
+    run = begun(site, cli)
+    with lock_run(run):
+        (turn,) = run.turns.iterdir()
+        assert stat.S_IMODE(turn.stat().st_mode) == 0o600
+    assert stat.S_IMODE(turn.stat().st_mode) == 0o600
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(RunError, match="cannot be written"), lock_run(run):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert list(run.turns.iterdir()) == [turn]
+    with lock_run(run):
+        assert [file.name for file in run.turns.iterdir()] == [f"{int(turn.stem) + 1}.json"]
+
+
+def test_empty_turn_that_an_older_version_left_is_over(graphs, site, fake_slurm, cli) -> None:
+    run = begun(site, cli)
+    newest = max(int(file.stem) for file in run.turns.iterdir())
+    empty = run.turns / f"{newest + 1}.json"
+    empty.touch()
+    with pytest.raises(NotYetError, match="is being submitted by another process"), lock_run(run):
+        pass
+    os.utime(empty, times=2 * (time.time() - 60,))
+    with lock_run(run):
+        assert not empty.exists()
 
 
 def test_refused_if_its_files_have_changed(failed, fake_slurm, cli) -> None:

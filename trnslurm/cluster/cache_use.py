@@ -12,7 +12,8 @@ from trnslurm.config.load import read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.node.graphs.claims import Claim, newest_claim
+from trnslurm.node.claims import Claim
+from trnslurm.node.graphs.claims import newest_claim
 from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
 from trnslurm.node.graphs.manifest import CacheError, read_manifest
 from trnslurm.rundir import RunFiles, load_json

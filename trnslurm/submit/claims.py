@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +11,12 @@ from typing import Self
 
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.errors import RunError
-from trnslurm.node.graphs.claims import (
-    Claim,
-    complete_claim,
-    drop_claim,
-    newest_claim,
-    take_claim,
-)
+from trnslurm.node.claims import Claim, drop_claim, update_claim
+from trnslurm.node.graphs.claims import newest_claim, take_claim
 from trnslurm.node.graphs.manifest import CacheError
-from trnslurm.runs.process import own_process
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job
+from trnslurm.submit.lock import this_holder
 from trnslurm.submit.precompile import Need, need_of
 
 _POLL_S = 0.2
@@ -64,7 +58,8 @@ class Claims:
         for claim, run in self._taken:
             jobs = run.record().jobs
             with contextlib.suppress(OSError):  # then others compile as well
-                complete_claim(claim, jobs.get("local") or jobs["precompile"])
+                job = jobs.get("local") or jobs["precompile"]
+                update_claim(claim, replace(claim.holder, job=job))
         self._taken.clear()
 
     def _claim(self, job: Job, run: RunDir) -> Need:
@@ -85,10 +80,12 @@ class Claims:
         root, key = self._cache.root, need.compiled.key
         try:
             claim = take_claim(
-                root, key, after=newest_claim(root, key),
-                host=socket.gethostname(), process=own_process(), run=str(run.path),
+                root,
+                key,
+                this_holder(run=str(run.path)),
+                after=newest_claim(root, key),
                 trusted=self._cache.trusted,
-            )  # fmt: skip
+            )
         except CacheError as error:  # nor could its precompile job
             raise RunError(str(error)) from None
         except OSError as error:

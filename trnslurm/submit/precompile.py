@@ -13,7 +13,8 @@ from trnslurm.cluster.cache_use import still_compiles
 from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
-from trnslurm.node.graphs.claims import Claim, newest_claim
+from trnslurm.node.claims import Claim
+from trnslurm.node.graphs.claims import newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, Link, make_job
 

@@ -1,0 +1,130 @@
+"""Claims of one thing by several processes, on any hosts: the highest number counts.
+
+    DIRECTORY/claim-1.json
+
+A process takes a claim by creating the file of the next number, which only one process can do, on
+NFS too. A stale claim is not removed to be taken again: two processes could do that at once. So no
+number is used twice, and a process that looked long ago cannot take a claim that others have had
+since.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from trnslurm.frozen import Frozen
+from trnslurm.rundir import read_json
+
+PREFIX = "claim-"
+
+
+class Holder(Frozen):
+    """Who took a claim. Empty: not written yet, or not readable."""
+
+    user: str = ""
+    host: str = ""
+    process: str = ""
+    """The submitting process, as pid@start."""
+    run: str = ""
+    """Directory of the run that compiles."""
+    job: str = ""
+    """Its precompile job; on the local cluster pid@start. Empty until it is submitted."""
+    over: bool = False
+    """Whether the claim was released."""
+
+
+class Claim(Frozen):
+    """One claim."""
+
+    path: Path
+    number: int
+    holder: Holder
+    uid: int
+    """Who owns its file."""
+    age_s: float
+
+
+def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
+    """Return the claim that counts; None if there is none."""
+    for number, path in sorted(_claims(directory, prefix), reverse=True):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # dropped just now, or not a file
+        age_s = time.time() - status.st_mtime
+        return Claim(path=path, number=number, holder=_read(path), uid=status.st_uid, age_s=age_s)
+    return None
+
+
+def take_next(
+    directory: Path, holder: Holder, after: Claim | None, readers: Path, prefix: str = PREFIX
+) -> Claim | None:
+    """Take the claim that follows a stale one; None if another process was faster.
+
+    Those who can read `readers` can read the claim.
+    """
+    number = after.number + 1 if after else 1
+    path = directory / f"{prefix}{number}.json"
+    mode = 0o600 | (readers.stat().st_mode & 0o044)
+    try:
+        stream = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        return None
+    try:
+        with stream:
+            os.fchmod(stream.fileno(), mode)
+            json.dump(_written(holder), stream)
+    except OSError:  # as on a full disk: an empty claim would keep the others out
+        path.unlink(missing_ok=True)
+        raise
+    claim = Claim(path=path, number=number, holder=holder, uid=os.getuid(), age_s=0.0)
+    for other, old in _claims(directory, prefix):
+        if other > number:  # the stale claim was an old one: others came and went since
+            drop_claim(claim)
+            return None
+        if other < number:
+            with contextlib.suppress(OSError):
+                old.unlink()
+    return claim
+
+
+def update_claim(claim: Claim, holder: Holder) -> None:
+    """Replace what a claim's file says, whole."""
+    partial = claim.path.with_name(f".{claim.path.name}")
+    try:
+        partial.write_text(json.dumps(_written(holder)), encoding="utf-8")
+        partial.chmod(claim.path.stat().st_mode)
+        partial.rename(claim.path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def drop_claim(claim: Claim) -> None:
+    """Give back a claim that was not used."""
+    claim.path.unlink(missing_ok=True)
+
+
+def _claims(directory: Path, prefix: str) -> Iterator[tuple[int, Path]]:
+    with contextlib.suppress(OSError):  # none yet, or this user may not see them
+        for path in directory.iterdir():
+            if match := re.fullmatch(rf"{re.escape(prefix)}(\d+)\.json", path.name):
+                yield int(match[1]), path
+
+
+def _written(holder: Holder) -> dict[str, object]:
+    return {name: value for name, value in asdict(holder).items() if value}
+
+
+def _read(path: Path) -> Holder:
+    said = read_json(path)
+    texts = {n: t for n, t in said.items() if isinstance(t, str) and t.isprintable()}
+    return Holder(
+        **{name: texts.get(name, "") for name in ("user", "host", "process", "run", "job")},
+        over=said.get("over") is True,
+    )
