@@ -37,7 +37,7 @@ try:
     from torch import nn
 
     from trnslurm.train.checkpoint import Checkpoints, directory
-    from trnslurm.train.devices.timer import Timer
+    from trnslurm.train.devices.device import Timer
     from trnslurm.train.optim.make import make_optimizer
     from trnslurm.train.optim.optimizer import GlobalOptimizer
     from trnslurm.train.settings import OptimizerSettings

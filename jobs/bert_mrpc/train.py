@@ -24,12 +24,12 @@ from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit, eval_units
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.predictions import gather_rows, score, sum_losses
 from trnslurm.train.loop.progress import count_parameters
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
+from trnslurm.train.loop.scores import gather_rows, score, sum_losses
 from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, OptimizerPrecision, Positive
 from trnslurm.train.trainer import UnitTrainer
 
@@ -69,7 +69,7 @@ def main() -> None:
         zero1=False,
         precision=settings.optimizer_precision,
     )
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -105,7 +105,7 @@ def main() -> None:
     run.close(model.parameters)
 
 
-def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
+def unit_loss(model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of the mean loss over the global batch."""
     samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
@@ -118,7 +118,7 @@ def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit
 
 
 @torch.no_grad()
-def predict_all(run: Run, model: Any, text: Labelled, samples: int) -> Tensor:
+def predict_all(run: TrainingRun, model: Any, text: Labelled, samples: int) -> Tensor:
     """Return the logits of held-out samples in their order, whatever the worker count.
 
     Not by Trainer.evaluate, and so without what AWS's tutorial has to work around there:

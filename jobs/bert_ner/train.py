@@ -25,11 +25,11 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.loop.scores import count_words, entity_scores
 from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, ScoredSettings
 
 PARTS = ("loss", "accuracy")
@@ -73,7 +73,7 @@ def main() -> None:
         zero1=False,
         precision=settings.optimizer_precision,
     )
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def unit_loss(
-    model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit, words: int
+    model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit, words: int
 ) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over so many words of the step.
 
@@ -120,7 +120,9 @@ def unit_loss(
     return torch.stack([sum_losses(logits, samples.labels), right]) * weights
 
 
-def evaluate(run: Run, model: Any, settings: Settings, held_out: Labelled) -> dict[str, float]:
+def evaluate(
+    run: TrainingRun, model: Any, settings: Settings, held_out: Labelled
+) -> dict[str, float]:
     """Return the loss and the scores on held-out samples."""
     plan, device, names = run.plan, run.device, held_out.labels
     wanted = min(settings.eval_samples or held_out.num_samples, held_out.num_samples)

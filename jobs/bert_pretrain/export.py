@@ -10,22 +10,22 @@ from pathlib import Path
 
 from transformers import BertForPreTraining
 
-from trnslurm.train.checkpoint import Manifest
+from trnslurm.train.checkpoint import CheckpointManifest
 from trnslurm.train.data.shards.index import read_shard_index
 from trnslurm.train.encoders import make_config
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.bert import make_tokenizer
 from trnslurm.train.export.folder import Tokens, export_job, warn
 from trnslurm.train.loop.job import run_job
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 
-def make_model(plan: Plan, end_of_text: int | None) -> BertForPreTraining:
+def make_model(plan: JobPlan, end_of_text: int | None) -> BertForPreTraining:
     """Make the model of a plan, whose parameters are yet to come; its samples need no token's."""
     return BertForPreTraining(make_config(plan.model))
 
 
-def find_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
+def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
     """Find the tokenizer beside prepared shards, if they are the same still."""
     directory = Path(plan.data).expanduser()
     path = directory / "tokenizer.json"

@@ -19,12 +19,12 @@ from trnslurm.train.data.shards import Samples, ShardedSamples, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config
-from trnslurm.train.loop.job import Job, open_job, run_job
+from trnslurm.train.loop.job import TrainingJob, open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Bert, PublishedBert
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, Free, OptimizerPrecision, Positive
 
 PARTS = ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
@@ -87,7 +87,7 @@ def main() -> None:
     )
     # The encoder, and the head where tokens are masked.
     head = 6.0 * count_parameters(model.cls.predictions) * settings.max_pred
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -135,7 +135,7 @@ def main() -> None:
 def unit_loss(
     model: BertForPreTraining,
     device: Device,
-    plan: Plan,
+    plan: JobPlan,
     text: ShardedSamples,
     unit: Unit,
     counts: tuple[int, int],
@@ -177,7 +177,7 @@ def predict(model: BertForPreTraining, samples: Samples) -> tuple[Tensor, Tensor
     return tokens.flatten(0, 1).float(), next_sentence.float()
 
 
-def open_split(job: Job[Settings], split: str) -> ShardedSamples:
+def open_split(job: TrainingJob[Settings], split: str) -> ShardedSamples:
     """Open a split of the shards to train on."""
     plan = job.plan
     return open_shards(
@@ -192,7 +192,7 @@ def open_split(job: Job[Settings], split: str) -> ShardedSamples:
     )
 
 
-def make_model(plan: Plan, settings: Settings, device: Device) -> BertForPreTraining:
+def make_model(plan: JobPlan, settings: Settings, device: Device) -> BertForPreTraining:
     """Make a BERT: a new one, which the seed makes the same on every worker, or a saved one."""
     # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
     attention = "eager" if device.torch_device.type == "xla" else "sdpa"

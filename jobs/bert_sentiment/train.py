@@ -26,11 +26,11 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.loop.scores import classification_scores, count_pairs
 from trnslurm.train.models import Encoder
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, Positive, ScoredSettings
 
 PARTS = ("loss", "accuracy")
@@ -72,7 +72,7 @@ def main() -> None:
         zero1=False,
         precision=settings.optimizer_precision,
     )
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -101,7 +101,7 @@ def main() -> None:
     run.close(model.parameters)
 
 
-def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit) -> Tensor:
+def unit_loss(model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit) -> Tensor:
     """Return a unit's share of each of PARTS, which are means over the global batch."""
     samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.
@@ -113,7 +113,9 @@ def unit_loss(model: Any, device: Device, plan: Plan, text: Labelled, unit: Unit
     return torch.stack([loss, right.sum()])
 
 
-def evaluate(run: Run, model: Any, settings: Settings, held_out: Labelled) -> dict[str, float]:
+def evaluate(
+    run: TrainingRun, model: Any, settings: Settings, held_out: Labelled
+) -> dict[str, float]:
     """Return the loss and the scores on held-out samples."""
     plan, device = run.plan, run.device
     wanted = min(settings.eval_samples or held_out.num_samples, held_out.num_samples)
@@ -136,7 +138,7 @@ def evaluate(run: Run, model: Any, settings: Settings, held_out: Labelled) -> di
     return {f"eval_{name}": score for name, score in scores.items()}
 
 
-def open_texts(plan: Plan, split: str) -> Labelled:
+def open_texts(plan: JobPlan, split: str) -> Labelled:
     """Open a split of the labelled data to train on."""
     text = open_split(plan, split)
     if not text.labels:

@@ -9,10 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from trnslurm.train.export.folder import export_job, text_tokens
 from trnslurm.train.loop.job import run_job
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 
-def make_model(plan: Plan, end_of_text: int | None) -> GPT2LMHeadModel:
+def make_model(plan: JobPlan, end_of_text: int | None) -> GPT2LMHeadModel:
     """Make the model of a plan, whose parameters are yet to come."""
     config = GPT2Config(**plan.model, bos_token_id=end_of_text, eos_token_id=end_of_text)
     return GPT2LMHeadModel(config)

@@ -22,10 +22,10 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters, flops_per_sample
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Gpt2
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings, Free, Positive
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     optimizer = make_optimizer(
         settings, device, model.named_parameters(), precision=settings.optimizer_precision
     )
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def unit_loss(
-    model: GPT2LMHeadModel, device: Device, plan: Plan, text: Text, unit: Unit, valid_tokens: int
+    model: GPT2LMHeadModel, device: Device, plan: JobPlan, text: Text, unit: Unit, valid_tokens: int
 ) -> Tensor:
     """Return a unit's share of the mean loss over `valid_tokens` tokens."""
     with device.timer("data"):
@@ -110,7 +110,7 @@ def unit_loss(
     return loss * weight
 
 
-def open_split(plan: Plan, split: str) -> Text:
+def open_split(plan: JobPlan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
     path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)
@@ -120,7 +120,7 @@ def open_split(plan: Plan, split: str) -> Text:
     return text
 
 
-def make_model(plan: Plan, settings: Settings, device: Device) -> GPT2LMHeadModel:
+def make_model(plan: JobPlan, settings: Settings, device: Device) -> GPT2LMHeadModel:
     """Make a GPT-2: a new one, which the seed makes the same on every worker, or a saved one."""
     config = GPT2Config(**plan.model)
     config._attn_implementation = choose_attention(config, device)

@@ -9,10 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trnslurm.train.export.folder import export_job, text_tokens
 from trnslurm.train.loop.job import run_job
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 
-def make_model(plan: Plan, end_of_text: int | None) -> LlamaForCausalLM:
+def make_model(plan: JobPlan, end_of_text: int | None) -> LlamaForCausalLM:
     """Make the model of a plan, whose parameters are yet to come."""
     config = LlamaConfig(**plan.model, bos_token_id=end_of_text, eos_token_id=end_of_text)
     return LlamaForCausalLM(config)

@@ -25,9 +25,9 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import transformer_flops
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Llama
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, Positive
 from trnslurm.train.sharded import ShardedSettings, shard_model
 
@@ -84,7 +84,7 @@ def main() -> None:
         std=config.initializer_range,
     )
     model = sharded.model
-    run = Run(
+    run = TrainingRun(
         job,
         sharded,
         data=text.fingerprint,
@@ -148,7 +148,7 @@ def unit_loss(
     return loss * weight
 
 
-def open_split(plan: Plan, split: str) -> Text:
+def open_split(plan: JobPlan, split: str) -> Text:
     """Open a split of the text to train on: the job's own unless the plan names one."""
     path = Path(plan.data).expanduser() if plan.data else Path(__file__).with_name("text.txt")
     text = open_text(path, split=split, seq_len=plan.seq_len, seed=plan.seed)

@@ -202,15 +202,15 @@ def patched(worker: Worker) -> ExitStack:
 
     from trnslurm.train.devices import xla_cpu
     from trnslurm.train.loop import schedule
-    from trnslurm.train.loop.run import Run
+    from trnslurm.train.loop.run import TrainingRun
 
     # Kept by torchrun's agent otherwise.
     store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     os.environ["MASTER_PORT"] = str(store.port)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    end: Callable[..., None] = Run.end
+    end: Callable[..., None] = TrainingRun.end
 
-    def ended(run: Run, step: int, *args: Any, **options: Any) -> None:
+    def ended(run: TrainingRun, step: int, *args: Any, **options: Any) -> None:
         end(run, step, *args, **options)
         worker.step_done(step)
 
@@ -219,7 +219,7 @@ def patched(worker: Worker) -> ExitStack:
         (dist, "init_process_group", lambda *args, **options: None),
         (xla_cpu, "install", lambda timer: None),
         (schedule, "PRECOMPILE_STEPS", WARM_UP + WINDOW),
-        (Run, "end", ended),
+        (TrainingRun, "end", ended),
     ):
         patches.enter_context(mock.patch.object(place, name, value))
     return patches

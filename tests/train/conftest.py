@@ -14,7 +14,7 @@ import yaml
 
 from trnslurm.config import Strategy
 from trnslurm.plan.sharding import strategy_file
-from trnslurm.train.plan import Batch, Plan
+from trnslurm.train.plan import BatchPlan, JobPlan
 
 from ..free_port import free_port
 from ..warm import torchrun
@@ -132,12 +132,12 @@ def run_tiny(run_dir: Path, planned: int, started: int, **changes: Any) -> Run:
 
 
 @pytest.fixture(scope="session")
-def make_plan() -> Callable[..., Plan]:
+def make_plan() -> Callable[..., JobPlan]:
     """Make a plan of units over the workers of one node, for whatever job."""
 
-    def make(*, units: int, workers: int, micro_batch: int = 2) -> Plan:
+    def make(*, units: int, workers: int, micro_batch: int = 2) -> JobPlan:
         accumulation = -(-units // workers)
-        return Plan(
+        return JobPlan(
             format=1,
             recipe="any",
             preset="any",
@@ -148,7 +148,7 @@ def make_plan() -> Callable[..., Plan]:
             nodes=1,
             workers_per_node=workers,
             workers=workers,
-            batch=Batch(
+            batch=BatchPlan(
                 mode="fixed",
                 global_batch=units * micro_batch,
                 micro_batch=micro_batch,

@@ -27,7 +27,7 @@ from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
 from trnslurm.train.loop import job as opening
 from trnslurm.train.loop.job import run_job
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 
 
 def main():
@@ -60,7 +60,7 @@ def main():
 def train(job, device):
     """Run the job's main function; return what a worker has at the end."""
     result = {}
-    started, closed = Run.begin, Run.close
+    started, closed = TrainingRun.begin, TrainingRun.close
     misses = []
 
     def begin(run):
@@ -75,7 +75,11 @@ def train(job, device):
         closed(run, tensors, **options)
 
     patch = mock.patch.object
-    with ledger_of(job) as ledger, patch(Run, "begin", begin), patch(Run, "close", close):
+    with (
+        ledger_of(job) as ledger,
+        patch(TrainingRun, "begin", begin),
+        patch(TrainingRun, "close", close),
+    ):
         job.main()
     result["functional"] = torch._is_functional_tensor(device.put(torch.ones(2)))
     return result | {"ledger": ledger, "misses": cache_misses(device) - misses[0]}
@@ -85,7 +89,7 @@ def train(job, device):
 def ledger_of(job):
     """Take down the samples that count: their places in the stream, and what was read there."""
     ledger, read = [], {}
-    deal, open_split = Run.units, job.open_split
+    deal, open_split = TrainingRun.units, job.open_split
 
     def watched_deal(run, step):
         units = deal(run, step)
@@ -110,7 +114,7 @@ def ledger_of(job):
         return watched
 
     with (
-        mock.patch.object(Run, "units", watched_deal),
+        mock.patch.object(TrainingRun, "units", watched_deal),
         mock.patch.object(job, "open_split", watched_split),
     ):
         yield ledger
@@ -170,7 +174,7 @@ def padding_counts(job):
 @contextmanager
 def stock_adamw(job):
     """Rates and bias corrections as Python numbers: exactly 0 or 1 they are part of the graph."""
-    from trnslurm.train.optim.zero1 import Zero1
+    from trnslurm.train.optim.xla import Zero1
 
     rate, step = Zero1._rate, Zero1.step
 

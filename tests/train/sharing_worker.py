@@ -13,7 +13,7 @@ from torch import nn
 
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
-from trnslurm.train.optim.shared_memory import SharedGradients
+from trnslurm.train.optim.gradients import SharedGradients
 
 STEPS = 5
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.agreement import all_equal, conclude
+from trnslurm.train.loop.run import all_equal, conclude
 
 
 class TwoWorkers:

@@ -17,8 +17,8 @@ from trnslurm.train.checkpoint import prove
 from trnslurm.train.data.shards import open_shards
 from trnslurm.train.data.shards.reader import IGNORED
 from trnslurm.train.data.units import Unit
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.devices.plain import TorchDevice
-from trnslurm.train.devices.timer import Timer
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario

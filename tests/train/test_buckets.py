@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optim import buckets as room
-from trnslurm.train.optim.buckets import Buckets
+from trnslurm.train.optim import gradients as room
+from trnslurm.train.optim.gradients import Buckets
 
 
 class Work:

@@ -115,7 +115,7 @@ import torch_xla.core.xla_model as xm
 from torch import zeros
 from trnslurm.train.devices.xla import XlaDevice
 from trnslurm.train.environment import read_environment
-from trnslurm.train.optim.xla_data_parallel import XlaDataParallel
+from trnslurm.train.optim.xla import XlaDataParallel
 device = XlaDevice("neuron", read_environment())
 buckets = []
 xm.all_reduce = lambda op, tensors, **options: buckets.append([op, len(tensors), options["scale"]])

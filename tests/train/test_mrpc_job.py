@@ -17,9 +17,9 @@ from trnslurm.train import trainer
 from trnslurm.train.classifier import read_unit
 from trnslurm.train.data.labelled import LabelledSamples, open_labelled
 from trnslurm.train.data.units import Unit
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.predictions import score
+from trnslurm.train.loop.scores import score
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.make import make_optimizer

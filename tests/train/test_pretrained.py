@@ -14,11 +14,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from trnslurm.train.checkpoint import Manifest
+from trnslurm.train.checkpoint import CheckpointManifest
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.manifest import FORMAT, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.checkpoint.state import Shard
+from trnslurm.train.checkpoint.state import TensorShard
 from trnslurm.train.checkpoint.tensors import HostMemory, write_rows
 from trnslurm.train.errors import TrainError
 
@@ -34,11 +34,11 @@ def save_checkpoint(root, step, model):
     directory = step_directory(root, step)
     directory.mkdir(parents=True)
     shards = [
-        Shard(name=name, kind="parameter", rows=range(len(p)), tensor=p.data)
+        TensorShard(name=name, kind="parameter", rows=range(len(p)), tensor=p.data)
         for name, p in model.named_parameters()
     ]
     size, sha256 = write_rows(directory / file_name(0, 1), HostMemory().copy(shards))
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         format=FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu", facts={},
         settings={}, kinds=["parameter"],
         files={file_name(0, 1): {"bytes": size, "sha256": sha256}},

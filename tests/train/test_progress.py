@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.environment import Environment
-from trnslurm.train.loop.progress import Progress
+from trnslurm.train.loop.progress import StepReporter
 
 
 class Counting:
@@ -48,7 +48,7 @@ def test_late_graphs(make_plan, tmp_path, capsys, asked_of_cache, late, warned_a
         run_dir=tmp_path, device="xla-cpu",
     )  # fmt: skip
     plan = make_plan(units=4, workers=1)
-    progress = Progress(plan, environment, device, steps=range(1, 6), log_every=1)
+    progress = StepReporter(plan, environment, device, steps=range(1, 6), log_every=1)
     # Of the ten first graphs one was not in the cache; two come in the middle of the training.
     for step, compiled in enumerate((10, 11, 11, 13), 1):
         device.compiled = compiled

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop import job, records
+from trnslurm.train.loop import job
 from trnslurm.train.loop.job import run_job
 
 
@@ -25,10 +25,10 @@ def state(tmp_path, monkeypatch):
 
 def fail(error):
     def main():
-        records.begin_step(41)
+        job.begin_step(41)
         raise error
 
-    records._first_step = None
+    job._first_step = None
     return main
 
 
@@ -60,13 +60,13 @@ def test_steps_and_what_is_behind_an_error_are_noted(state):
     """Also what `from None` hides: triage must know that a file was at fault."""
 
     def main():
-        records.begin_step(42)
+        job.begin_step(42)
         try:
             Path("nothing").read_text()
         except OSError:
             raise TrainError("no data") from None
 
-    records._first_step = 41
+    job._first_step = 41
     with pytest.raises(SystemExit):
         run_job(main)
     said = json.loads((state / "failed-train-2-rank3.json").read_text())

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.progress import Progress
+from trnslurm.train.loop.progress import StepReporter
 from trnslurm.train.loop.reports import JsonLines
 from trnslurm.train.plan import read_settings
 from trnslurm.train.settings import Positive
@@ -104,7 +104,7 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
         graphs_missed=lambda: None, fetch=list,
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
-    progress = Progress(
+    progress = StepReporter(
         make_plan(units=4, workers=2), environment, device, steps=range(1, 7), log_every=3
     )  # fmt: skip
     numbers = {"loss": torch.ones(1), "grad_norm": torch.ones(()), "lr": 0.1}

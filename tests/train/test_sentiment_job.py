@@ -15,11 +15,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trnslurm.train.checkpoint import find_best, prove
 from trnslurm.train.data.labelled import open_labelled
 from trnslurm.train.devices import store
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.devices.plain import TorchDevice
-from trnslurm.train.devices.timer import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop import job as opening
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 
 from .conftest import JOBS, REPO, tiny_plan
 from .launches import Launches, Scenario
@@ -216,7 +216,7 @@ def alone(job, data, tmp_path, monkeypatch):
 
         monkeypatch.setattr(job, name, noted)
 
-    monkeypatch.setattr(Run, "begin", begin)
+    monkeypatch.setattr(TrainingRun, "begin", begin)
     note("open_texts")
     note("make_classifier")
 

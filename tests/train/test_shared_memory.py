@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.train.optim.shared_memory import SharedGradients
+from trnslurm.train.optim.gradients import SharedGradients
 
 from ..free_port import free_port
 from .conftest import make_environment

@@ -11,7 +11,7 @@ import pytest
 from trnslurm.train.background import Asker
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop import watchdog
-from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Stall, Watchdog, describe, judge
+from trnslurm.train.loop.watchdog import EXIT_CODE, Sign, Standstill, Watchdog, describe, judge
 
 from .attempts import Run
 
@@ -35,7 +35,7 @@ def sign(turn, step=9, beats=40, doing="collectives", node=0):
 def test_a_worker_that_takes_no_turn_is_frozen():
     before = [sign(5), sign(6), sign(5)]
     stall = judge(before, [sign(8), sign(6, step=10, beats=45), sign(8)])
-    assert stall == Stall(workers=(1,), reason=stall.reason, frozen=True)
+    assert stall == Standstill(workers=(1,), reason=stall.reason, frozen=True)
     said = describe(stall, before, seconds=130, step=11)
     assert said["step"] == 11, "it may have come further than it could say"
 
@@ -70,7 +70,7 @@ def test_the_first_worker_to_notice_is_the_one_that_reports(tmp_path, monkeypatc
         )  # fmt: skip
         device = SimpleNamespace(beats=0)
         dog = Watchdog(device, environment, first=1, factor=0.0, least_s=1.0)
-        dog._give_up(time.monotonic(), [], Stall(reason="all wait"))
+        dog._give_up(time.monotonic(), [], Standstill(reason="all wait"))
         return capfd.readouterr().err.count("error: no worker has made any progress")
 
     assert give_up(0) == 1, "where nothing can be written"
@@ -81,7 +81,7 @@ def test_the_first_worker_to_notice_is_the_one_that_reports(tmp_path, monkeypatc
 
 
 def test_a_verdict_is_one_line_and_its_parts():
-    stall = Stall(workers=(1, 2), reason="it does not answer")
+    stall = Standstill(workers=(1, 2), reason="it does not answer")
     said = describe(stall, [sign(1), sign(1, step=41, node=3), sign(1)], seconds=130, step=42)
     assert said == {
         "rank": 1, "node": 3, "host": "host-3", "step": 41, "seconds": 130,

@@ -13,13 +13,13 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.progress import count_parameters, transformer_flops
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 _HEADS = ("classifier.", "pre_classifier.")
 """How the names of a classifier's own parameters begin, in all of them."""
 
 
-def open_split(plan: Plan, split: str, *, of_words: bool = False) -> Labelled:
+def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled:
     """Open a split of the labelled data to train on, if it fits the plan's model."""
     if (longest := positions(plan.model)) < plan.seq_len:
         raise TrainError(
@@ -47,7 +47,9 @@ def open_split(plan: Plan, split: str, *, of_words: bool = False) -> Labelled:
     return text
 
 
-def make_classifier(plan: Plan, init_from: str, device: Device, *, of_words: bool = False) -> Any:
+def make_classifier(
+    plan: JobPlan, init_from: str, device: Device, *, of_words: bool = False
+) -> Any:
     """Make a classifier with a new head, which the seed makes the same on every worker."""
     # The mask of PyTorch's fused attention depends on its values, which an XLA graph cannot.
     attention = "eager" if device.torch_device.type == "xla" else "sdpa"

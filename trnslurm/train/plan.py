@@ -17,7 +17,7 @@ Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchPlan:
     """How one optimizer step is cut into units (canonical micro-batches)."""
 
     mode: str
@@ -31,7 +31,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class JobPlan:
     """The numbers of one run, worked out and rendered by the launcher."""
 
     format: int
@@ -45,7 +45,7 @@ class Plan:
     nodes: int
     workers_per_node: int
     workers: int
-    batch: Batch
+    batch: BatchPlan
     seq_len: int
     steps: int
     precision: str
@@ -56,14 +56,14 @@ class Plan:
     train: dict[str, Any]
 
 
-def parse_plan(description: str) -> Plan:
+def parse_plan(description: str) -> JobPlan:
     """Read the plan that a job's only argument names."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("plan", type=Path, help="plan.json of the run")
     return load_plan(parser.parse_args().plan)
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path) -> JobPlan:
     """Read plan.json."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -73,25 +73,25 @@ def load_plan(path: Path) -> Plan:
         raise TrainError(f"{path}: not JSON ({error})") from None
     if isinstance(values, dict) and values.get("format") != FORMAT:
         raise TrainError(f"{path}: format {values.get('format')}, but this code reads {FORMAT}")
-    plan = read_section(Plan, values, where=str(path))
+    plan = read_section(JobPlan, values, where=str(path))
     if plan.precision not in PRECISIONS:
         raise TrainError(f"{path}: precision {plan.precision!r} is not {', '.join(PRECISIONS)}")
     return plan
 
 
-def read_settings(cls: type[Section], plan: Plan) -> Section:
+def read_settings(cls: type[Section], plan: JobPlan) -> Section:
     """Make a job's own dataclass from the plan's section train, as it declares it."""
     settings = read_section(cls, plan.train, where="plan.json: train")
     _check(cls, "train", plan.train, plan)
     return settings
 
 
-def check_model(cls: type, plan: Plan) -> None:
+def check_model(cls: type, plan: JobPlan) -> None:
     """Refuse a plan whose section model has what the class does not accept."""
     _check(cls, "model", plan.model, plan)
 
 
-def _check(cls: type, section: str, values: dict[str, Any], plan: Plan) -> None:
+def _check(cls: type, section: str, values: dict[str, Any], plan: JobPlan) -> None:
     around = vars(plan) | {"data.path": plan.data}
     if problem := find_problem(declared_by(cls), section, values, around):
         raise TrainError(problem.text)
@@ -122,7 +122,7 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     return value
 
 
-def describe_plan(plan: Plan, environment: Environment) -> str:
+def describe_plan(plan: JobPlan, environment: Environment) -> str:
     """Describe what is about to run, and where, in a few lines."""
     batch = plan.batch
     return f"""\

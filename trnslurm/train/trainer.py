@@ -6,7 +6,7 @@ gives the loss of a unit instead of a data set, and evaluates by itself:
     job = open_job(Settings, "Fine-tune my model.")
     model = …
     optimizer = make_optimizer(job.settings, job.device, model.named_parameters(), zero1=False)
-    run = Run(job, optimizer, data=…, samples_per_epoch=…, flops_per_sample=…)
+    run = TrainingRun(job, optimizer, data=…, samples_per_epoch=…, flops_per_sample=…)
     UnitTrainer(run, model, unit_loss, evaluate=evaluate, callbacks=[…]).train()
     run.close(model.parameters)
 
@@ -41,7 +41,7 @@ from transformers.utils.import_utils import is_accelerate_available, is_torch_xl
 import trnslurm
 from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.run import Evaluate, Run
+from trnslurm.train.loop.run import Evaluate, TrainingRun
 
 # So often at least, where Trainer logs only every so many steps.
 _REPORT_S = 5.0
@@ -106,7 +106,7 @@ class UnitTrainer(Trainer):
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         model: nn.Module,
         unit_loss: Callable[[Unit], Tensor],
         *,
@@ -179,7 +179,7 @@ class UnitTrainer(Trainer):
 class Batches:
     """What Trainer takes for a data loader: no tensors, because it fetches a whole step's ahead."""
 
-    def __init__(self, run: Run, steps: range) -> None:
+    def __init__(self, run: TrainingRun, steps: range) -> None:
         self._run = run
         self._steps = steps
 
@@ -195,7 +195,7 @@ class Batches:
 class GlobalStep(torch.optim.Optimizer):
     """The run's optimizer as Trainer wants one: it has no state of its own."""
 
-    def __init__(self, model: nn.Module, run: Run) -> None:
+    def __init__(self, model: nn.Module, run: TrainingRun) -> None:
         super().__init__(model.parameters(), {"lr": 0.0})
         self._run = run
         self.grad_norm = torch.zeros(())
@@ -212,7 +212,7 @@ class GlobalStep(torch.optim.Optimizer):
 class Schedule(LRScheduler):
     """The run's learning rate, from a step on."""
 
-    def __init__(self, optimizer: GlobalStep, run: Run, *, done: int) -> None:
+    def __init__(self, optimizer: GlobalStep, run: TrainingRun, *, done: int) -> None:
         self._run = run
         for group in optimizer.param_groups:
             group["initial_lr"] = run.settings.lr  # which PyTorch asks for when it resumes
@@ -226,7 +226,9 @@ class Schedule(LRScheduler):
 class _EndStep(TrainerCallback):
     """What follows a step, and the step that Trainer counts from."""
 
-    def __init__(self, run: Run, step: GlobalStep, steps: range, evaluate: Evaluate | None) -> None:
+    def __init__(
+        self, run: TrainingRun, step: GlobalStep, steps: range, evaluate: Evaluate | None
+    ) -> None:
         self._run = run
         self._step = step
         self._steps = steps
@@ -264,7 +266,7 @@ class _Arguments(TrainingArguments):
         return False
 
 
-def _arguments(run: Run, steps: range) -> TrainingArguments:
+def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
     """Make Trainer's arguments from the plan.
 
     There are no epochs, in a precompile no more than later: AWS's tutorial meets new graphs at the

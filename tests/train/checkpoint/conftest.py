@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from trnslurm.rundir import checkpoints_in, step_of
 from trnslurm.train.checkpoint import Checkpoints, Failed, Saved
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 from ..measures import optimizer_settings
 
@@ -40,7 +40,7 @@ class Team:
     def __init__(
         self,
         run_dir: Path,
-        plan: Plan,
+        plan: JobPlan,
         *,
         attempt: int = 1,
         phase: str = "train",
@@ -145,7 +145,7 @@ class Team:
 
 
 @pytest.fixture
-def team(tmp_path: Path, make_plan: Callable[..., Plan]) -> Callable[..., Team]:
+def team(tmp_path: Path, make_plan: Callable[..., JobPlan]) -> Callable[..., Team]:
     """Make the workers of one attempt: team(3, attempt=2, keep_last=4, plan={"steps": 5})."""
 
     def make(workers: int = 2, *, plan: dict[str, Any] | None = None, **options: Any) -> Team:

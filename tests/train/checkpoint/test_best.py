@@ -7,7 +7,7 @@ import os
 import pytest
 
 from trnslurm.train.checkpoint import find_best, prove
-from trnslurm.train.checkpoint.manifest import NAME, Manifest, _checksum
+from trnslurm.train.checkpoint.manifest import NAME, CheckpointManifest, _checksum
 
 
 def save_all(writers, scores):
@@ -75,5 +75,5 @@ def test_a_manifest_of_before_there_were_scores_is_read(team):
 
     manifest = prove(path.parent)
     assert manifest.score == {}
-    assert Manifest.from_json(manifest.to_json(), where="") == manifest
+    assert CheckpointManifest.from_json(manifest.to_json(), where="") == manifest
     assert team(attempt=2).resume() == 1

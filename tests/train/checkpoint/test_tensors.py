@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from trnslurm.train.checkpoint import tensors
-from trnslurm.train.checkpoint.state import Shard
+from trnslurm.train.checkpoint.state import TensorShard
 from trnslurm.train.checkpoint.tensors import PAGE, HostMemory, write_rows
 
 # Types and sizes after which, in this order, the next tensor would begin at an odd place.
@@ -25,7 +25,7 @@ STATE = {
 
 def shards_of(state):
     return [
-        Shard(name=name, kind="parameter", rows=range(len(t) if t.dim() else 1), tensor=t)
+        TensorShard(name=name, kind="parameter", rows=range(len(t) if t.dim() else 1), tensor=t)
         for name, t in state.items()
     ]
 

@@ -10,17 +10,16 @@ its n rows worker r of W has ceil(n / W), from row r * ceil(n / W) on: the files
 another, in the order of workers, are the tensor.
 """
 
-from trnslurm.train.checkpoint.best import find_best
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.manifest import Manifest, is_checkpoint
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
 from trnslurm.train.checkpoint.opening import open_checkpoints
-from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
 from trnslurm.train.checkpoint.saving import Failed, Saved
 
 __all__ = [
+    "CheckpointManifest",
     "Checkpoints",
     "Failed",
-    "Manifest",
     "Saved",
     "find_best",
     "is_checkpoint",

@@ -10,16 +10,16 @@ from typing import Any
 from trnslurm.rundir import RunFiles
 from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.exchange import Exchange
 from trnslurm.train.checkpoint.manifest import (
     FORMAT,
-    Manifest,
+    CheckpointManifest,
     differences,
     facts_of,
     settings_of,
 )
 from trnslurm.train.checkpoint.reading import newest_whole
 from trnslurm.train.checkpoint.saving import (
+    Exchange,
     Failed,
     Outcome,
     Overtaken,
@@ -32,7 +32,7 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.say import say
 
 # What a checkpoint without the optimizer's state has of each parameter.
@@ -54,7 +54,7 @@ class Checkpoints:
         self,
         root: Path,
         device: Device,
-        plan: Plan,
+        plan: JobPlan,
         environment: Environment,
         *,
         keep_last: int = 2,
@@ -97,7 +97,7 @@ class Checkpoints:
         self.load(saved, optimizer)
         return saved.step
 
-    def newest(self) -> Manifest | None:
+    def newest(self) -> CheckpointManifest | None:
         """Find the newest whole checkpoint: rank 0 looks, and tells the others."""
         if not self._active:
             return None
@@ -110,9 +110,11 @@ class Checkpoints:
         if message is None:
             raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to resume from")
         found = message["manifest"]
-        return Manifest.from_json(found.encode(), where=str(self._root)) if found else None
+        return (
+            CheckpointManifest.from_json(found.encode(), where=str(self._root)) if found else None
+        )
 
-    def load(self, manifest: Manifest, optimizer: TrainingState) -> None:
+    def load(self, manifest: CheckpointManifest, optimizer: TrainingState) -> None:
         """Set parameters and optimizer to a checkpoint that suits this run."""
         checkpoint = directory.step_directory(self._root, manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
@@ -222,8 +224,8 @@ class Checkpoints:
 
     def _manifest(
         self, step: int, samples: int, optimizer: TrainingState, score: float | None
-    ) -> Manifest:
-        return Manifest(
+    ) -> CheckpointManifest:
+        return CheckpointManifest(
             format=FORMAT,
             step=step,
             samples=samples,
@@ -238,7 +240,7 @@ class Checkpoints:
             score={} if score is None or not self._keep_best else {self._keep_best: score},
         )
 
-    def _elect(self) -> Manifest | None:
+    def _elect(self) -> CheckpointManifest | None:
         self._give_way()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -247,7 +249,7 @@ class Checkpoints:
         except OSError as error:
             raise TrainError(f"{error.filename or self._root}: {error.strerror}") from None
 
-    def _newest_whole(self) -> Manifest | None:
+    def _newest_whole(self) -> CheckpointManifest | None:
         manifest, damaged = newest_whole(self._root)
         if manifest is None and damaged:
             path, reason = damaged[0]

@@ -10,7 +10,7 @@ from typing import Any
 from trnslurm.rundir import step_of
 from trnslurm.train.checkpoint.directory import fsync_directory, write_durably
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import Plan, read_section
+from trnslurm.train.plan import JobPlan, read_section
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -23,7 +23,7 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """One checkpoint."""
 
     format: int
@@ -58,7 +58,7 @@ class Manifest:
         return json.dumps(values | {"sha256": _checksum(values)}, indent=1).encode()
 
     @classmethod
-    def from_json(cls, content: bytes, *, where: str) -> "Manifest":
+    def from_json(cls, content: bytes, *, where: str) -> "CheckpointManifest":
         """Read what to_json wrote."""
         try:
             values = json.loads(content)
@@ -85,7 +85,7 @@ def file_name(worker: int, workers: int) -> str:
     return f"rank-{worker:05d}-of-{workers:05d}.safetensors"
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest beside durable files: only the name is missing then."""
     write_durably(directory / NAME, manifest.to_json())
     fsync_directory(directory)
@@ -96,20 +96,20 @@ def is_checkpoint(directory: Path) -> bool:
     return (directory / NAME).is_file()
 
 
-def check_sizes(checkpoint: Path) -> Manifest:
+def check_sizes(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest; check that its files exist with the right sizes."""
     try:
         content = (checkpoint / NAME).read_bytes()
     except OSError as error:
         raise DamagedError(f"{NAME}: {error.strerror}") from None
-    manifest = Manifest.from_json(content, where=str(checkpoint / NAME))
+    manifest = CheckpointManifest.from_json(content, where=str(checkpoint / NAME))
     if manifest.step != step_of(checkpoint.name):
         raise DamagedError(f"{NAME}: it is that of step {manifest.step}")
     check_files(checkpoint, manifest)
     return manifest
 
 
-def check_files(directory: Path, manifest: Manifest) -> None:
+def check_files(directory: Path, manifest: CheckpointManifest) -> None:
     """Check that the files of a manifest are in a directory with the right sizes."""
     for name, file in manifest.files.items():
         if Path(name).name != name:
@@ -122,7 +122,7 @@ def check_files(directory: Path, manifest: Manifest) -> None:
             raise DamagedError(f"{name}: {size:,} bytes instead of {file['bytes']:,}")
 
 
-def verify(checkpoint: Path) -> Manifest:
+def verify(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest; check the sha256 of every file."""
     manifest = check_sizes(checkpoint)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -141,7 +141,7 @@ def _hash_file(path: Path) -> str:
         raise DamagedError(f"{path.name}: {error.strerror}") from None
 
 
-def facts_of(plan: Plan, more: dict[str, Any]) -> dict[str, Any]:
+def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
     """Collect what decides the samples of a step, its randomness, and what is computed of them."""
     facts = {
         "recipe": plan.recipe,
@@ -156,7 +156,7 @@ def facts_of(plan: Plan, more: dict[str, Any]) -> dict[str, Any]:
     return as_read
 
 
-def settings_of(plan: Plan) -> dict[str, Any]:
+def settings_of(plan: JobPlan) -> dict[str, Any]:
     """Collect what a user may change in the middle of a run, knowing that it changes the losses."""
     train = {f"train.{key}": value for key, value in plan.train.items()}
     as_read: dict[str, Any] = json.loads(

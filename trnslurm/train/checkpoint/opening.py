@@ -6,12 +6,12 @@ from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
 
 def open_checkpoints(
-    plan: Plan,
+    plan: JobPlan,
     settings: CommonSettings,
     device: Device,
     environment: Environment,

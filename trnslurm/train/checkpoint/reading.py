@@ -1,18 +1,19 @@
-"""Reading checkpoints: the newest whole one, and the parameters alone."""
+"""Reading checkpoints: the newest whole one, the best one, and the parameters alone."""
 
+import math
 from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of
-from trnslurm.train.checkpoint.manifest import DamagedError, Manifest, verify
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, DamagedError, check_sizes, verify
 from trnslurm.train.checkpoint.state import num_rows
 from trnslurm.train.checkpoint.tensors import Reader
 from trnslurm.train.errors import TrainError
 
 
-def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
+def newest_whole(root: Path) -> tuple[CheckpointManifest | None, list[tuple[Path, str]]]:
     """Find the newest whole checkpoint; return the newer, damaged ones too, with the reasons."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in checkpoints_in(root):
@@ -23,7 +24,7 @@ def newest_whole(root: Path) -> tuple[Manifest | None, list[tuple[Path, str]]]:
     return None, damaged
 
 
-def prove(checkpoint: Path) -> Manifest:
+def prove(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest; raise a TrainError unless every byte is as it was written."""
     if step_of(checkpoint.name) is None:
         raise TrainError(
@@ -37,7 +38,9 @@ def prove(checkpoint: Path) -> Manifest:
         raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
 
 
-def read_parameters(checkpoint: Path, manifest: Manifest | None = None) -> dict[str, Tensor]:
+def read_parameters(
+    checkpoint: Path, manifest: CheckpointManifest | None = None
+) -> dict[str, Tensor]:
     """Read the whole parameters to the host, by name and in the type they were saved in.
 
     The manifest is the checkpoint's if it has been proven already; else that is done first.
@@ -51,3 +54,22 @@ def read_parameters(checkpoint: Path, manifest: Manifest | None = None) -> dict[
         }
     except (OSError, SafetensorError) as error:
         raise TrainError(f"{checkpoint}: cannot be read ({error})") from None
+
+
+def find_best(root: Path, name: str = "") -> Path | None:
+    """Find the checkpoint with the best score of this name; of several, the first that had it.
+
+    Without a name, the name is that of the newest scored one. None: no whole one has a score.
+    """
+    best, highest = None, -math.inf
+    for checkpoint in checkpoints_in(root):  # from the newest down
+        try:
+            score = check_sizes(checkpoint).score
+        except DamagedError:
+            continue
+        name = name or next(iter(score), "")
+        value = score.get(name, math.nan)
+        height = -value if name.endswith("loss") else value
+        if math.isfinite(height) and height >= highest:
+            best, highest = checkpoint, height
+    return best

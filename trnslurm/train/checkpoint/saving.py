@@ -1,25 +1,75 @@
 """Writing one checkpoint: all workers in parallel, then one moment from which it exists."""
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from trnslurm.rundir import RunFiles, checkpoints_in, step_of
 from trnslurm.train.checkpoint import directory
-from trnslurm.train.checkpoint.best import find_best
-from trnslurm.train.checkpoint.exchange import Exchange, Message
 from trnslurm.train.checkpoint.manifest import (
+    CheckpointManifest,
     DamagedError,
-    Manifest,
     check_files,
     check_sizes,
     file_name,
     write_manifest,
 )
+from trnslurm.train.checkpoint.reading import find_best
 from trnslurm.train.checkpoint.tensors import Rows, write_rows
+from trnslurm.train.devices.device import Device
+from trnslurm.train.devices.store import Store, open_store
+
+Message = dict[str, Any]
+
+
+class Exchange:
+    """Messages between the workers, by topic."""
+
+    def __init__(self, device: Device, store: Store | None, *, patience_s: float) -> None:
+        self.rank = device.rank
+        self.world = device.world
+        self.patience_s = patience_s
+        self._store = open_store("checkpoint", store)
+
+    def report(self, topic: str, message: Message) -> None:
+        """Tell rank 0."""
+        self._store.set(f"{topic}/{self.rank}", json.dumps(message))
+
+    def reports(self, topic: str, deadline_s: float) -> list[Message | None]:
+        """Return what each worker reported, in order; None for one that did not in this time.
+
+        The time is that of all of them together.
+        """
+        end = time.monotonic() + deadline_s
+        return [
+            self._get(f"{topic}/{rank}", max(0.001, end - time.monotonic()))
+            for rank in range(self.world)
+        ]
+
+    def announce(self, topic: str, message: Message) -> None:
+        """Tell everyone, as rank 0."""
+        self._store.set(f"{topic}/all", json.dumps(message))
+
+    def announced(self, topic: str, deadline_s: float) -> Message | None:
+        """Wait for what rank 0 tells everyone; None if it does not in this time."""
+        return self._get(f"{topic}/all", deadline_s, keep=True)
+
+    def _get(self, key: str, deadline_s: float, *, keep: bool = False) -> Message | None:
+        try:
+            self._store.wait([key], timedelta(seconds=deadline_s))
+        except dist.DistStoreError:
+            return None
+        message: Message = json.loads(self._store.get(key))
+        if not keep:
+            self._store.delete_key(key)
+        return message
+
 
 # How much longer than rank 0 waits for the workers a worker waits for rank 0.
 GRACE_S = 60
@@ -87,7 +137,7 @@ class Saving:
     exchange: Exchange
     topic: str
     """Prefix of the workers' messages; unique to this save."""
-    manifest: Manifest
+    manifest: CheckpointManifest
     """Its files are not known yet."""
     keep_last: int
     keep_every: int

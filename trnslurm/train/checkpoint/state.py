@@ -11,7 +11,7 @@ Read = Callable[[str, str, range], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
+class TensorShard:
     """The part of one tensor of the state that one worker saves."""
 
     name: str
@@ -35,7 +35,7 @@ class TrainingState(Protocol):
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter, by name."""
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's part, as live tensors; not before the first step."""
 
     def load(self, read: Read, *, updates: int) -> None:

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
-from trnslurm.train.checkpoint.manifest import Manifest, file_name
-from trnslurm.train.checkpoint.state import Shard, own_rows
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name
+from trnslurm.train.checkpoint.state import TensorShard, own_rows
 
 _DTYPES = {
     torch.float64: "F64",
@@ -64,7 +64,7 @@ class HostMemory:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def copy(self, shards: list[Shard]) -> Rows:
+    def copy(self, shards: list[TensorShard]) -> Rows:
         """Copy the shards and wait for it; it overwrites the copy before."""
         # Wide types first, so that each tensor begins where one of its type may.
         shards = sorted(shards, key=lambda shard: -shard.tensor.element_size())
@@ -111,7 +111,7 @@ class HostMemory:
         self._memory = torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def _saved_shape(shard: Shard) -> list[int]:
+def _saved_shape(shard: TensorShard) -> list[int]:
     shape = list(shard.tensor.shape)
     return [len(shard.rows), *shape[1:]] if shard.tensor.device.type == "xla" else shape
 
@@ -159,7 +159,7 @@ def _write(file: io.FileIO, block: memoryview) -> int:
 class Reader:
     """The tensors of a checkpoint, joined; a state.Read."""
 
-    def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
+    def __init__(self, checkpoint: Path, manifest: CheckpointManifest) -> None:
         self._checkpoint = checkpoint
         self._manifest = manifest
         self._files: dict[int, Any] = {}

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Unit:
     """Of everything random inside it (dropout, masking)."""
 
 
-def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
+def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
     """Return the units that a worker runs in a step (counted from 1), in order.
 
     Units are dealt out like cards. Where none is left, the worker repeats one with weight 0: every
@@ -41,7 +41,7 @@ def worker_units(plan: Plan, *, worker: int, step: int) -> list[Unit]:
     return units
 
 
-def eval_units(plan: Plan, *, worker: int, samples: int) -> list[Unit]:
+def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
     """Return this worker's units of a held-out text; all workers together see `samples`.
 
     They are dealt out, and padded, as a step's are.

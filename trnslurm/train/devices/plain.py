@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 
-from trnslurm.train.devices.device import Device
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import MachineError
 

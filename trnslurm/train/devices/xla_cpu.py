@@ -16,7 +16,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch import Tensor
 
-from trnslurm.train.devices.timer import Timer
+from trnslurm.train.devices.device import Timer
 
 _OPS = {xm.REDUCE_SUM: dist.ReduceOp.SUM, xm.REDUCE_MAX: dist.ReduceOp.MAX}
 

@@ -7,12 +7,12 @@ from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 from transformers import PreTrainedTokenizerFast
 
-from trnslurm.train.checkpoint import Manifest
+from trnslurm.train.checkpoint import CheckpointManifest
 from trnslurm.train.data.labelled import Labelled, open_labelled
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.folder import Tokens, warn
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 
 # RoBERTa's, and ALBERT's, where they are not BERT's.
 _OTHERS = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
@@ -50,7 +50,7 @@ def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
     )
 
 
-def make_classifier(plan: Plan, end_of_text: int | None, *, of_words: bool = False) -> Any:
+def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = False) -> Any:
     """Make the model of a plan, whose parameters are yet to come; its labels have their names."""
     config = make_config(plan.model)
     try:
@@ -68,7 +68,7 @@ def make_classifier(plan: Plan, end_of_text: int | None, *, of_words: bool = Fal
     return new_classifier(config, of_words)
 
 
-def labelled_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
+def labelled_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
     """Find the tokenizer beside labelled data, if it is the same still."""
     try:
         data = _open(plan)
@@ -81,7 +81,7 @@ def labelled_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
         return Tokens()
 
 
-def _open(plan: Plan) -> Labelled:
+def _open(plan: JobPlan) -> Labelled:
     return open_labelled(
         Path(plan.data).expanduser(),
         "train",

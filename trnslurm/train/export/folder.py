@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from trnslurm.rundir import RunFiles, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import (
-    Manifest,
+    CheckpointManifest,
     directory,
     find_best,
     newest_whole,
@@ -27,14 +27,14 @@ from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.data.text import END_OF_TEXT
 from trnslurm.train.data.tokens import read_token_index
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import Plan, load_plan
+from trnslurm.train.plan import JobPlan, load_plan
 
 BEST = "best"
 """In the place of a step: the checkpoint with the best score."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-MakeModel = Callable[[Plan, int | None], Any]
+MakeModel = Callable[[JobPlan, int | None], Any]
 """Makes the transformers model of a plan, given the token that ends a text, if it is known."""
 
 TOKENIZER_FILES = (
@@ -58,7 +58,7 @@ class Tokens:
     """One of transformers', if there is one."""
 
 
-FindTokens = Callable[[Plan, Manifest, Path], Tokens]
+FindTokens = Callable[[JobPlan, CheckpointManifest, Path], Tokens]
 """Finds the tokens of the data that a checkpoint of a run, in this directory, was trained on."""
 
 
@@ -93,7 +93,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
 def _report(
     options: argparse.Namespace,
     model: Any,
-    manifest: Manifest | None,
+    manifest: CheckpointManifest | None,
     output: Path,
     *,
     tokenizer: bool,
@@ -136,7 +136,7 @@ def _step(text: str) -> int | str:
     return text if text == BEST else int(text)
 
 
-def _choose(root: Path, step: int | str | None) -> Manifest:
+def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
     """Find the checkpoint of a step, the best, or else the newest whole one, and prove it."""
     there = checkpoints_in(root)
     if not there:
@@ -169,7 +169,7 @@ def _check_place(output: Path, *, force: bool) -> None:
         raise TrainError(f"{output} is there already: pass --force to replace it")
 
 
-def text_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
+def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
     """Find the tokens of a text: bytes, or those of prepared data, if it is the same still."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
@@ -192,7 +192,7 @@ def text_tokens(plan: Plan, manifest: Manifest, run_dir: Path) -> Tokens:
     return Tokens(end_of_text=index.end_of_text, tokenizer=tokenizer)
 
 
-def _load(model: Any, checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> None:
+def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype) -> None:
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     if shapes != manifest.shapes:
         raise TrainError(f"{checkpoint} is not of the model in plan.json")

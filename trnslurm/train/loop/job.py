@@ -1,18 +1,22 @@
-"""How a job begins, and how it ends when something goes wrong."""
+"""How a job begins, how it ends when something goes wrong, and the record of its failure."""
 
 import os
+import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from trnslurm.rundir import RunFiles, write_json
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.records import note_failure
-from trnslurm.train.plan import Plan, check_model, parse_plan, read_settings
+from trnslurm.train.plan import JobPlan, check_model, parse_plan, read_settings
 from trnslurm.train.settings import CommonSettings
 
 # Workers of a node may meet the same error this much later than the first of them.
@@ -22,10 +26,10 @@ Settings = TypeVar("Settings", bound=CommonSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Generic[Settings]):
+class TrainingJob(Generic[Settings]):
     """What one worker starts with."""
 
-    plan: Plan
+    plan: JobPlan
     settings: Settings
     """The plan's section train."""
     environment: Environment
@@ -34,7 +38,7 @@ class Job(Generic[Settings]):
 
 def open_job(
     settings: type[Settings], description: str, *, model: type | None = None
-) -> Job[Settings]:
+) -> TrainingJob[Settings]:
     """Read the plan that the only argument names, and join the other workers on its device.
 
     `model` is the class that declares its section model.
@@ -46,10 +50,10 @@ def open_job(
     environment = read_environment()
     device = open_device(plan.device, environment)
     check_world(plan, device)
-    return Job(plan=plan, settings=section, environment=environment, device=device)
+    return TrainingJob(plan=plan, settings=section, environment=environment, device=device)
 
 
-def check_world(plan: Plan, device: Device) -> None:
+def check_world(plan: JobPlan, device: Device) -> None:
     """Refuse to train if the workers that really run, or the batch, are not those of the plan."""
     layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
     if plan.nodes * plan.workers_per_node != plan.workers:
@@ -90,3 +94,53 @@ def run_job(main: Callable[[], None]) -> None:
     except Exception as error:
         note_failure(error, f"{type(error).__name__}: {error}".strip().partition("\n")[0])
         raise
+
+
+_first_step: int | None = None
+_step_begun: int | None = None
+
+
+def begin_step(step: int) -> None:
+    """Note which step this worker begins."""
+    global _first_step, _step_begun
+    _first_step = step if _first_step is None else _first_step
+    _step_begun = step
+
+
+def note_failure(error: Exception, line: str) -> None:
+    """Record what this worker dies of; failures of that are ignored."""
+    values = os.environ
+    if "RANK" not in values:
+        return  # no worker: torchrun tells each its rank
+    files = RunFiles(Path(values.get("TRNSLURM_RUN_DIR", ".")))
+    phase, rank = values.get("TRNSLURM_PHASE", "train"), values["RANK"]
+    with suppress(OSError, ValueError):
+        write_json(
+            files.failed_file(phase, int(values.get("TRNSLURM_ATTEMPT", "1")), int(rank)),
+            {
+                "time": time.time(),
+                "rank": int(rank),
+                "node": int(values.get("GROUP_RANK", "0")),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "step": _step_begun,
+                "steps_done": (_step_begun or 0) - (_first_step or 0),
+                "raised": _raised(error),
+                "error": line,
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+        )
+
+
+def _raised(error: BaseException) -> list[str]:
+    """Return the types of an exception and of those behind it, as a traceback names them.
+
+    Behind it are also those that `from None` hides: what was an OSError may pass.
+    """
+    found: list[BaseException] = [error]
+    for each in found:  # grows
+        behind = (each.__cause__, each.__context__)
+        found += [e for e in behind if e is not None and all(e is not known for known in found)]
+    kinds = [(type(each).__module__, type(each).__qualname__) for each in found]
+    plain = ("builtins", "__main__")
+    return [name if module in plain else f"{module}.{name}" for module, name in kinds]

@@ -16,8 +16,8 @@ from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.reports import Events, JsonLines
-from trnslurm.train.plan import Plan
+from trnslurm.train.loop.reports import JsonLines, TensorBoardEvents
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.say import say
 
 # Of what is expected, a training may be this much slower without a word.
@@ -42,12 +42,12 @@ class StepDone:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-class Progress:
+class StepReporter:
     """Reports steps; later attempts of a run go on in the same file. A precompile writes none."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: JobPlan,
         environment: Environment,
         device: Device,
         *,
@@ -86,7 +86,7 @@ class Progress:
         files = RunFiles(environment.run_dir)
         writes = device.rank == 0 and self._training
         self._lines = JsonLines(files.metrics_file) if writes else None
-        self._events = Events(files.tensorboard) if writes else None
+        self._events = TensorBoardEvents(files.tensorboard) if writes else None
 
     def due(self, step: int) -> bool:
         """Return whether a report is due after a step.

@@ -64,7 +64,7 @@ def _end_of_lines(file: BinaryIO) -> int:
     return 0
 
 
-class Events:
+class TensorBoardEvents:
     """The same numbers for TensorBoard; none where its package is missing."""
 
     def __init__(self, directory: Path) -> None:

@@ -11,6 +11,8 @@
 Steps count from 1 everywhere in this room: step N is the one after which checkpoint N is saved.
 """
 
+import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,9 +22,11 @@ from torch import Tensor, nn
 from trnslurm.train.checkpoint import open_checkpoints
 from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.data.units import Unit, eval_units, worker_units
-from trnslurm.train.loop.agreement import conclude
-from trnslurm.train.loop.job import Job
-from trnslurm.train.loop.progress import TOKENS, Progress
+from trnslurm.train.devices.device import Device
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.job import TrainingJob, begin_step
+from trnslurm.train.loop.progress import TOKENS, StepReporter
 from trnslurm.train.loop.schedule import (
     SaveTimes,
     due,
@@ -31,10 +35,71 @@ from trnslurm.train.loop.schedule import (
     steps_to_run,
     total_steps,
 )
-from trnslurm.train.loop.supervision import Supervision
-from trnslurm.train.plan import describe_plan
+from trnslurm.train.loop.stopping import Stopping, follow_term, note_stop
+from trnslurm.train.loop.watchdog import Watchdog
+from trnslurm.train.plan import JobPlan, describe_plan
 from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
+
+
+class Supervision:
+    """One worker's, from here to the last step. A precompile has none, and never stops early."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        settings: CommonSettings,
+        device: Device,
+        environment: Environment,
+        steps: range,
+        *,
+        reported: Callable[[int], bool],
+    ) -> None:
+        """Watch these steps; `reported` tells which of them bring all workers together."""
+        self._environment = environment
+        self._last = steps.stop - 1
+        self._stopped_after: int | None = None
+        self._active = environment.phase == "train" and len(steps) > 0
+        if not self._active:
+            return
+        self._stopping = Stopping(
+            environment,
+            lead=device.steps_ahead(plan.batch.accumulation + 1),
+            last=self._last,
+            reported=reported,
+        )
+        self._watchdog = Watchdog(
+            device,
+            environment,
+            first=steps.start,
+            factor=settings.watchdog,
+            least_s=settings.watchdog_min_s,
+        )
+        begin_step(steps.start)
+        follow_term(self._stopping.asked)
+        self._watchdog.start()
+
+    def note_stop(self) -> None:
+        """Record a stop for the batch script: after the last thing that can go wrong."""
+        if self._stopped_after is not None and self._environment.rank == 0:
+            note_stop(self._environment, self._stopped_after)
+
+    def step_done(self, step: int) -> bool:
+        """Return, after every step, whether all workers stop after it."""
+        if not self._active:
+            return False
+        self._watchdog.step_done(step)
+        if self._stopping.step_done(step):
+            self._stopped_after = step
+        else:
+            begin_step(min(step + 1, self._last))
+        return step == self._stopped_after
+
+    def close(self) -> None:
+        """End watching, after the last step."""
+        if self._active:
+            self._watchdog.close()
+
 
 Evaluate = Callable[[], Mapping[str, float]]
 """Returns the scores of held-out samples by name: eval_loss, eval_accuracy, …."""
@@ -53,12 +118,12 @@ class Trained(TrainingState, Protocol):
         """Forget the gradients."""
 
 
-class Run:
+class TrainingRun:
     """The steps from the newest checkpoint to the end, and what happens after each."""
 
     def __init__(
         self,
-        job: Job[CommonSettings],
+        job: TrainingJob[CommonSettings],
         optimizer: Trained,
         *,
         data: str,
@@ -132,7 +197,7 @@ class Run:
         steps = steps_to_run(environment, done=done, stop_at=settings.stop_at, steps=self.total)
         self._first, self._last = steps.start, steps.stop - 1
         self._saves = SaveTimes(settings, last=self._last)
-        self._progress = Progress(
+        self._progress = StepReporter(
             self.plan,
             environment,
             device,
@@ -238,3 +303,35 @@ class Run:
             conclude(self.device, tensors(), what, self.environment)
         self.device.close()
         self._supervision.note_stop()
+
+
+# The batch script sets it to 1 for parameters in bf16 that have no copy of more bits.
+_ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
+
+
+def conclude(
+    device: Device, tensors: Iterable[Tensor], what: str, environment: Environment
+) -> None:
+    """Report that the workers agree at the end of a run; in a training it is an error if not.
+
+    But where each device rounds stochastically, a worker's parameters may drift by themselves.
+    """
+    precompile = environment.phase == "precompile"
+    agree, rounds = all_equal(device, tensors), os.environ.get(_ROUNDING) == "1"
+    if not (agree or rounds or precompile):
+        raise TrainError(f"the workers' {what} differ at the end: this training is not valid")
+    if device.rank == 0:
+        said = "ranks agree" if agree else f"ranks differ in {what}: they round stochastically"
+        say("precompile done: losses above are invalid" if precompile else said)
+
+
+def all_equal(device: Device, tensors: Iterable[Tensor]) -> bool:
+    """Compare a checksum of tensors over all workers."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    # Three bytes are a whole number that single precision holds exactly. All are equal if the
+    # largest is this worker's own, and so is the largest of the negatives.
+    parts = [float(int.from_bytes(digest.digest()[i : i + 3], "big")) for i in range(0, 12, 3)]
+    both = [*parts, *(-part for part in parts)]
+    return device.largest(both) == both

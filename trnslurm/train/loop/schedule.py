@@ -5,21 +5,21 @@ import time
 
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.progress import STEADY_AFTER
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
 # One step more than it takes to see every graph, so that a late one shows here and not in training.
 PRECOMPILE_STEPS = STEADY_AFTER + 1
 
 
-def total_steps(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
+def total_steps(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
     """Return the steps of the whole training: the plan's, or fewer if so many epochs are over."""
     if not epochs:
         return plan.steps
     return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
 
 
-def epochs_begun(plan: Plan, *, epochs: int, samples_per_epoch: int) -> int:
+def epochs_begun(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
     """Return the epochs that the whole training begins, the last of them perhaps in part."""
     total = total_steps(plan, epochs=epochs, samples_per_epoch=samples_per_epoch)
     if total < plan.steps:

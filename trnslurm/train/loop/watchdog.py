@@ -56,7 +56,7 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stall:
+class Standstill:
     """Who makes no progress."""
 
     reason: str
@@ -66,19 +66,19 @@ class Stall:
     """They have stopped reporting where they are."""
 
 
-def judge(before: list[Sign], now: list[Sign]) -> Stall | None:
+def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
     """Compare all workers' signs some turns ago and now; None: a worker is saving, so wait."""
     frozen = [rank for rank, sign in enumerate(now) if sign.turn == before[rank].turn]
     if any(sign.doing == "checkpoint" for rank, sign in enumerate(now) if rank not in frozen):
         return None
     if frozen:
         reason = "it does not answer, its process is frozen"
-        return Stall(workers=tuple(frozen), reason=reason, frozen=True)
+        return Standstill(workers=tuple(frozen), reason=reason, frozen=True)
     places = [(sign.step, sign.beats) for sign in now]
     behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
     if len(behind) == len(now) > 1:
-        return Stall(reason="all wait at the same place: the network or the devices?")
-    return Stall(workers=behind, reason="its stacks are in its log")
+        return Standstill(reason="all wait at the same place: the network or the devices?")
+    return Standstill(workers=behind, reason="its stacks are in its log")
 
 
 class Watchdog:
@@ -155,7 +155,7 @@ class Watchdog:
         if now - self._answered > self._patience_s:
             address = os.environ["MASTER_ADDR"]
             self._dump(now)
-            self._give_up(now, [], Stall(reason=f"node 0 ({address}) does not answer"))
+            self._give_up(now, [], Standstill(reason=f"node 0 ({address}) does not answer"))
         self._suspect(now)
 
     @property
@@ -225,7 +225,7 @@ class Watchdog:
             text = file.read()
         os.write(sys.stderr.fileno(), text)
 
-    def _give_up(self, now: float, signs: list[Sign], stall: Stall) -> None:
+    def _give_up(self, now: float, signs: list[Sign], stall: Standstill) -> None:
         """Record who is stuck, unless another worker has, and end this worker."""
         values = describe(stall, signs, seconds=round(now - self._since), step=self._step)
         here = self._environment
@@ -238,7 +238,7 @@ class Watchdog:
         leave(EXIT_CODE)
 
 
-def describe(stall: Stall, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
+def describe(stall: Standstill, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
     """Return a stall as one line, with its parts; the step is the reporter's own."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, num_rows
 from trnslurm.train.devices.device import Device
-from trnslurm.train.optim.buckets import Buckets
+from trnslurm.train.optim.gradients import Buckets, SharedGradients
 from trnslurm.train.optim.optimizer import GlobalOptimizer
-from trnslurm.train.optim.shared_memory import SharedGradients
 
 
 class DataParallel(GlobalOptimizer):

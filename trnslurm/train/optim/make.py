@@ -53,9 +53,9 @@ def _choose(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:
         return DataParallel
     # Imported where they are used: not every node has torch_xla.
     if zero1:
-        from trnslurm.train.optim.zero1 import Zero1
+        from trnslurm.train.optim.xla import Zero1
 
         return Zero1
-    from trnslurm.train.optim.xla_data_parallel import XlaDataParallel
+    from trnslurm.train.optim.xla import XlaDataParallel
 
     return XlaDataParallel

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint.state import Read, Shard, own_rows
+from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 from trnslurm.train.devices.device import Device
 
 OPTIMIZERS = {
@@ -71,7 +71,7 @@ class GlobalOptimizer(ABC):
     def step(self, lr: float) -> Tensor:
         """Reduce and clip the gradients, update the parameters, return the norm before clipping."""
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's part of the state, parameters included; not before the first step.
 
         The tensors are the live ones: they are to be copied before the next step. Of what a model
@@ -85,7 +85,7 @@ class GlobalOptimizer(ABC):
             tensors |= {kind: state[kind] for kind in self._kinds}
             for kind, tensor in tensors.items() if rows else ():
                 own, start = self._own_part(tensor, rows)
-                shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own, start=start))
+                shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own, start=start))
         return shards
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from trnslurm.train.checkpoint.state import Read, Shard, own_rows
+from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 from trnslurm.train.optim.optimizer import UNCLIPPED
 from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
 
@@ -62,10 +62,10 @@ class Fsdp(Sharded):
         """Free the gradients."""
         self._base.zero_grad(set_to_none=True)
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's rows, which lie in its memory as they are saved."""
         return [
-            Shard(name=name, kind=kind, rows=rows, tensor=tensor)
+            TensorShard(name=name, kind=kind, rows=rows, tensor=tensor)
             for name, parameter in self._parameters.items()
             if (rows := self._own_rows(name))
             for kind, tensor in self._tensors(parameter).items()

@@ -8,14 +8,14 @@ from torch import nn
 
 from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
 from trnslurm.train.sharded.strategy import Request, Sharded, shapes_of
 from trnslurm.train.sharded.values import new_values, saved_values
 
 
 def shard_model(
-    plan: Plan,
+    plan: JobPlan,
     settings: ShardedSettings,
     device: Device,
     run_dir: Path,

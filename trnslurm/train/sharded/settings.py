@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
 COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -53,7 +53,7 @@ class ShardedSettings(CommonSettings):
     )
 
 
-def read_strategy(path: Path, plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
     """Read the file of a run's strategy; raise a TrainError where it contradicts the plan."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -89,11 +89,11 @@ def _value(values: Any, dotted: str) -> Any:
     return values
 
 
-def _expected_fsdp(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+def _expected_fsdp(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
     return {"activation_checkpointing": settings.gradient_checkpointing}
 
 
-def _expected_xla(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+def _expected_xla(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
     return {
         "xla": True,
         "xla_fsdp_grad_ckpt": settings.gradient_checkpointing,
@@ -101,7 +101,7 @@ def _expected_xla(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
     }
 
 
-def _expected_deepspeed(plan: Plan, settings: ShardedSettings) -> dict[str, Any]:
+def _expected_deepspeed(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
     batch = plan.batch
     return {
         "train_batch_size": batch.micro_batch * batch.accumulation * plan.workers,

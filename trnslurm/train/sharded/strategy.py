@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.rundir import STRATEGY
-from trnslurm.train.checkpoint.state import Read, Shard
+from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.optimizer import OPTIMIZERS
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import (
     ShardedSettings,
 )
@@ -24,7 +24,7 @@ from trnslurm.train.sharded.settings import (
 class Request:
     """What a strategy works with."""
 
-    plan: Plan
+    plan: JobPlan
     settings: ShardedSettings
     device: Device
     file: dict[str, Any]
@@ -82,7 +82,7 @@ class Sharded(ABC):
         """Forget the gradients."""
 
     @abstractmethod
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's part of the state, parameters included."""
 
     @abstractmethod
@@ -140,3 +140,23 @@ def layers_to_wrap(request: Request) -> set[type[nn.Module]]:
                 f"{STRATEGY}: fsdp_transformer_layer_cls_to_wrap: the model has no {name}"
             )
     return {there[name] for name in names}
+
+
+def own_part(whole: Iterable[Tensor], length: int, worker: int) -> Tensor:
+    """Cut a worker's part, of this length, out of tensors laid end to end."""
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in whole])
+    part = flat[worker * length : (worker + 1) * length]
+    return torch.nn.functional.pad(part, (0, length - len(part)))
+
+
+def split(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the tensors of these shapes from the joined parts of all workers."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    pieces = torch.split(flat[: sum(sizes)], sizes)
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def rows_of(whole: Tensor, worker: int, workers: int) -> tuple[range, Tensor]:
+    """Return the rows of a whole tensor that a worker saves, as a copy: the rest can be freed."""
+    rows = own_rows(whole.shape, worker, workers)
+    return rows, whole.reshape(whole.shape or (1,))[rows.start : rows.stop].clone()

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trnslurm.rundir import CHECKPOINTS
-from trnslurm.train.checkpoint import Manifest, is_checkpoint, newest_whole, prove
+from trnslurm.train.checkpoint import CheckpointManifest, is_checkpoint, newest_whole, prove
 from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.pretrained import mismatches
 from trnslurm.train.checkpoint.state import Read
@@ -57,7 +57,9 @@ def saved_values(source: str, model: nn.Module, *, asked_by: str = "train.init_f
     return _folder_values(source, model, asked_by)
 
 
-def _checkpoint_values(manifest: Manifest, path: Path, model: nn.Module, asked_by: str) -> Read:
+def _checkpoint_values(
+    manifest: CheckpointManifest, path: Path, model: nn.Module, asked_by: str
+) -> Read:
     shapes = {name: tuple(shape) for name, shape in manifest.shapes.items()}
     _check(model, shapes, path, asked_by)
     reader = Reader(path, manifest)

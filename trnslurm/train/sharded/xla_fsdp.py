@@ -16,13 +16,20 @@ from torch_xla.distributed.fsdp.utils import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from trnslurm.rundir import STRATEGY
-from trnslurm.train.checkpoint.state import Read, Shard, num_rows
-from trnslurm.train.devices.scalars import rate_tensor, scalar_tensor
+from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
+from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.optimizer import UNCLIPPED
 from trnslurm.train.say import say
-from trnslurm.train.sharded.flat import own_part, rows_of, split
-from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
+from trnslurm.train.sharded.strategy import (
+    Request,
+    Sharded,
+    layers_to_wrap,
+    make_base,
+    own_part,
+    rows_of,
+    split,
+)
 
 # What only TorchAcc's build of torch_xla takes, and what decides no value.
 TORCHACC_SETTINGS = {"opt_flatten_overlap"}
@@ -96,7 +103,7 @@ class XlaFsdp(Sharded):
             assert part.holder.grad is not None
             part.holder.grad.zero_()
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's rows; one part of the model after the other is gathered for it."""
         shards = []
         for part in self._parts:
@@ -109,7 +116,7 @@ class XlaFsdp(Sharded):
                 for name, whole in zip(part.names, split(flat.cpu(), shapes), strict=True):
                     rows, own = rows_of(whole, self._device.rank, self._device.world)
                     if rows:
-                        shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own))
+                        shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own))
         return shards
 
     @torch.no_grad()

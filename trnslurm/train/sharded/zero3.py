@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint.state import Read, Shard, num_rows
+from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.sharded.flat import own_part, rows_of
-from trnslurm.train.sharded.strategy import Request, Sharded, make_base
+from trnslurm.train.sharded.strategy import Request, Sharded, make_base, own_part, rows_of
 
 
 class Zero3(Sharded):
@@ -57,7 +56,7 @@ class Zero3(Sharded):
     def zero_grad(self) -> None:
         """Do nothing: DeepSpeed's step has freed the gradients."""
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[TensorShard]:
         """Return this worker's rows; each tensor is gathered for a moment."""
         fragments = self._deepspeed.utils
         shards = []
@@ -69,7 +68,7 @@ class Zero3(Sharded):
                     whole = fragments.safe_get_full_optimizer_state(parameter, kind)
                 rows, own = rows_of(whole.view(self._shapes[name]), *self._place)
                 if rows:
-                    shards.append(Shard(name=name, kind=kind, rows=rows, tensor=own))
+                    shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own))
         return shards
 
     @torch.no_grad()

@@ -17,9 +17,9 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
 from trnslurm.train.loop.progress import count_parameters
-from trnslurm.train.loop.run import Run
+from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.plan import Plan
+from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     text = open_text(Path(__file__), seq_len=plan.seq_len, seed=plan.seed)
     model = make_model(plan).to(device.torch_device)
     optimizer = make_optimizer(settings, device, model.named_parameters())
-    run = Run(
+    run = TrainingRun(
         job,
         optimizer,
         data=text.fingerprint,
@@ -75,7 +75,7 @@ def unit_loss(model: nn.Module, device: Device, text: Text, unit: Unit, predicte
     return total * (unit.weight / predicted)
 
 
-def make_model(plan: Plan) -> nn.Module:
+def make_model(plan: JobPlan) -> nn.Module:
     """Make a model that has dropout, and the same parameters on every worker."""
     torch.manual_seed(plan.seed)
     vocabulary, width = plan.model["vocab_size"], plan.model["width"]
