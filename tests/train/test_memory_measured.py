@@ -25,6 +25,7 @@ from trnslurm.config.models import PUBLISHED
 from trnslurm.plan import memory
 from trnslurm.train.encoders import make_config, new_classifier
 from trnslurm.train.optim.data_parallel import DataParallel
+from trnslurm.train.optim.optimizer import OptimizerSpec
 
 # GPT-2's gelu_new is one operation in our job, too.
 # Where nothing is dropped, PyTorch's attention on the CPU keeps no weights either, as on a GPU.
@@ -156,10 +157,15 @@ class Worker:
 def test_state_is_what_a_worker_allocates(precision: str, kept: str) -> None:
     model = gpt2(GPT2).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     named = dict(model.named_parameters())
-    optimizer = DataParallel(
-        Worker(), [{"params": [*named.values()]}], named, ("exp_avg", "exp_avg_sq"),  # type: ignore[arg-type]
-        torch.optim.AdamW, {}, 1.0, kept,
-    )  # fmt: skip
+    spec = OptimizerSpec(
+        named=named,
+        groups=[{"params": [*named.values()]}],
+        kinds=("exp_avg", "exp_avg_sq"),
+        cls=torch.optim.AdamW,
+        max_norm=1.0,
+        precision=kept,
+    )
+    optimizer = DataParallel(Worker(), spec)  # type: ignore[arg-type]
     optimizer._reduce = lambda: None  # type: ignore[method-assign]
     optimizer.step(0.1)
     tensors: list[Tensor] = [*named.values(), *optimizer._gradients, *optimizer._masters]

@@ -1,6 +1,5 @@
 """Plain data parallelism on cpu and cuda, and what XLA devices share with it."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from trnslurm.train.checkpoint.state import Read, num_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.optim.gradients import Buckets, SharedGradients
-from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
 
 
 class DataParallel(GlobalOptimizer):
@@ -21,25 +20,13 @@ class DataParallel(GlobalOptimizer):
     hundreds would depend on how many of them a worker has.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        groups: list[dict[str, Any]],
-        named: dict[str, nn.Parameter],
-        kinds: Sequence[str],
-        cls: Callable[..., torch.optim.Optimizer],
-        options: dict[str, Any],
-        max_norm: float,
-        precision: str,
-    ) -> None:
-        self._precision = precision
+    def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         self._sums: dict[nn.Parameter, Tensor] = {}
-        super().__init__(device, groups, named, kinds)
-        self._max_norm = max_norm
-        self._keeps_copies = precision == "fp32_copy"
+        super().__init__(device, spec)
+        self._keeps_copies = spec.precision == "fp32_copy"
         masters = {
             parameter: parameter
-            if precision == "as_model" or parameter.dtype == torch.float32
+            if spec.precision == "as_model" or parameter.dtype == torch.float32
             else nn.Parameter(
                 parameter.detach().float() if self._keeps_copies else _nothing(parameter)
             )
@@ -49,26 +36,15 @@ class DataParallel(GlobalOptimizer):
         self._copies = [
             (parameter, master) for parameter, master in masters.items() if parameter is not master
         ]
-        groups = [
-            {**group, "params": [masters[parameter] for parameter in group["params"]]}
-            for group in groups
-        ]
-        self._base = self._make_base(cls, groups, options)
+        self._base = self._make_base(spec.with_masters(masters))
 
-    def _make_base(
-        self,
-        cls: Callable[..., torch.optim.Optimizer],
-        groups: list[dict[str, Any]],
-        options: dict[str, Any],
-    ) -> torch.optim.Optimizer:
-        if cls is torch.optim.AdamW:
-            # Goes through memory once, where the plain one does so for each of its operations.
-            options = {**options, "fused": True}
-        return cls(groups, lr=0.0, **options)
+    def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
+        # The fused AdamW reads memory once; the plain one reads it for each of its operations.
+        return spec.make(0.0, adamw={"fused": True})
 
     def _make_gradients(self) -> list[Tensor]:
         dtype = self._parameters[0].dtype
-        adds_up = self._precision != "as_model" and dtype != torch.float32
+        adds_up = self._spec.precision != "as_model" and dtype != torch.float32
         if adds_up:
             super()._make_gradients()  # of one unit
             for parameter in self._parameters:
@@ -85,11 +61,12 @@ class DataParallel(GlobalOptimizer):
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         """Return zeros for the gradients: as they are set to zero, and by parameter."""
+        in_order = list(self._spec.named.values())
         self._summed: Buckets | SharedGradients
         if SharedGradients.fit(self._device):
-            self._summed = SharedGradients(self._in_order, dtype, self._device)
+            self._summed = SharedGradients(in_order, dtype, self._device)
         else:
-            self._summed = Buckets(self._in_order, dtype)
+            self._summed = Buckets(in_order, dtype)
         return [self._summed.whole], self._summed.gradients
 
     @torch.no_grad()
@@ -110,7 +87,7 @@ class DataParallel(GlobalOptimizer):
             if not self._keeps_copies:
                 master.data = parameter.detach().float()
             master.grad = self._sums[parameter]
-        norm = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+        norm = nn.utils.clip_grad_norm_(self._masters, self._spec.max_norm)
         rate = self._rate(lr)
         for group in self._base.param_groups:
             group["lr"] = rate

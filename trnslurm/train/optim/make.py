@@ -1,6 +1,6 @@
 """Makes the optimizer that a recipe asks for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.lamb import Lamb
-from trnslurm.train.optim.optimizer import OPTIMIZERS, UNCLIPPED, GlobalOptimizer
+from trnslurm.train.optim.optimizer import OPTIMIZERS, UNCLIPPED, GlobalOptimizer, OptimizerSpec
 from trnslurm.train.settings import OptimizerSettings
+
+_CLASSES: dict[str, Any] = {"adamw": torch.optim.AdamW, "lamb": Lamb, "sgd": torch.optim.SGD}
 
 
 def make_optimizer(
@@ -30,32 +32,35 @@ def make_optimizer(
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(f"{name} with {precision} does not go with ZeRO-1: take adamw, fp32_copy")
-    named = dict(named_parameters)
-    matrices = [parameter for parameter in named.values() if parameter.dim() > 1]
-    vectors = [parameter for parameter in named.values() if parameter.dim() <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
-    options: dict[str, Any] = {}
-    if name != "sgd":
-        cls = Lamb if name == "lamb" else torch.optim.AdamW
-        options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    max_norm = settings.max_norm or UNCLIPPED
-    return _choose(device, zero1)(
-        device, groups, named, OPTIMIZERS[name], cls, options, max_norm, precision
-    )
-
-
-def _choose(device: Device, zero1: bool) -> Callable[..., GlobalOptimizer]:
+    spec = make_spec(settings, dict(named_parameters), precision=precision)
     if device.torch_device.type != "xla":
-        return DataParallel
-    # Imported where they are used: not every node has torch_xla.
-    if zero1:
-        from trnslurm.train.optim.xla import Zero1
+        return DataParallel(device, spec)
+    # Imported here: not every node has torch_xla.
+    from trnslurm.train.optim import xla
 
-        return Zero1
-    from trnslurm.train.optim.xla import XlaDataParallel
+    return xla.Zero1(device, spec) if zero1 else xla.XlaDataParallel(device, spec)
 
-    return XlaDataParallel
+
+def make_spec(
+    settings: OptimizerSettings,
+    named: Mapping[str, nn.Parameter],
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str = "fp32_copy",
+) -> OptimizerSpec:
+    """Return what the settings say of an optimizer; `shapes` are those of divided parameters."""
+    name = settings.optimizer
+    shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
+    matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
+    vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
+    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
+    moments = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    return OptimizerSpec(
+        named=named,
+        groups=[{"params": each, "weight_decay": decay} for each, decay in decays if each],
+        kinds=OPTIMIZERS[name],
+        cls=_CLASSES[name],
+        options={} if name == "sgd" else moments,
+        max_norm=settings.max_norm or UNCLIPPED,
+        precision=precision,
+    )

@@ -6,7 +6,8 @@ rows of named tensors, and take it back whatever number of workers wrote it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,26 +30,51 @@ Not infinity, for which compilers of XLA have options of their own.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """What an optimizer is made from, whatever the device and the way to divide its state."""
+
+    named: Mapping[str, nn.Parameter]
+    """All parameters, in the model's order."""
+    groups: list[dict[str, Any]]
+    """The parameters in groups, as PyTorch's optimizers take them."""
+    kinds: tuple[str, ...]
+    """The state that the optimizer keeps per parameter."""
+    cls: Callable[..., torch.optim.Optimizer]
+    """PyTorch's optimizer."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that optimizer."""
+    max_norm: float = UNCLIPPED
+    precision: str = "fp32_copy"
+    """OptimizerPrecision in settings.py."""
+
+    def make(
+        self, lr: float | Tensor, *, adamw: Mapping[str, Any], **more: Any
+    ) -> torch.optim.Optimizer:
+        """Make PyTorch's optimizer; the options `adamw` are for AdamW only."""
+        if self.cls is torch.optim.AdamW:
+            more |= adamw
+        return self.cls(self.groups, lr=lr, **self.options, **more)
+
+    def with_masters(self, masters: Mapping[nn.Parameter, nn.Parameter]) -> "OptimizerSpec":
+        """Return a spec whose optimizer updates these tensors instead of the parameters."""
+        groups = [{**g, "params": [masters[each] for each in g["params"]]} for g in self.groups]
+        return replace(self, groups=groups)
+
+
 class GlobalOptimizer(ABC):
     """A step that all workers take together."""
 
     _base: torch.optim.Optimizer
     """PyTorch's optimizer inside."""
 
-    def __init__(
-        self,
-        device: Device,
-        groups: list[dict[str, Any]],
-        named: dict[str, nn.Parameter],
-        kinds: Sequence[str],
-    ) -> None:
-        """Take groups of parameters as PyTorch's optimizers do, and all by name as a model does."""
+    def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         self._device = device
-        self._kinds = kinds
-        self._parameters: list[nn.Parameter] = [p for group in groups for p in group["params"]]
-        names = {parameter: name for name, parameter in named.items()}
+        self._spec = spec
+        self._kinds = spec.kinds
+        self._parameters: list[nn.Parameter] = [p for group in spec.groups for p in group["params"]]
+        names = {parameter: name for name, parameter in spec.named.items()}
         self._names = [names[parameter] for parameter in self._parameters]
-        self._in_order = list(named.values())
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph, and that of the optimizer, differ from the next.
         self._gradients = self._make_gradients()

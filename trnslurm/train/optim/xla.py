@@ -1,19 +1,22 @@
 """Optimizers on XLA devices: plain data parallelism, and ZeRO-1 by torch_xla's own optimizer."""
 
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
+from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.optimizer import GlobalOptimizer
+from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
 
+# As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at beta2 = 0.999) are
+# compiled in: a new graph in the middle of a run.
+CAPTURABLE = {"capturable": True}
 # neuronx-distributed's default; it notes NaN at step 3 for reduce-scatter buckets over 140 MB.
 REDUCE_SCATTER_BUCKET_MB = 130
 
@@ -21,37 +24,22 @@ REDUCE_SCATTER_BUCKET_MB = 130
 class Zero1(GlobalOptimizer):
     """torch_xla's ZeroRedundancyOptimizer: every worker keeps the optimizer state of its shard."""
 
-    def __init__(
-        self,
-        device: Device,
-        groups: list[dict[str, Any]],
-        named: dict[str, nn.Parameter],
-        kinds: Sequence[str],
-        cls: Callable[..., torch.optim.Optimizer],
-        options: dict[str, Any],
-        max_norm: float,
-        precision: str,
-    ) -> None:
-        assert precision != "fp32_state"
-        from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
-
-        super().__init__(device, groups, named, kinds)
-        self._tensor_lr = cls is torch.optim.AdamW
+    def __init__(self, device: Device, spec: OptimizerSpec) -> None:
+        assert spec.precision != "fp32_state"
+        super().__init__(device, spec)
+        self._tensor_lr = spec.cls is torch.optim.AdamW
         self._everyone = [list(range(device.world))]
-        if self._tensor_lr:
-            # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
-            # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
-            options = {**options, "capturable": True}
+        options = {**spec.options, **(CAPTURABLE if self._tensor_lr else {})}
         # It reduces, clips and updates in one type.
-        first = next(parameter.dtype for group in groups for parameter in group["params"])
-        dtype = first if precision == "as_model" else torch.float32
+        first = self._parameters[0].dtype
+        dtype = first if spec.precision == "as_model" else torch.float32
         zero: Any = ZeroRedundancyOptimizer  # its own annotations are too narrow
         self._zero = zero(
-            groups,
-            cls,
+            spec.groups,
+            spec.cls,
             optimizer_dtype=dtype,
             grad_clipping=True,
-            max_norm=max_norm,
+            max_norm=spec.max_norm,
             sharding_groups=self._everyone,
             pin_layout=False,
             bucket_cap_mb_reduce_scatter=REDUCE_SCATTER_BUCKET_MB,
@@ -124,18 +112,9 @@ class XlaDataParallel(DataParallel):
 
     _tensor_lr = False
 
-    def _make_base(
-        self,
-        cls: Callable[..., torch.optim.Optimizer],
-        groups: list[dict[str, Any]],
-        options: dict[str, Any],
-    ) -> torch.optim.Optimizer:
-        self._tensor_lr = cls is not torch.optim.SGD
-        if cls is torch.optim.AdamW:
-            # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at
-            # beta2 = 0.999) are compiled in: a new graph in the middle of a run.
-            options = {**options, "capturable": True}
-        return cls(groups, lr=self._rate(0.0), foreach=False, **options)
+    def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
+        self._tensor_lr = spec.cls is not torch.optim.SGD
+        return spec.make(self._rate(0.0), adamw=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         # Not in one piece: XLA has no views, and joins tensors of a collective by itself.

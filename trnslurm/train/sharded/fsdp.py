@@ -11,8 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
-from trnslurm.train.optim.optimizer import UNCLIPPED
-from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, make_base
+from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, spec_of
 
 
 class Fsdp(Sharded):
@@ -45,9 +44,10 @@ class Fsdp(Sharded):
         self.model = model
         # Kept here: after a forward pass without a backward the model has whole ones for a while.
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._max_norm = request.settings.max_norm or UNCLIPPED
         # Goes through memory once, where the plain one does so for each of its operations.
-        self._base = make_base(request, self._parameters.items(), lr=0.0, fused=True)
+        spec = spec_of(request, self._parameters.items())
+        self._max_norm = spec.max_norm
+        self._base = spec.make(0.0, adamw={"fused": True})
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""

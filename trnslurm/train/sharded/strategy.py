@@ -13,7 +13,8 @@ from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optim.optimizer import OPTIMIZERS
+from trnslurm.train.optim.make import make_spec
+from trnslurm.train.optim.optimizer import OPTIMIZERS, OptimizerSpec
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import (
     ShardedSettings,
@@ -103,27 +104,9 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def make_base(
-    request: Request, named: Iterable[tuple[str, nn.Parameter]], **options: Any
-) -> torch.optim.Optimizer:
-    """Make PyTorch's optimizer for the workers' parts: matrices decay, vectors do not."""
-    settings = request.settings
-    shapes = shapes_of(request.blueprint)
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for name, parameter in named:
-        (matrices if len(shapes[name]) > 1 else vectors).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if settings.optimizer == "sgd":
-        options.pop("fused", None)
-        options.pop("capturable", None)
-        return torch.optim.SGD(groups, **options)
-    betas = (settings.beta1, settings.beta2)
-    return torch.optim.AdamW(groups, betas=betas, eps=settings.eps, **options)
+def spec_of(request: Request, named: Iterable[tuple[str, nn.Parameter]]) -> OptimizerSpec:
+    """Return the spec of the optimizer that updates this worker's parts, given by name."""
+    return make_spec(request.settings, dict(named), shapes=shapes_of(request.blueprint))
 
 
 def layers_to_wrap(request: Request) -> set[type[nn.Module]]:

@@ -19,15 +19,14 @@ from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optim.optimizer import UNCLIPPED
 from trnslurm.train.say import say
 from trnslurm.train.sharded.strategy import (
     Request,
     Sharded,
     layers_to_wrap,
-    make_base,
     own_part,
     rows_of,
+    spec_of,
     split,
 )
 
@@ -73,19 +72,16 @@ class XlaFsdp(Sharded):
         self._check_world(self._wrapped.world_size)
         self._parts = list(_parts_of(self._wrapped))
         assert sorted(name for part in self._parts for name in part.names) == sorted(self._shapes)
-        self._max_norm = request.settings.max_norm or UNCLIPPED
+        spec = spec_of(request, [(part.names[0], part.holder) for part in self._parts])
+        self._max_norm = spec.max_norm
         self._tensor_lr = request.settings.optimizer == "adamw"
-        self._base = self._make_base(request)
+        # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
+        # graph in the middle of a run.
+        self._base = spec.make(self._rate(0.0), adamw={"capturable": True}, foreach=False)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph differ from the next.
         for part in self._parts:
             part.holder.grad = torch.zeros_like(part.holder)
-
-    def _make_base(self, request: Request) -> torch.optim.Optimizer:
-        # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
-        # graph in the middle of a run.
-        named = [(part.names[0], part.holder) for part in self._parts]
-        return make_base(request, named, lr=self._rate(0.0), capturable=True, foreach=False)
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""

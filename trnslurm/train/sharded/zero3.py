@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.sharded.strategy import Request, Sharded, make_base, own_part, rows_of
+from trnslurm.train.sharded.strategy import Request, Sharded, own_part, rows_of, spec_of
 
 
 class Zero3(Sharded):
@@ -28,7 +28,7 @@ class Zero3(Sharded):
             model: Any = request.make_model()
         if request.settings.gradient_checkpointing:
             model._set_gradient_checkpointing(gradient_checkpointing_func=request.device.checkpoint)
-        base = make_base(request, model.named_parameters(), lr=0.0, fused=True)
+        base = spec_of(request, model.named_parameters()).make(0.0, adamw={"fused": True})
         self._engine, *_ = self._deepspeed.initialize(model=model, optimizer=base, config=config)
         self._check_world(self._engine.dp_world_size)
         self.model = self._engine
