@@ -36,7 +36,7 @@ try:
     import torch.distributed.checkpoint as dcp
     from torch import nn
 
-    from trnslurm.train.checkpoint import Checkpoints, directory
+    from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory
     from trnslurm.train.devices.device import Timer
     from trnslurm.train.optim.make import make_optimizer
     from trnslurm.train.optim.optimizer import GlobalOptimizer
@@ -88,9 +88,9 @@ class Saves:
             recipe="", batch=SimpleNamespace(global_batch=1, micro_batch=1), seq_len=1, seed=1,
             steps=1, precision="fp32", model={}, train={},
         )  # fmt: skip
-        environment: Any = SimpleNamespace(run_dir=root, attempt=1, phase="train")
+        environment: Any = SimpleNamespace(run_dir=root / "ours", attempt=1, phase="train")
         self.checkpoints = Checkpoints(
-            root / "ours", device, plan, environment, store=dist.HashStore()
+            device, plan, environment, CheckpointPolicy(), store=dist.HashStore()
         )
         self.num_bytes = BYTES_PER_PARAMETER * layers * WIDTH**2
         self.kept = torch.zeros(self.num_bytes // 4)

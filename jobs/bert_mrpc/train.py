@@ -24,7 +24,7 @@ from trnslurm.train.data.labelled import Labelled
 from trnslurm.train.data.units import Unit, eval_units
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import count_parameters
+from trnslurm.train.loop.progress import Reporting, count_parameters
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.loop.scores import gather_rows, score, sum_losses
 from trnslurm.train.models import Encoder
@@ -74,7 +74,7 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_samples,
-        flops_per_sample=classifier_flops(model, plan.seq_len),
+        reporting=Reporting(flops_per_sample=classifier_flops(model, plan.seq_len)),
     )
     labels = ", ".join(text.labels) or "numbers on a scale"
     tokens = f"{text.index.vocab_size:,} of {text.index.tokenizer.name}"

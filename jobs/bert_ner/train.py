@@ -24,7 +24,7 @@ from trnslurm.train.data.labelled import UNLABELLED, Labelled
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import count_parameters
+from trnslurm.train.loop.progress import Reporting, count_parameters
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.loop.scores import count_words, entity_scores
 from trnslurm.train.models import Encoder
@@ -78,10 +78,9 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_samples,
-        flops_per_sample=classifier_flops(model, plan.seq_len),
-        parts=PARTS,
-        rates=RATES,
-        keep_best=settings.keep_best,
+        reporting=Reporting(
+            flops_per_sample=classifier_flops(model, plan.seq_len), parts=PARTS, rates=RATES
+        ),
         scores=("loss", *held_out.metrics),
     )
     run.describe(

@@ -20,7 +20,7 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config
 from trnslurm.train.loop.job import TrainingJob, open_job, run_job
-from trnslurm.train.loop.progress import count_parameters, flops_per_sample
+from trnslurm.train.loop.progress import Reporting, count_parameters, flops_per_sample
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Bert, PublishedBert
 from trnslurm.train.optim.make import make_optimizer
@@ -92,10 +92,13 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_samples,
-        flops_per_sample=flops_per_sample(model.bert.encoder, model.config, plan.seq_len) + head,
-        parts=PARTS,
-        rates=RATES,
-        expected_samples_per_s=settings.expected_samples_per_s,
+        reporting=Reporting(
+            flops_per_sample=flops_per_sample(model.bert.encoder, model.config, plan.seq_len)
+            + head,
+            parts=PARTS,
+            rates=RATES,
+            expected_samples_per_s=settings.expected_samples_per_s,
+        ),
     )
     run.describe(
         count_parameters(model),

@@ -21,7 +21,7 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import count_parameters, flops_per_sample
+from trnslurm.train.loop.progress import Reporting, count_parameters, flops_per_sample
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Gpt2
 from trnslurm.train.optim.make import make_optimizer
@@ -62,7 +62,7 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_blocks,
-        flops_per_sample=flops_per_sample(model, model.config, plan.seq_len),
+        reporting=Reporting(flops_per_sample=flops_per_sample(model, model.config, plan.seq_len)),
     )
     run.describe(
         count_parameters(model),

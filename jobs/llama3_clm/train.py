@@ -24,7 +24,7 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import transformer_flops
+from trnslurm.train.loop.progress import Reporting, transformer_flops
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Llama
 from trnslurm.train.plan import JobPlan
@@ -89,8 +89,10 @@ def main() -> None:
         sharded,
         data=text.fingerprint,
         samples_per_epoch=text.num_blocks,
-        flops_per_sample=transformer_flops(sharded.num_parameters, config, plan.seq_len),
-        rates=RATES,
+        reporting=Reporting(
+            flops_per_sample=transformer_flops(sharded.num_parameters, config, plan.seq_len),
+            rates=RATES,
+        ),
     )
     run.describe(
         sharded.num_parameters,

@@ -1,13 +1,15 @@
 """Graphs that come late: counted in the metrics, and warned about once."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.environment import Environment
-from trnslurm.train.loop.progress import StepReporter
+from trnslurm.train.loop.job import TrainingJob
+from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 
 
 class Counting:
@@ -48,13 +50,15 @@ def test_late_graphs(make_plan, tmp_path, capsys, asked_of_cache, late, warned_a
         run_dir=tmp_path, device="xla-cpu",
     )  # fmt: skip
     plan = make_plan(units=4, workers=1)
-    progress = StepReporter(plan, environment, device, steps=range(1, 6), log_every=1)
+    settings = SimpleNamespace(log_every=1)
+    job = TrainingJob(plan=plan, settings=settings, environment=environment, device=device)
+    progress = StepReporter(job, Reporting(), steps=range(1, 6))
     # Of the ten first graphs one was not in the cache; two come in the middle of the training.
     for step, compiled in enumerate((10, 11, 11, 13), 1):
         device.compiled = compiled
         if asked_of_cache:
             device.missed = 1 if compiled < 13 else 3
-        progress.note(step, loss=torch.ones(1), grad_norm=torch.ones(1), lr=0.1)
+        progress.note(StepDone(step=step, loss=torch.ones(1), grad_norm=torch.ones(1), lr=0.1))
         assert ("warning:" in capsys.readouterr().out) == (step == warned_at)
     progress.close()
 

@@ -10,7 +10,8 @@ import torch
 
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
-from trnslurm.train.loop.progress import StepReporter
+from trnslurm.train.loop.job import TrainingJob
+from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 from trnslurm.train.loop.reports import JsonLines
 from trnslurm.train.plan import read_settings
 from trnslurm.train.settings import Positive
@@ -104,11 +105,15 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
         graphs_missed=lambda: None, fetch=list,
     )  # fmt: skip
     environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
-    progress = StepReporter(
-        make_plan(units=4, workers=2), environment, device, steps=range(1, 7), log_every=3
-    )  # fmt: skip
+    job = TrainingJob(
+        plan=make_plan(units=4, workers=2),
+        settings=SimpleNamespace(log_every=3),
+        environment=environment,
+        device=device,
+    )
+    progress = StepReporter(job, Reporting(), steps=range(1, 7))
     numbers = {"loss": torch.ones(1), "grad_norm": torch.ones(()), "lr": 0.1}
-    answers = [progress.note(step, word=True, **numbers) for step in range(1, 7)]
+    answers = [progress.note(StepDone(step=step, **numbers), flag=True) for step in range(1, 7)]
     progress.close()
 
     assert answers == [True, True, True, False, False, True]

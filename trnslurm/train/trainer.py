@@ -6,7 +6,7 @@ gives the loss of a unit instead of a data set, and evaluates by itself:
     job = open_job(Settings, "Fine-tune my model.")
     model = …
     optimizer = make_optimizer(job.settings, job.device, model.named_parameters(), zero1=False)
-    run = TrainingRun(job, optimizer, data=…, samples_per_epoch=…, flops_per_sample=…)
+    run = TrainingRun(job, optimizer, data=…, samples_per_epoch=…, reporting=Reporting())
     UnitTrainer(run, model, unit_loss, evaluate=evaluate, callbacks=[…]).train()
     run.close(model.parameters)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trnslurm.rundir import checkpoints_in, step_of
-from trnslurm.train.checkpoint import Checkpoints, Failed, Saved
+from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, Failed, Saved
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan
@@ -48,8 +48,10 @@ class Team:
         dtype: torch.dtype = torch.float32,
         optimizer: str = "adamw",
         precision: str = "fp32_copy",
+        facts: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        policy = CheckpointPolicy(**options)
         self.root = run_dir / "checkpoints"
         self.workers = plan.workers
         self.models: list[nn.Module] = []
@@ -73,7 +75,7 @@ class Team:
             named = model.named_parameters()
             self.optimizers.append(make_optimizer(settings, device, named, **how))
             self.checkpoints.append(
-                Checkpoints(self.root, device, plan, environment, store=store, **options)
+                Checkpoints(device, plan, environment, policy, store=store, facts=facts)
             )
 
     def value(self, name: str, kind: str, step: int) -> Tensor:

@@ -20,7 +20,7 @@ from measures import cache_misses, optimizer_settings, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.checkpoint import Checkpoints, directory, saving
+from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory, saving
 from trnslurm.train.data.units import worker_units
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
@@ -53,7 +53,7 @@ def main():
     device = open_device(plan.device, environment)
     model, optimizer = make_model(plan, device)
     device.sync()
-    checkpoints = Checkpoints(Path("checkpoints"), device, plan, environment)
+    checkpoints = Checkpoints(device, plan, environment, CheckpointPolicy())
     manifest = checkpoints.newest()
     if manifest:
         checkpoints.load(manifest, optimizer)

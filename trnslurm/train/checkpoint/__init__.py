@@ -12,19 +12,18 @@ another, in the order of workers, are the tensor.
 
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
-from trnslurm.train.checkpoint.opening import open_checkpoints
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
-from trnslurm.train.checkpoint.saving import Failed, Saved
+from trnslurm.train.checkpoint.saving import CheckpointPolicy, Failed, Saved
 
 __all__ = [
     "CheckpointManifest",
+    "CheckpointPolicy",
     "Checkpoints",
     "Failed",
     "Saved",
     "find_best",
     "is_checkpoint",
     "newest_whole",
-    "open_checkpoints",
     "prove",
     "read_parameters",
 ]

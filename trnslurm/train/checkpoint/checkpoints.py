@@ -4,7 +4,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from trnslurm.rundir import RunFiles
@@ -19,6 +18,7 @@ from trnslurm.train.checkpoint.manifest import (
 )
 from trnslurm.train.checkpoint.reading import newest_whole
 from trnslurm.train.checkpoint.saving import (
+    CheckpointPolicy,
     Exchange,
     Failed,
     Outcome,
@@ -52,35 +52,26 @@ class Checkpoints:
 
     def __init__(
         self,
-        root: Path,
         device: Device,
         plan: JobPlan,
         environment: Environment,
+        policy: CheckpointPolicy,
         *,
-        keep_last: int = 2,
-        keep_every: int = 0,
-        keep_best: str = "",
-        save_optimizer: bool = True,
         facts: dict[str, Any] | None = None,
-        patience_s: float = 1800,
         store: Store | None = None,
     ) -> None:
-        """Keep the newest keep_last, those of every keep_every-th step (0: none), and the best.
+        """Open the run's checkpoints.
 
-        The best has the highest score, or the least loss: keep_best names it (empty: no such).
-        Without save_optimizer they are minimal, parameters only. The facts are what else a run must
-        have in common with a checkpoint, such as its data. A worker that does not answer for
-        patience_s fails a save.
+        The facts are what else a run must have in common with a checkpoint, such as its data.
         """
-        self._root = root
+        self._files = RunFiles(environment.run_dir)
+        self._root = self._files.checkpoints
         self._device = device
         self._environment = environment
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
-        self._save_optimizer = save_optimizer
-        self._keep_best = keep_best
-        self._keep = {"keep_last": keep_last, "keep_every": keep_every}
-        self._exchange = Exchange(device, store, patience_s=patience_s)
+        self._policy = policy
+        self._exchange = Exchange(device, store, patience_s=policy.patience_s)
         self._memory = HostMemory()
         self._active = environment.phase == "train"
         self._saves = 0
@@ -163,14 +154,13 @@ class Checkpoints:
             )
         saving = Saving(
             root=self._root,
-            files=RunFiles(self._environment.run_dir),
+            files=self._files,
             phase=self._environment.phase,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
             manifest=self._manifest(step, samples, optimizer, score),
-            keep_best=self._keep_best,
+            policy=self._policy,
             stall_s=time.monotonic() - start,
-            **self._keep,
         )
         self._running = in_background("checkpoint", lambda: saving.run(rows))
 
@@ -220,11 +210,12 @@ class Checkpoints:
         self._last = outcome
 
     def _kinds(self, optimizer: TrainingState) -> list[str]:
-        return list(optimizer.kinds) if self._save_optimizer else MINIMAL
+        return list(optimizer.kinds) if self._policy.save_optimizer else MINIMAL
 
     def _manifest(
         self, step: int, samples: int, optimizer: TrainingState, score: float | None
     ) -> CheckpointManifest:
+        best = self._policy.keep_best
         return CheckpointManifest(
             format=FORMAT,
             step=step,
@@ -237,7 +228,7 @@ class Checkpoints:
             kinds=self._kinds(optimizer),
             shapes={name: list(shape) for name, shape in optimizer.whole_shapes().items()},
             files={},
-            score={} if score is None or not self._keep_best else {self._keep_best: score},
+            score={} if score is None or not best else {best: score},
         )
 
     def _elect(self) -> CheckpointManifest | None:
@@ -266,7 +257,7 @@ class Checkpoints:
     def _give_way(self) -> None:
         """Raise a TrainError if a newer attempt has begun."""
         here = self._environment
-        newer = directory.newer_attempt(RunFiles(here.run_dir), here.phase, here.attempt)
+        newer = directory.newer_attempt(self._files, here.phase, here.attempt)
         if newer:
             raise TrainError(self._overtaken_by(newer))
 

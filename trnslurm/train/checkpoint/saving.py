@@ -76,6 +76,22 @@ GRACE_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointPolicy:
+    """What is saved, which checkpoints are kept, and how long a save may take."""
+
+    keep_last: int = 2
+    """The number of newest checkpoints to keep."""
+    keep_every: int = 0
+    """Checkpoints of every keep_every-th step are kept for good; 0: none."""
+    keep_best: str = ""
+    """The score whose best checkpoint is kept: the highest score, or the least loss; empty: none"""
+    save_optimizer: bool = True
+    """Without the optimizer's state a checkpoint is minimal: parameters only."""
+    patience_s: float = 1800
+    """A worker that does not answer for so long fails the save."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved:
     """A checkpoint that exists now."""
 
@@ -139,9 +155,7 @@ class Saving:
     """Prefix of the workers' messages; unique to this save."""
     manifest: CheckpointManifest
     """Its files are not known yet."""
-    keep_last: int
-    keep_every: int
-    keep_best: str
+    policy: CheckpointPolicy
     stall_s: float
 
     @property
@@ -231,10 +245,11 @@ class Saving:
 
         Of the newest those count whose files are there in full, so one is left in any case.
         """
-        keep_last, keep_every = self.keep_last, self.keep_every
+        keep_last, keep_every = self.policy.keep_last, self.policy.keep_every
         try:
             directory.finish_removals(self.root)
-            best = find_best(self.root, self.keep_best) if self.keep_best else None
+            name = self.policy.keep_best
+            best = find_best(self.root, name) if name else None
             for checkpoint in checkpoints_in(self.root):
                 if keep_last > 0:
                     keep_last -= _looks_whole(checkpoint)

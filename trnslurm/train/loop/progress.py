@@ -13,12 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from trnslurm.rundir import RunFiles
-from trnslurm.train.devices.device import Device
-from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
+from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.reports import JsonLines, TensorBoardEvents
-from trnslurm.train.plan import JobPlan
 from trnslurm.train.say import say
+from trnslurm.train.settings import CommonSettings
 
 # Of what is expected, a training may be this much slower without a word.
 EXPECTED_SHARE = 0.95
@@ -30,42 +29,47 @@ _NO_CURVES = ("attempt", "step", "steps", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """What a job reports of its steps."""
+
+    flops_per_sample: float = 0.0
+    parts: Sequence[str] = ("loss",)
+    """The numbers that each unit has a share of, the loss first."""
+    rates: Mapping[str, str] = field(default_factory=lambda: TOKENS)
+    """The rates that the log shows."""
+    expected_samples_per_s: float = 0.0
+    """A mean rate well below this causes a warning at the end; 0: none is expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepDone:
     """A step whose numbers have not been read yet."""
 
     step: int
     loss: Tensor
-    """This worker's share of the global loss, and of what it consists of."""
+    """This worker's share of each of Reporting.parts; the shares of all workers add up."""
     grad_norm: Tensor
     lr: float
-    spent: dict[str, float]
-    extra: dict[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by name."""
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepReporter:
-    """Reports steps; later attempts of a run go on in the same file. A precompile writes none."""
+    """Reports steps; later attempts append to the same file. A precompile writes no file."""
 
     def __init__(
         self,
-        plan: JobPlan,
-        environment: Environment,
-        device: Device,
+        job: TrainingJob[CommonSettings],
+        reporting: Reporting,
         *,
         steps: range,
         total: int = 0,
-        log_every: int,
-        flops_per_sample: float = 0.0,
-        parts: Sequence[str] = ("loss",),
-        rates: Mapping[str, str] = TOKENS,
-        expected_samples_per_s: float = 0.0,
     ) -> None:
-        """Report on these steps; parts name what a step's loss consists of.
-
-        The training has `total` steps, or ends with these (0).
-        Rates are the printed ones. A mean rate well below what is expected (0: nothing) is reported
-        at the end.
-        """
-        self._plan = plan
+        """Report on these steps of a training with `total` steps; 0: it ends with these."""
+        environment, device = job.environment, job.device
+        self._plan = job.plan
+        self._reporting = reporting
         self._attempt = environment.attempt
         # In a precompile on Neuron every number is invalid.
         self._training = environment.phase == "train"
@@ -73,11 +77,7 @@ class StepReporter:
         self._num_steps = len(steps)
         self._first, self._last = steps.start, steps.stop - 1
         self._total = total or self._last
-        self._log_every = log_every
-        self._flops_per_sample = flops_per_sample
-        self._parts = parts
-        self._rates = rates
-        self._expected = expected_samples_per_s
+        self._log_every = job.settings.log_every
         self._steady_graphs: int | None = None
         self._steady_since = 0.0
         self._warned = False
@@ -97,32 +97,19 @@ class StepReporter:
         early = step - self._first < STEADY_AFTER
         return early or step % self._log_every == 0 or step == self._last
 
-    def note(
-        self,
-        step: int,
-        *,
-        loss: Tensor,
-        grad_norm: Tensor,
-        lr: float,
-        word: bool = False,
-        **extra: float,
-    ) -> bool:
-        """Take a step down, and report all that are pending if a report is due.
+    def note(self, done: StepDone, *, flag: bool = False) -> bool:
+        """Note a step, and report all pending steps if a report is due.
 
-        The loss is a vector of the parts, the whole first; each adds up over the workers. With the
-        numbers of a report travels a word of worker 0, so that it needs no communication of its
-        own: return it at a report, and False between them.
+        Worker 0's flag travels with the report's reduction, so it needs no communication. Return
+        that flag at a report, and False between reports.
         """
-        spent = self._device.timer.take()
-        self._pending.append(
-            StepDone(step=step, loss=loss, grad_norm=grad_norm, lr=lr, spent=spent, extra=extra)
-        )
-        return self.report(word=word) if self.due(step) else False
+        self._pending.append(done)
+        return self.report(flag=flag) if self.due(done.step) else False
 
-    def report(self, *, word: bool = False) -> bool:
-        """Report what is pending; before a save, because its steps are not done again.
+    def report(self, *, flag: bool = False) -> bool:
+        """Report the pending steps; call it before a save, because saved steps are not repeated.
 
-        All workers must call it alike, as it adds their numbers up.
+        All workers must call it at the same step, because it adds up their numbers.
         """
         steps, self._pending = self._pending, []
         if not steps:
@@ -132,10 +119,10 @@ class StepReporter:
         norms = [norm.item() for norm in fetched[1::2]]
         # Always as many numbers: their count is part of the graph that sums them.
         mine = [number for loss in fetched[::2] for number in loss.tolist()]
-        width = len(self._parts)
+        width = len(self._reporting.parts)
         rest = [0.0] * (self._log_every * width - len(mine))
-        mine += [*rest, float(self._device.rank == 0 and word)]
-        *totals, told = self._device.total(mine)
+        mine += [*rest, float(self._device.rank == 0 and flag)]
+        *totals, flag_of_0 = self._device.total(mine)
         losses = [totals[first : first + width] for first in range(0, len(steps) * width, width)]
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
@@ -151,7 +138,7 @@ class StepReporter:
         for line in lines:
             self._write(line)
         if self._device.rank == 0:
-            say(_format(lines[-1], self._parts, self._rates))
+            say(_format(lines[-1], self._reporting))
         for line in lines:
             self._refuse_nonsense(line)
         if steps[-1].step - self._first + 1 == STEADY_AFTER:
@@ -165,7 +152,7 @@ class StepReporter:
                     f"warning: {late} graphs by step {step} are in no cache and had to be "
                     "compiled: the trial run of the precompile did not meet them"
                 )
-        return told > 0
+        return flag_of_0 > 0
 
     def close(self) -> None:
         """Close the files and say how many graphs came late: there should be none."""
@@ -179,14 +166,14 @@ class StepReporter:
 
     def _compare_rate(self) -> None:
         """Warn if the mean rate of the steady steps is well below what is expected."""
-        steps = self._num_steps - STEADY_AFTER
-        if not (self._expected and self._training and steps > 0):
+        steps, expected = self._num_steps - STEADY_AFTER, self._reporting.expected_samples_per_s
+        if not (expected and self._training and steps > 0):
             return
         rate = steps * self._plan.batch.global_batch / (self._last_time - self._steady_since)
-        if rate < EXPECTED_SHARE * self._expected:
+        if rate < EXPECTED_SHARE * expected:
             say(
                 f"warning: {rate:,.1f} samples/s on average, less than {EXPECTED_SHARE:.0%} of the "
-                f"expected {self._expected:,.1f} (train.expected_samples_per_s)"
+                f"expected {expected:,.1f} (train.expected_samples_per_s)"
             )
 
     def _graphs_since_steady(self) -> int:
@@ -206,10 +193,10 @@ class StepReporter:
             "step": done.step,
             "steps": self._total,
             "samples": done.step * batch.global_batch,
-            **dict(zip(self._parts, loss, strict=True)),
+            **dict(zip(self._reporting.parts, loss, strict=True)),
             "grad_norm": norm,
             "lr": done.lr,
-            **done.extra,
+            **done.scores,
             "samples_per_s": round(samples_per_s, 3),
             "tokens_per_s": round(tokens_per_s, 1),
             "tokens_per_s_per_device": round(tokens_per_s / self._plan.workers, 1),
@@ -219,8 +206,8 @@ class StepReporter:
             "late_graphs": self._graphs_since_steady() if missed is None else missed,
             "time": round(time.time(), 3),
         }
-        if self._plan.peak_tflops and self._flops_per_sample:
-            achieved = samples_per_s * self._flops_per_sample
+        if self._plan.peak_tflops and self._reporting.flops_per_sample:
+            achieved = samples_per_s * self._reporting.flops_per_sample
             line["mfu"] = round(achieved / (self._plan.peak_tflops * 1e12), 6)
         return line
 
@@ -259,13 +246,16 @@ def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
     return seq_len * (6.0 * parameters + attention)
 
 
-def _format(line: dict[str, int | float], names: Sequence[str], rates: Mapping[str, str]) -> str:
+def _format(line: dict[str, int | float], reporting: Reporting) -> str:
     parts = [
         f"step {line['step']}/{line['steps']}",
-        *(f"{name} {line[name]:.4f}" for name in names),
+        *(f"{name} {line[name]:.4f}" for name in reporting.parts),
         f"grad_norm {line['grad_norm']:.4f}",
         f"lr {line['lr']:.3g}",
-        *(f"{name} {line[key]:.{0 if line[key] >= 10 else 1}f}" for name, key in rates.items()),
+        *(
+            f"{name} {line[key]:.{0 if line[key] >= 10 else 1}f}"
+            for name, key in reporting.rates.items()
+        ),
     ]
     if "mfu" in line:
         parts.append(f"mfu {100 * line['mfu']:.1f}%")

@@ -14,19 +14,19 @@ Steps count from 1 everywhere in this room: step N is the one after which checkp
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint import open_checkpoints
+from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints
 from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.data.units import Unit, eval_units, worker_units
 from trnslurm.train.devices.device import Device
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob, begin_step
-from trnslurm.train.loop.progress import TOKENS, StepReporter
+from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 from trnslurm.train.loop.schedule import (
     SaveTimes,
     due,
@@ -37,9 +37,9 @@ from trnslurm.train.loop.schedule import (
 )
 from trnslurm.train.loop.stopping import Stopping, follow_term, note_stop
 from trnslurm.train.loop.watchdog import Watchdog
-from trnslurm.train.plan import JobPlan, describe_plan
+from trnslurm.train.plan import describe_plan
 from trnslurm.train.say import say
-from trnslurm.train.settings import CommonSettings
+from trnslurm.train.settings import CommonSettings, ScoredSettings
 
 
 class Supervision:
@@ -47,16 +47,13 @@ class Supervision:
 
     def __init__(
         self,
-        plan: JobPlan,
-        settings: CommonSettings,
-        device: Device,
-        environment: Environment,
+        job: TrainingJob[CommonSettings],
         steps: range,
         *,
         reported: Callable[[int], bool],
     ) -> None:
         """Watch these steps; `reported` tells which of them bring all workers together."""
-        self._environment = environment
+        self._environment = environment = job.environment
         self._last = steps.stop - 1
         self._stopped_after: int | None = None
         self._active = environment.phase == "train" and len(steps) > 0
@@ -64,16 +61,16 @@ class Supervision:
             return
         self._stopping = Stopping(
             environment,
-            lead=device.steps_ahead(plan.batch.accumulation + 1),
+            lead=job.device.steps_ahead(job.plan.batch.accumulation + 1),
             last=self._last,
             reported=reported,
         )
         self._watchdog = Watchdog(
-            device,
+            job.device,
             environment,
             first=steps.start,
-            factor=settings.watchdog,
-            least_s=settings.watchdog_min_s,
+            factor=job.settings.watchdog,
+            least_s=job.settings.watchdog_min_s,
         )
         begin_step(steps.start)
         follow_term(self._stopping.asked)
@@ -128,19 +125,15 @@ class TrainingRun:
         *,
         data: str,
         samples_per_epoch: int,
-        flops_per_sample: float,
-        parts: Sequence[str] = ("loss",),
-        rates: Mapping[str, str] = TOKENS,
-        keep_best: str = "",
+        reporting: Reporting,
         scores: Sequence[str] = (),
-        expected_samples_per_s: float = 0.0,
     ) -> None:
         """Take what the job has made.
 
-        `data` is the fingerprint of what is trained on. `parts` name the numbers that each unit has
-        a share of, the loss first; `rates` are those the console shows. One of the `scores` may
-        decide which checkpoint is the best: `keep_best`.
+        `data` is the fingerprint of the training data. `scores` are the names of what an evaluation
+        gives; by one of them, train.keep_best, the best checkpoint is kept.
         """
+        self._job = job
         self.plan = plan = job.plan
         self.settings = settings = job.settings
         self.environment = job.environment
@@ -155,23 +148,23 @@ class TrainingRun:
         )
         self.over = False
         """Whether the workers have agreed to stop after the step that ended last."""
-        self._reported: dict[str, Any] = {
-            "flops_per_sample": flops_per_sample,
-            "parts": parts,
-            "rates": rates,
-            "expected_samples_per_s": expected_samples_per_s,
-        }
-        self._parts = len(parts)
+        self._reporting = reporting
+        self._parts = len(reporting.parts)
+        keep_best = settings.keep_best if isinstance(settings, ScoredSettings) else ""
+        if keep_best and keep_best not in scores:
+            raise TrainError(
+                f"train.keep_best is {keep_best!r}, but it can be {', '.join(scores)}, or empty"
+            )
         self._keep_best = keep_best
         self.device.sync()
-        self._checkpoints = open_checkpoints(
-            plan,
-            settings,
-            self.device,
-            self.environment,
-            data=data,
+        policy = CheckpointPolicy(
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every,
             keep_best=keep_best,
-            scores=scores,
+            save_optimizer=settings.save_optimizer,
+        )
+        self._checkpoints = Checkpoints(
+            self.device, plan, self.environment, policy, facts={"data": data}
         )
 
     def describe(self, num_parameters: int, *, each: str, **lines: str) -> None:
@@ -193,22 +186,13 @@ class TrainingRun:
         self._sums = self.device.put(torch.zeros(self._parts))
         self._units = 0  # of the step so far
         done = self._checkpoints.resume(self.optimizer)
-        settings, environment, device = self.settings, self.environment, self.device
-        steps = steps_to_run(environment, done=done, stop_at=settings.stop_at, steps=self.total)
+        stop_at = self.settings.stop_at
+        steps = steps_to_run(self.environment, done=done, stop_at=stop_at, steps=self.total)
         self._first, self._last = steps.start, steps.stop - 1
-        self._saves = SaveTimes(settings, last=self._last)
-        self._progress = StepReporter(
-            self.plan,
-            environment,
-            device,
-            steps=steps,
-            total=self.total if self.trains else 0,
-            log_every=settings.log_every,
-            **self._reported,
-        )
-        self._supervision = Supervision(
-            self.plan, settings, device, environment, steps, reported=self._progress.due
-        )
+        self._saves = SaveTimes(self.settings, last=self._last)
+        total = self.total if self.trains else 0
+        self._reporter = StepReporter(self._job, self._reporting, steps=steps, total=total)
+        self._supervision = Supervision(self._job, steps, reported=self._reporter.due)
         self._expect_unit()
         return steps
 
@@ -252,17 +236,18 @@ class TrainingRun:
         ends = (self._first, self._last)
         if evaluate and due(self.settings.eval_every, step, also=ends):
             scores = evaluate()
-        overdue = self._progress.note(
-            step,
+        done = StepDone(
+            step=step,
             loss=sums,
             grad_norm=grad_norm,
             lr=self.lr(step),
-            word=self._saves.overdue(),
-            **scores,
+            spent=self.device.timer.take(),
+            scores=scores,
         )
+        overdue = self._reporter.note(done, flag=self._saves.overdue())
         self.over = self._supervision.step_done(step)
         if self._saves.due(step, overdue=overdue or self.over):
-            self._progress.report()
+            self._reporter.report()
             self._checkpoints.save(
                 step=step,
                 samples=step * self.plan.batch.global_batch,
@@ -298,7 +283,7 @@ class TrainingRun:
         After a stop nothing is compared, because every second may count.
         """
         self._checkpoints.require_last()
-        self._progress.close()
+        self._reporter.close()
         if not self.over:
             conclude(self.device, tensors(), what, self.environment)
         self.device.close()

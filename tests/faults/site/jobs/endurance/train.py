@@ -16,7 +16,7 @@ from trnslurm.train.data.text import Text, open_text
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.loop.job import open_job, run_job
-from trnslurm.train.loop.progress import count_parameters
+from trnslurm.train.loop.progress import Reporting, count_parameters
 from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan
@@ -47,7 +47,7 @@ def main() -> None:
         optimizer,
         data=text.fingerprint,
         samples_per_epoch=text.num_blocks,
-        flops_per_sample=0.0,
+        reporting=Reporting(),
     )
     run.describe(count_parameters(model), each=f"{plan.batch.global_batch} samples")
     drill.began()
