@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import BertForPreTraining
 
 from trnslurm.train.checkpoint import CheckpointManifest
-from trnslurm.train.data.shards.index import read_shard_index
+from trnslurm.train.data.shards.index import ShardSplit, read_shard_index
 from trnslurm.train.encoders import make_config
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.bert import make_tokenizer
@@ -43,7 +43,7 @@ def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
 def fingerprint(directory: Path, run_dir: Path) -> str | None:
     """Return that of the shards as they are, or None if they have changed or are gone."""
     try:
-        return read_shard_index(directory, "train", beside=run_dir / "data").fingerprint
+        return read_shard_index(ShardSplit(directory, "train", run_dir / "data")).fingerprint
     except TrainError:
         return None
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForPreTraining
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.data.shards import Samples, ShardedSamples, open_shards
+from trnslurm.train.data.shards import Samples, ShardedSamples, ShardSplit, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config
@@ -184,9 +184,7 @@ def open_split(job: TrainingJob[Settings], split: str) -> ShardedSamples:
     """Open a split of the shards to train on."""
     plan = job.plan
     return open_shards(
-        Path(plan.data).expanduser(),
-        split,
-        beside=job.environment.run_dir / "data",
+        ShardSplit(Path(plan.data).expanduser(), split, job.environment.run_dir / "data"),
         device=job.device,
         seq_len=plan.seq_len,
         max_pred=job.settings.max_pred,

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForPreTraining
 
 from trnslurm.train.checkpoint import prove
-from trnslurm.train.data.shards import open_shards
+from trnslurm.train.data.shards import ShardSplit, open_shards
 from trnslurm.train.data.shards.reader import IGNORED
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Timer
@@ -269,9 +269,13 @@ def run(job, tmp_path):
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB))
     make_shards(tmp_path / "shards", [9])
     text = open_shards(
-        tmp_path / "shards", "train", beside=tmp_path, device=device, seq_len=32, max_pred=5,
-        vocab_size=512, seed=1,
-    )  # fmt: skip
+        ShardSplit(tmp_path / "shards", "train", tmp_path),
+        device=device,
+        seq_len=32,
+        max_pred=5,
+        vocab_size=512,
+        seed=1,
+    )
     settings = SimpleNamespace(init_from="")
     model = job.make_model(plan, settings, device).eval()
     return SimpleNamespace(plan=plan, device=device, model=model, text=text)

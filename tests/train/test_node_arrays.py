@@ -16,7 +16,7 @@ import torch
 
 from trnslurm.train.data.shards import ShardedSamples
 from trnslurm.train.data.shards import node as node_module
-from trnslurm.train.data.shards.index import index_shards
+from trnslurm.train.data.shards.index import ShardSplit, index_shards
 from trnslurm.train.data.shards.node import NodeArrays, share
 from trnslurm.train.errors import TrainError
 
@@ -51,11 +51,9 @@ def directory(tmp_path, monkeypatch):
 
 
 def open_shards(directory, *, shared=True, say=print):
-    beside = directory.parent / "run"
-    index_shards(directory, "train", beside=beside)
-    return ShardedSamples(
-        directory, split="train", beside=beside, vocab_size=512, seed=1, shared=shared, say=say
-    )
+    split = ShardSplit(directory, "train", directory.parent / "run")
+    index_shards(split)
+    return ShardedSamples(split, vocab_size=512, seed=1, shared=shared, say=say)
 
 
 def array(number, length=4):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.train.data.shards import ShardedSamples
+from trnslurm.train.data.shards import ShardedSamples, ShardSplit
 from trnslurm.train.data.shards import index as index_module
 from trnslurm.train.data.shards.reader import IGNORED
 from trnslurm.train.data.shards.windows import PIECE, PIECES_PER_WINDOW, Windows
@@ -35,9 +35,9 @@ def small_pieces(monkeypatch):
 
 
 def open_shards(directory, *, split="train", seed=1, vocab_size=512, beside=None):
-    beside = beside or directory.parent / "run"
-    index_module.index_shards(directory, split, beside=beside)
-    return ShardedSamples(directory, split=split, beside=beside, vocab_size=vocab_size, seed=seed)
+    split = ShardSplit(directory, split, beside or directory.parent / "run")
+    index_module.index_shards(split)
+    return ShardedSamples(split, vocab_size=vocab_size, seed=seed)
 
 
 def everything(directory):

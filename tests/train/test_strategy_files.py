@@ -14,7 +14,7 @@ from trnslurm.plan.sharding import DEVICES
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import load_plan, read_settings
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
-from trnslurm.train.sharded.strategy import Request, layers_to_wrap
+from trnslurm.train.sharded.strategy import ShardingRequest, layers_to_wrap
 from trnslurm.train.sharded.values import new_values, saved_values
 from trnslurm.train.sharded.zero3 import _open_deepspeed
 
@@ -136,7 +136,7 @@ def test_a_layer_that_the_model_has_not_is_refused():
     for names, words in ((["Lineal"], "the model has no Lineal"), ([], "must name classes")):
         file = {"fsdp_transformer_layer_cls_to_wrap": names}
         with pytest.raises(TrainError, match=words):
-            layers_to_wrap(Request(**asked, blueprint=blueprint, file=file))
+            layers_to_wrap(ShardingRequest(**asked, blueprint=blueprint, file=file))
 
 
 def test_new_values_are_the_same_however_rows_are_divided():

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 
-from trnslurm.train.data.shards.index import index_shards, read_shard_index
+from trnslurm.train.data.shards.index import ShardSplit, index_shards, read_shard_index
 from trnslurm.train.errors import TrainError
 
 from ..conftest import JOBS, tiny_plan
@@ -136,10 +136,11 @@ def test_shards_that_are_others_now_cost_the_tokenizer(run_dir, capsys):
     assert capsys.readouterr().err == said % changed
 
     make_shards(data, [3])
-    index_shards(data, "train", beside=run_dir)
+    split = ShardSplit(data, "train", run_dir)
+    index_shards(split)
     assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
     assert capsys.readouterr().err == said % changed
-    manifest.facts["data"] = read_shard_index(data, "train", beside=run_dir).fingerprint
+    manifest.facts["data"] = read_shard_index(split).fingerprint
     assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
     assert capsys.readouterr().err == said % f"{data} has none"
 

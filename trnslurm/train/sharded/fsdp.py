@@ -11,13 +11,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
-from trnslurm.train.sharded.strategy import Request, Sharded, layers_to_wrap, spec_of
+from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, layers_to_wrap, spec_of
 
 
 class Fsdp(Sharded):
     """Each parameter is divided by rows, as checkpoints have it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
         device = request.device
         with torch.device("meta"):

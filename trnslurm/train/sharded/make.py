@@ -10,7 +10,7 @@ from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Device
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
-from trnslurm.train.sharded.strategy import Request, Sharded, shapes_of
+from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, shapes_of
 from trnslurm.train.sharded.values import new_values, saved_values
 
 
@@ -30,7 +30,7 @@ def shard_model(
     """
     with torch.device("meta"):
         blueprint = make_model()
-    request = Request(
+    request = ShardingRequest(
         plan=plan,
         settings=settings,
         device=device,
@@ -47,7 +47,7 @@ def shard_model(
     return sharded
 
 
-def _strategy(name: str) -> Callable[[Request], Sharded]:
+def _strategy(name: str) -> Callable[[ShardingRequest], Sharded]:
     # Each imported where it is used: not every node has torch_xla, or DeepSpeed.
     if name == "fsdp":
         from trnslurm.train.sharded.fsdp import Fsdp

@@ -22,7 +22,7 @@ from trnslurm.train.sharded.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ShardingRequest:
     """What a strategy works with."""
 
     plan: JobPlan
@@ -46,7 +46,7 @@ class Sharded(ABC):
     model: nn.Module
     """What computes. Its parameters are whole only while a layer of it works."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ShardingRequest) -> None:
         self._device = request.device
         self._shapes = shapes_of(request.blueprint)
         self._kinds = OPTIMIZERS[request.settings.optimizer]
@@ -104,12 +104,12 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def spec_of(request: Request, named: Iterable[tuple[str, nn.Parameter]]) -> OptimizerSpec:
+def spec_of(request: ShardingRequest, named: Iterable[tuple[str, nn.Parameter]]) -> OptimizerSpec:
     """Return the spec of the optimizer that updates this worker's parts, given by name."""
     return make_spec(request.settings, dict(named), shapes=shapes_of(request.blueprint))
 
 
-def layers_to_wrap(request: Request) -> set[type[nn.Module]]:
+def layers_to_wrap(request: ShardingRequest) -> set[type[nn.Module]]:
     """Find the classes of layers that are gathered one by one."""
     names = request.file.get("fsdp_transformer_layer_cls_to_wrap")
     if not isinstance(names, list) or not names:

@@ -21,8 +21,8 @@ from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 from trnslurm.train.sharded.strategy import (
-    Request,
     Sharded,
+    ShardingRequest,
     layers_to_wrap,
     own_part,
     rows_of,
@@ -37,7 +37,7 @@ DTYPES = ("compute_dtype", "buffer_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class FsdpPart:
     """This worker's part of one or more parameters, one behind the other."""
 
     names: list[str]
@@ -47,7 +47,7 @@ class Part:
 class XlaFsdp(Sharded):
     """Parameters are divided as flat rows of numbers, all those of a layer in one or one by one."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
         settings = _read_settings(request)
         if settings.get("flatten_parameters") and request.settings.weight_decay:
@@ -141,7 +141,7 @@ class XlaFsdp(Sharded):
         return rate_tensor(self._device, lr) if self._tensor_lr else lr
 
 
-def _read_settings(request: Request) -> dict[str, Any]:
+def _read_settings(request: ShardingRequest) -> dict[str, Any]:
     """Return what torch_xla's class takes of the settings."""
     settings: dict[str, Any] = dict(request.file["xla_fsdp_settings"])
     known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
@@ -159,7 +159,7 @@ def _read_settings(request: Request) -> dict[str, Any]:
     return settings
 
 
-def _patch_llama(request: Request) -> None:
+def _patch_llama(request: ShardingRequest) -> None:
     """Let TorchAcc put its kernels into transformers' Llama, where there is TorchAcc."""
     if importlib.util.find_spec("torchacc") is None:
         return
@@ -185,7 +185,7 @@ def _allocate(module: nn.Module) -> None:
                 setattr(each, name, nn.Parameter(torch.zeros(parameter.shape)))
 
 
-def _parts_of(model: nn.Module) -> Iterator[Part]:
+def _parts_of(model: nn.Module) -> Iterator[FsdpPart]:
     """Find whose numbers each of the divided parameters has, by the names before wrapping."""
     for place, module in model.named_modules():
         if not isinstance(module, XlaFullyShardedDataParallel):
@@ -193,7 +193,7 @@ def _parts_of(model: nn.Module) -> Iterator[Part]:
         each: Any = module
         for full, holder in zip(each.full_params, each.sharded_params, strict=True):
             inside = full.metadata()[0] if hasattr(full, "metadata") else [holder._orig_name]
-            yield Part(names=[_plain(f"{place}.{name}") for name in inside], holder=holder)
+            yield FsdpPart(names=[_plain(f"{place}.{name}") for name in inside], holder=holder)
 
 
 def _plain(name: str) -> str:

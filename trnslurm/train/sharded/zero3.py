@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.sharded.strategy import Request, Sharded, own_part, rows_of, spec_of
+from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, rows_of, spec_of
 
 
 class Zero3(Sharded):
@@ -19,7 +19,7 @@ class Zero3(Sharded):
     does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
         self._deepspeed = _open_deepspeed(request.device.torch_device.type)
         # Each layer is divided as soon as it is there, so that the model never is as a whole.

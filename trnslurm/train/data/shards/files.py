@@ -6,7 +6,6 @@ of about a thousand rows. Labels of the next sentence are 0 (it follows) or 1 (i
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,6 @@ Rows = dict[str, NDArray[Any]]
 """Samples by key, in the types they are stored in."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a shard holds."""
-
-    samples: int
-    seq_len: int
-    max_pred: int
-    """Places for masked tokens in each sample; those left over have position 0."""
-
-
 def find_shards(directory: Path, split: str) -> list[Path]:
     """Return the shards of a split, sorted by name."""
     if not directory.is_dir():
@@ -50,8 +39,11 @@ def find_shards(directory: Path, split: str) -> list[Path]:
     return found
 
 
-def check_shard(path: Path) -> Shape:
-    """Return the shape of a shard; raise a TrainError if something is wrong with it."""
+def check_shard(path: Path) -> tuple[int, int, int]:
+    """Return the samples of a shard, and the tokens and the places for masked tokens of each.
+
+    Raise a TrainError if the shard is damaged. Places that are left over have position 0.
+    """
     with _open(path) as file:
         missing = [key for key in KEYS if not isinstance(file.get(key), h5py.Dataset)]
         if missing:
@@ -72,7 +64,7 @@ def check_shard(path: Path) -> Shape:
             raise TrainError(
                 f"{path}: {key} has shape {shapes[key]}, but input_ids has {shapes['input_ids']}"
             )
-    return Shape(samples=samples, seq_len=seq_len, max_pred=max_pred)
+    return samples, seq_len, max_pred
 
 
 def read_rows(path: Path, rows: slice, keys: Iterable[str] = KEYS) -> Rows:

@@ -28,6 +28,22 @@ FORMAT = 1
 SAY_EVERY_S = 10
 
 
+@dataclass(frozen=True)
+class ShardSplit:
+    """One split of the shards in a directory."""
+
+    directory: Path
+    name: str
+    """train or eval."""
+    beside: Path
+    """Where the index is, if it cannot be written to the directory: in the run directory."""
+
+    def index_files(self) -> tuple[Path, Path]:
+        """Return where the index can be."""
+        name = f"{self.name}-index.safetensors"
+        return self.directory / name, self.beside / name
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
     """A shard, and what identifies the file."""
@@ -68,63 +84,53 @@ class ShardIndex:
         return digest.hexdigest()
 
 
-def index_shards(
-    directory: Path, split: str, *, beside: Path, say: Callable[[str], None] = print
-) -> None:
-    """Make the index of a split unless there is one; one worker does it for all.
-
-    It is written beside the shards, or else to the other directory.
-    """
-    if _find(directory, split, beside):
+def index_shards(split: ShardSplit, say: Callable[[str], None] = print) -> None:
+    """Make the index of a split if it has none; one worker makes it for all workers."""
+    if _find(split):
         return
-    index = _scan(directory, split, say)
+    index = _scan(split, say)
+    with_shards, beside = split.index_files()
     try:
-        _write(index, directory / _name(split))
+        _write(index, with_shards)
     except OSError:
-        beside.mkdir(parents=True, exist_ok=True)
-        _write(index, beside / _name(split))
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        _write(index, beside)
 
 
-def read_shard_index(directory: Path, split: str, *, beside: Path) -> ShardIndex:
+def read_shard_index(split: ShardSplit) -> ShardIndex:
     """Read the index that index_shards made."""
-    index = _find(directory, split, beside)
+    index = _find(split)
     if index is None:
-        raise TrainError(f"data: the shards in {directory} changed just now: start again")
+        raise TrainError(f"data: the shards in {split.directory} changed just now: start again")
     return index
 
 
-def _name(split: str) -> str:
-    return f"{split}-index.safetensors"
-
-
-def _scan(directory: Path, split: str, say: Callable[[str], None]) -> ShardIndex:
-    paths = find_shards(directory, split)
-    first = check_shard(paths[0])
+def _scan(split: ShardSplit, say: Callable[[str], None]) -> ShardIndex:
+    directory = split.directory
+    paths = find_shards(directory, split.name)
+    _, seq_len, max_pred = check_shard(paths[0])
     shards, counts = [], []
     said = time.monotonic()
     for path in paths:
-        shape = check_shard(path)
-        if (shape.seq_len, shape.max_pred) != (first.seq_len, first.max_pred):
+        samples, tokens, masked_at_most = check_shard(path)
+        if (tokens, masked_at_most) != (seq_len, max_pred):
             raise TrainError(
-                f"{path}: samples of {shape.seq_len} tokens, {shape.max_pred} of them masked at "
-                f"most, but {paths[0].name} has {first.seq_len} and {first.max_pred}"
+                f"{path}: samples of {tokens} tokens, {masked_at_most} of them masked at "
+                f"most, but {paths[0].name} has {seq_len} and {max_pred}"
             )
         rows = read_rows(path, slice(None), ["masked_lm_positions"])
         counts.append(masked(rows["masked_lm_positions"]).sum(axis=1, dtype=np.uint16))
-        if shape.samples and not counts[-1].any():
+        if samples and not counts[-1].any():
             raise TrainError(f"{path}: none of its tokens is masked: fetch or make it again")
-        shards.append(_describe(path, shape.samples))
+        shards.append(_describe(path, samples))
         if time.monotonic() - said > SAY_EVERY_S:
             said = time.monotonic()
             say(f"reading {directory} for the first time: {len(shards)} of {len(paths)} shards")
     index = ShardIndex(
-        seq_len=first.seq_len,
-        max_pred=first.max_pred,
-        shards=shards,
-        masked=np.concatenate(counts),
+        seq_len=seq_len, max_pred=max_pred, shards=shards, masked=np.concatenate(counts)
     )
     if not len(index.masked):
-        raise TrainError(f"data: the shards of split {split} in {directory} have no samples")
+        raise TrainError(f"data: the shards of split {split.name} in {directory} have no samples")
     return index
 
 
@@ -135,11 +141,11 @@ def _describe(path: Path, samples: int) -> ShardFile:
     )
 
 
-def _find(directory: Path, split: str, beside: Path) -> ShardIndex | None:
+def _find(split: ShardSplit) -> ShardIndex | None:
     """Return the first index that describes the files in the directory."""
-    paths = find_shards(directory, split)
-    for place in (directory, beside):
-        index = _read(place / _name(split))
+    paths = find_shards(split.directory, split.name)
+    for file in split.index_files():
+        index = _read(file)
         if index and [shard.file for shard in index.shards] == [path.name for path in paths]:
             now = [
                 _describe(path, shard.samples)

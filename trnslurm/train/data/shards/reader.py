@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trnslurm.train.data.shards.files import KEYS, Rows, masked, read_rows
-from trnslurm.train.data.shards.index import index_shards, read_shard_index
+from trnslurm.train.data.shards.index import ShardSplit, index_shards, read_shard_index
 from trnslurm.train.data.shards.node import NodeArrays, share
-from trnslurm.train.data.shards.windows import Part, Windows
+from trnslurm.train.data.shards.windows import WindowPart, Windows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 
@@ -47,18 +47,16 @@ class ShardedSamples:
 
     def __init__(
         self,
-        directory: Path,
+        split: ShardSplit,
         *,
-        split: str,
-        beside: Path,
         vocab_size: int,
         seed: int,
         shared: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Open shards that index_shards(directory, split, beside=…) has indexed."""
-        self._index = read_shard_index(directory, split, beside=beside)
-        self._directory = directory
+        """Open shards that index_shards has indexed."""
+        self._index = read_shard_index(split)
+        self._directory = split.directory
         self._vocab_size = vocab_size
         self._windows = Windows([shard.samples for shard in self._index.shards], seed=seed)
         self._loaded: dict[int, Future[NDArray[Any]]] = {}
@@ -71,8 +69,9 @@ class ShardedSamples:
         self._dtype = _dtype_of(self.seq_len, self.max_pred, vocab_size)
         self._node: NodeArrays | None = None
         if shared:
-            # The run's own: runs are at different windows, and drop those behind them.
-            name = repr((str(beside.absolute()), split, self.fingerprint, seed, self._dtype.descr))
+            # Of this run only: runs are at different windows, and drop those behind them.
+            place = str(split.beside.absolute())
+            name = repr((place, split.name, self.fingerprint, seed, self._dtype.descr))
             key = hashlib.sha256(name.encode()).hexdigest()[:16]
             kept = (KEPT_BEHIND + 2) * self._windows.largest * self._dtype.itemsize
             self._node = share(key, kept, self._dtype, say)
@@ -105,7 +104,7 @@ class ShardedSamples:
 
     def _count_masked(self, window: int) -> NDArray[np.int64]:
         """Count the masked tokens before each place of a window."""
-        whole = Part(window=window, first=0, count=self._windows.size(window))
+        whole = WindowPart(window=window, first=0, count=self._windows.size(window))
         counts = self._index.masked[self._windows.samples(whole)]
         return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -130,9 +129,9 @@ class ShardedSamples:
     def _decode(self, number: int) -> NDArray[Any]:
         """Return the samples of a window in the order of the stream."""
         pieces = []
-        for piece in self._windows.pieces(number):
-            path = self._directory / self._index.shards[piece.shard].file
-            rows = read_rows(path, piece.rows)
+        for shard, places in self._windows.pieces(number):
+            path = self._directory / self._index.shards[shard].file
+            rows = read_rows(path, places)
             self._check(path, rows)
             pieces.append(rows)
         order = self._windows.order(number)
@@ -179,10 +178,8 @@ def _dtype_of(seq_len: int, max_pred: int, vocab_size: int) -> np.dtype[Any]:
 
 
 def open_shards(
-    directory: Path,
-    split: str,
+    split: ShardSplit,
     *,
-    beside: Path,
     device: Device,
     seq_len: int,
     max_pred: int,
@@ -191,12 +188,10 @@ def open_shards(
 ) -> ShardedSamples:
     """Open a split on every worker once worker 0 has indexed it; check that it fits the model."""
     if device.rank == 0:
-        index_shards(directory, split, beside=beside)
-    device.barrier(f"index of split {split}")
+        index_shards(split)
+    device.barrier(f"index of split {split.name}")
     samples = ShardedSamples(
-        directory,
-        split=split,
-        beside=beside,
+        split,
         vocab_size=vocab_size,
         seed=seed,
         shared=device.local_world > 1,
@@ -204,9 +199,11 @@ def open_shards(
         say=print if device.rank % device.local_world == 0 else lambda text: None,
     )
     if samples.seq_len != seq_len:
-        raise TrainError(f"seq_len is {seq_len}, but {directory} has samples of {samples.seq_len}")
+        raise TrainError(
+            f"seq_len is {seq_len}, but {split.directory} has samples of {samples.seq_len}"
+        )
     if samples.max_pred != max_pred:
         raise TrainError(
-            f"train.max_pred is {max_pred}, but {directory} has {samples.max_pred} places"
+            f"train.max_pred is {max_pred}, but {split.directory} has {samples.max_pred} places"
         )
     return samples

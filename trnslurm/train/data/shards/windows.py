@@ -24,16 +24,12 @@ PIECES_PER_WINDOW = 8
 """A window of 128 tokens a sample takes up to 39 MB of a node's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Consecutive samples of one shard."""
-
-    shard: int
-    rows: slice
+Piece = tuple[int, slice]
+"""Consecutive samples of one shard: its number, and their rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class WindowPart:
     """Consecutive positions of the stream that lie in one window."""
 
     window: int
@@ -43,14 +39,6 @@ class Part:
     count: int
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    pieces: Integers
-    """Their order."""
-    starts: Integers
-    """Where each window begins, and where the last one ends."""
-
-
 class Windows:
     """An endless stream: epoch after epoch of all samples, of which any place is known at once."""
 
@@ -58,11 +46,9 @@ class Windows:
         self.num_samples = sum(shard_samples)
         self._seed = seed
         self._pieces = [
-            Piece(shard=shard, rows=rows)
-            for shard, samples in enumerate(shard_samples)
-            for rows in _cut(samples)
+            (shard, rows) for shard, samples in enumerate(shard_samples) for rows in _cut(samples)
         ]
-        self._sizes = np.array([piece.rows.stop - piece.rows.start for piece in self._pieces])
+        self._sizes = np.array([rows.stop - rows.start for _, rows in self._pieces])
         self._firsts = np.cumsum(self._sizes) - self._sizes
         self.largest = PIECES_PER_WINDOW * int(self._sizes.max(initial=0))
         """At least the samples of the largest window."""
@@ -71,15 +57,16 @@ class Windows:
         self.order = functools.lru_cache(maxsize=2)(self._make_order)
         """Return which of its pieces' samples, one piece after another, a window has where."""
 
-    def parts(self, first: int, count: int) -> Iterator[Part]:
+    def parts(self, first: int, count: int) -> Iterator[WindowPart]:
         """Yield where the samples at positions first … first + count - 1 of the stream are."""
         while count > 0:
             number, place = divmod(first, self.num_samples)
-            starts = self._epoch(number).starts
+            _, starts = self._epoch(number)
             window = int(np.searchsorted(starts, place, side="right")) - 1
             start, stop = int(starts[window]), int(starts[window + 1])
             taken = min(count, stop - place)
-            yield Part(window=number * self._per_epoch + window, first=place - start, count=taken)
+            within = number * self._per_epoch + window
+            yield WindowPart(window=within, first=place - start, count=taken)
             first, count = first + taken, count - taken
 
     def size(self, window: int) -> int:
@@ -90,7 +77,7 @@ class Windows:
         """Return the pieces of a window, in order."""
         return [self._pieces[number] for number in self._numbers(window)]
 
-    def samples(self, part: Part) -> Integers:
+    def samples(self, part: WindowPart) -> Integers:
         """Return which samples a part has, counted through all shards."""
         numbers = self._numbers(part.window)
         rows = self.order(part.window)[part.first : part.first + part.count]
@@ -103,20 +90,22 @@ class Windows:
     def _numbers(self, window: int) -> Integers:
         epoch, place = divmod(window, self._per_epoch)
         first = place * PIECES_PER_WINDOW
-        return self._epoch(epoch).pieces[first : first + PIECES_PER_WINDOW]
+        pieces, _ = self._epoch(epoch)
+        return pieces[first : first + PIECES_PER_WINDOW]
 
     def _make_order(self, window: int) -> Integers:
         epoch, number = divmod(window, self._per_epoch)
         size = self.size(window)
         return indices(0, size, count=size, seed=derive_seed(self._seed, epoch, number, 0))
 
-    def _make_epoch(self, epoch: int) -> _Epoch:
+    def _make_epoch(self, epoch: int) -> tuple[Integers, Integers]:
+        """Return the order of pieces, and where each window begins and the last one ends."""
         count = len(self._pieces)
         order = indices(epoch * count, count, count=count, seed=self._seed)
         stops = np.cumsum(self._sizes[order])
         ends = stops[PIECES_PER_WINDOW - 1 :: PIECES_PER_WINDOW]
         starts = np.unique(np.concatenate([[0], ends, stops[-1:]]))
-        return _Epoch(order, starts)
+        return order, starts
 
 
 def _cut(samples: int) -> Iterator[slice]:
