@@ -62,11 +62,11 @@ def modules_behind(file: Path) -> set[str]:
 
 
 def ours(file: Path) -> set[str]:
-    """The part of trnslurm of everything of ours that a file imports; of node, the room in it."""
+    """The parts of trnslurm that a file imports; for node and prepare, the room too."""
     names = [name.split(".")[1:] for name in imports(file) if name.split(".")[0] == "trnslurm"]
-    outside = PACKAGE / "node" not in file.parents
+    outside = {part for part in ("node", "prepare") if PACKAGE / part not in file.parents}
     return {
-        ".".join(words[:2]) if words[0] == "node" and outside else words[0]
+        ".".join(words[:2]) if words[0] in outside else words[0]
         for words in names
         if words and words[0] != "__version__"
     }
@@ -143,9 +143,23 @@ TRAIN_FLOORS = [
     "export",
 ]
 # The rooms of data preparation, in turn; what lies at the top of prepare/ is their ground.
-PREPARE_FLOORS = [{"text"}, {"options"}, {"tokens", "bert", "labelled"}, {"fetch"}, {"__main__"}]
+PREPARE_FLOORS = [
+    {"text"},
+    {"arguments"},
+    {"pipeline"},
+    {"tokens", "bert", "labelled"},
+    {"fetch"},
+    {"__main__"},
+]
 # What launcher rooms may import of these: libraries of the nodes; api, cli: the sandbox.
-SHARED = {"node.claims", "node.graphs", "node.hosts", "node.notify", "node.triage"}
+SHARED = {
+    "node.claims",
+    "node.graphs",
+    "node.hosts",
+    "node.notify",
+    "node.triage",
+    "prepare.options",
+}
 
 
 def allowed(part: str) -> set[str]:

@@ -34,11 +34,11 @@ SURFACE = {
     "new": "NAME ARGUMENTS --from --launcher --force",
     "data fetch": f"RECIPE {CONFIG} --force --revision --column --checkpoint",
     "data prepare": (
-        f"RECIPE {CONFIG} --text/--input --output --tokenizer --holdout --processes --force "
-        "--submit -f/--follow --dry-run --json --document-per --document-start --column --seq-len "
-        "--eval --task --text-column --label-column --label --end-of-text --wikiextractor "
+        f"RECIPE {CONFIG} --text/--input --output --tokenizer --holdout --processes --force --json "
+        "--document-per --document-start --column --end-of-text --seq-len --wikiextractor "
         "--wrapped --max-pred --masked-lm-prob --whole-words --dupe-factor --seed --shards "
-        "--test-shards"
+        "--test-shards --eval --task --text-column --label-column --label --submit -f/--follow "
+        "--dry-run"
     ),
     "data verify": f"TARGET {CONFIG}",
     "runs": ("SWEEP -a/--all --state --recipe --since --sort --limit --csv --path --json"),

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from trnslurm.prepare.bert import shards
-from trnslurm.prepare.bert.settings import Settings
+from trnslurm.prepare.bert.settings import SampleSettings
 
 pytest.importorskip("deflate")
-SETTINGS = Settings(
+SETTINGS = SampleSettings(
     seq_len=16, max_pred=3, masked_lm_prob=0.15, dupe_factor=1, whole_words=False, seed=1
 )
 

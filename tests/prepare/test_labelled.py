@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from trnslurm.prepare.labelled.splits import hold_out
+from trnslurm.prepare.labelled.samples import hold_out
 from trnslurm.train.data.labelled import open_labelled
 from trnslurm.train.errors import TrainError
 

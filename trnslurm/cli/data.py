@@ -10,7 +10,14 @@ import click
 
 from trnslurm.api.choice import choose_data_cluster
 from trnslurm.api.search import workspace_of
-from trnslurm.cli.data_options import KEYS, KindCommand, kind_option, kind_options, refuse_others
+from trnslurm.cli.data_options import (
+    PREPARE_OPTIONS,
+    KindCommand,
+    KindOption,
+    data_option,
+    prepare_options,
+    refuse_others,
+)
 from trnslurm.cli.options import config_options, recipe_argument
 from trnslurm.cli.output import say
 from trnslurm.cli.submit import submit_job
@@ -27,9 +34,16 @@ from trnslurm.plan.data import (
     prepare_arguments,
     refuse_unfetched,
 )
+from trnslurm.prepare.options import COLUMN, FORCE, PROCESSES, REVISION
 from trnslurm.submit.job import make_prepare_job
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
+_EXCLUSIVE = (
+    ("document_per", "document_start"),
+    ("text", "wikiextractor"),
+    ("eval", "holdout"),
+)
+# In the order of the job's script.
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
 
 
@@ -48,14 +62,13 @@ def data_command() -> None:
 @data_command.command("fetch", cls=KindCommand)
 @recipe_argument()
 @config_options
-@click.option("--force", is_flag=True, help="Replace what was fetched before.")
-@kind_option("hub", "--revision", metavar="NAME", help="A branch, tag or commit of the dataset.")
-@kind_option(
-    "hub_text", "--column", metavar="NAME", help="Column that holds the text  [default: text]."
-)
-@kind_option(
-    "published",
+@data_option(FORCE)
+@data_option(REVISION, "hub")
+@data_option(COLUMN, "hub text")
+@click.option(
     "--checkpoint",
+    cls=KindOption,
+    kind="published",
     is_flag=True,
     help="Fetch the published checkpoint instead of the data.",
 )
@@ -88,40 +101,13 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
 @data_command.command("prepare", cls=KindCommand)
 @recipe_argument()
 @config_options
-@click.option(
-    "--text",
-    "--input",
-    multiple=True,
-    metavar="FILE|DIR",
-    help="Text, JSON lines or labelled rows to use instead of the recipe's; repeatable.",
-)
-@click.option(
-    "--output", metavar="DIR", help="Output directory  [default: the recipe's data.path]."
-)
-@click.option("--tokenizer", metavar="FILE|DIR|train:V", help="Tokenizer  [default: the recipe's].")
-@click.option(
-    "--holdout",
-    type=float,
-    metavar="SHARE",
-    help="Fraction of documents or rows to hold out for evaluation.",
-)
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Processes to use  [default: all CPUs of this host; in a job, slurm.data_cpus].",
-)
-@click.option("--force", is_flag=True, help="Replace existing prepared data.")
+@prepare_options
 @click.option(
     "--submit", "as_job", is_flag=True, help="Run as a Slurm job instead of on this host."
 )
 @click.option("-f", "--follow", is_flag=True, help="With --submit: wait until the job ends.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the index, or the job's run.")
-@kind_options
-def prepare_command(
-    recipe: str, as_job: bool, follow: bool, dry_run: bool, as_json: bool, **options: Any
-) -> None:
+def prepare_command(recipe: str, as_job: bool, follow: bool, dry_run: bool, **options: Any) -> None:
     """Turn a recipe's dataset, or your files, into what it reads: token files, shards or samples.
 
     The output goes to the recipe's data.path below the cluster's data_root. Data that was already
@@ -140,6 +126,7 @@ def prepare_command(
         raise click.UsageError(
             "--follow goes with --submit: a preparation on this host is shown anyway"
         )
+    as_json = bool(options["json"])
     if dry_run and as_json:
         raise click.UsageError("--dry-run prints no JSON: leave out one of them")
     _refuse_both(options)
@@ -160,7 +147,7 @@ def prepare_command(
     elif dry_run:
         click.echo(f"{_what(config)}, on this host")
     else:
-        more = _passed_on(options | {"json": as_json}, "processes", "json")
+        more = _passed_on(options, "processes", "json")
         otherwise = f"{_ELSEWHERE}, or add --submit"
         sys.exit(prepare_here(config.cluster, [*arguments, *more], otherwise=otherwise))
 
@@ -192,9 +179,7 @@ def verify_command(target: str, **options: Any) -> None:
 
 def _refuse_both(options: dict[str, Any]) -> None:
     """Refuse pairs of options that exclude each other."""
-    for one, other in (
-        ("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout")
-    ):  # fmt: skip
+    for one, other in _EXCLUSIVE:
         if all(options[name] not in (None, (), "") for name in (one, other)):
             raise click.UsageError(f"{_spelled(one)} and {_spelled(other)}: give one of them")
 
@@ -205,18 +190,24 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
 
     def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
         return resolve(
-            workspace, recipe, cluster=cluster,
-            preset=options["preset"], settings=options["settings"], options=layers,
-        )  # fmt: skip
+            workspace,
+            recipe,
+            cluster=cluster,
+            preset=options["preset"],
+            settings=options["settings"],
+            options=layers,
+        )
 
     # First: another kind of recipe may not have these keys at all.
     refuse_others(resolved({}))
-    given = {name: options[name] for name in KEYS if options.get(name) not in (None, ())}
-    # A list replaces the recipe's; a tuple would be appended to it.
-    layers = {
-        KEYS[name]: (_spelled(name), list(value) if isinstance(value, tuple) else value)
-        for name, value in given.items()
-    }
+    layers = {}
+    for option in PREPARE_OPTIONS:
+        # Set by _own: a path is not relative to the recipe, and --tokenizer train:V is no name.
+        key = "slurm.data_cpus" if option is PROCESSES else option.key
+        value = options.get(option.name)
+        if key and key != "data.tokenizer" and value not in (None, ()):
+            # A list replaces the recipe's; a tuple would be appended to it.
+            layers[key] = (option.names[0], list(value) if isinstance(value, tuple) else value)
     return resolved(layers)
 
 

@@ -1,6 +1,6 @@
-"""Options of `data prepare` for one kind of data, and the recipe keys that they set.
+"""Options of `trnslurm data`, from their declarations in trnslurm.prepare.options.
 
-They have a help section of their own, and are refused with recipes of another kind.
+Options for some recipes have help sections of their own, and are refused with other recipes.
 """
 
 from __future__ import annotations
@@ -13,33 +13,41 @@ from click.core import ParameterSource
 
 from trnslurm.cli.options import Command
 from trnslurm.config import Config
+from trnslurm.prepare.options import CHUNK_BYTES, DATASET, FORMATS, Option
 
-# Kind -> the recipes whose options these are.
+# Readers of an option -> the recipes that they are; in the order of the help.
 _RECIPES = {
     "tokens": "recipes that read token files",
     "bert": "recipes that read shards for BERT",
     "labelled": "recipes that read labelled rows",
-    "documents": "recipes that read unlabelled text",
-    "samples": "recipes that read samples: shards for BERT, labelled rows",
+    "tokens bert": "recipes that read unlabelled text",
+    "bert labelled": "recipes that read samples: shards for BERT, labelled rows",
     "hub": "recipes with a dataset from the Hub",
-    "hub_text": "recipes with unlabelled text from the Hub",
+    "hub text": "recipes with unlabelled text from the Hub",
     "published": "recipes without a dataset from the Hub",
 }
+_OF_PROGRAM = (DATASET, CHUNK_BYTES)
+PREPARE_OPTIONS = {
+    option: " ".join(name for name, own in FORMATS.items() if option in own)
+    for option in dict.fromkeys(option for own in FORMATS.values() for option in own)
+    if option not in _OF_PROGRAM
+}
+"""Each option of `data prepare`, and its readers."""
 
 
 class KindOption(click.Option):
-    """An option for one kind of data."""
+    """An option for some recipes."""
 
-    def __init__(self, *names: Any, kind: str, **attributes: Any) -> None:
+    def __init__(self, *names: Any, kind: str = "", **attributes: Any) -> None:
         super().__init__(*names, **attributes)
         self.kind = kind
 
 
 class KindCommand(click.Command):
-    """A command whose help shows the options of each kind by themselves."""
+    """A command whose help shows the options for some recipes in their own sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the common options, then those of each kind."""
+        """Write the common options, then those for some recipes."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         titles = {"": "Options"} | {kind: f"For {recipes}" for kind, recipes in _RECIPES.items()}
         for kind, title in titles.items():
@@ -50,18 +58,43 @@ class KindCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def kind_option(kind: str, *names: str, **attributes: Any) -> Callable[[Command], Command]:
-    """Add an option for one kind of data."""
-    return click.option(*names, cls=KindOption, kind=kind, **attributes)
+def data_option(option: Option, kind: str = "") -> Callable[[Command], Command]:
+    """Add a declared option, for all recipes or for some."""
+    value: Any = option.type
+    if option.choices:
+        value = click.Choice(option.choices)
+    elif option.type is int and option.least is not None and not option.key:
+        # The range of a recipe's key is checked with the recipe.
+        value = click.IntRange(int(option.least))
+    elif option.type not in (int, float, bool):
+        value = str
+    return click.option(
+        *option.names,
+        cls=KindOption,
+        kind=kind,
+        type=value,
+        is_flag=option.type is bool,
+        default=None,
+        multiple=option.many,
+        metavar=option.metavar or None,
+        help=option.usage(of_recipe=True),
+    )
+
+
+def prepare_options(command: Command) -> Command:
+    """Add the options of `data prepare`."""
+    for option, kind in reversed(PREPARE_OPTIONS.items()):
+        command = data_option(option, "" if kind == " ".join(FORMATS) else kind)(command)
+    return command
 
 
 def refuse_others(config: Config) -> None:
-    """Refuse options given for another kind of data than the recipe's."""
+    """Refuse options for other recipes."""
     data = config.recipe.data
-    kinds = {data.format, "hub" if data.dataset else "published"}
-    if data.format != "labelled":
-        kinds |= {"documents", "hub_text"} if data.dataset else {"documents"}
-    kinds |= {"samples"} if data.format != "tokens" else set()
+    text = data.format != "labelled"
+    kinds = {kind for kind in PREPARE_OPTIONS.values() if data.format in kind.split()}
+    kinds |= {"", "hub" if data.dataset else "published"}
+    kinds |= {"hub text"} if data.dataset and text else set()
     ctx = click.get_current_context()
     for option in ctx.command.params:
         if not isinstance(option, KindOption) or option.kind in kinds:
@@ -71,146 +104,3 @@ def refuse_others(config: Config) -> None:
                 f"{option.opts[0]} is for {_RECIPES[option.kind]}, which {config.title} is not: "
                 "leave it out"
             )
-
-
-_DOCUMENTS = ("line", "blank-line", "file")
-# Option -> the key that it sets for this command.
-KEYS = {
-    "holdout": "data.holdout",
-    "processes": "slurm.data_cpus",
-    "output": "data.path",
-    "seq_len": "seq_len",
-    "max_pred": "train.max_pred",
-    "task": "data.labelled.task",
-    "text_column": "data.labelled.text",
-    "label_column": "data.labelled.label",
-    "label": "data.labelled.labels",
-    **{
-        name: f"data.bert.{name}"
-        for name in (
-            "masked_lm_prob",
-            "whole_words",
-            "dupe_factor",
-            "seed",
-            "shards",
-            "test_shards",
-        )
-    },
-}
-
-_OPTIONS = (
-    kind_option(
-        "documents",
-        "--document-per",
-        type=click.Choice(_DOCUMENTS),
-        help="What separates documents  [default: blank-line; rows, if there are any].",
-    ),
-    kind_option(
-        "documents",
-        "--document-start",
-        metavar="REGEX",
-        help="Regex of lines that start a document.",
-    ),
-    kind_option(
-        "documents", "--column", metavar="NAME", help="Column that holds the text  [default: text]."
-    ),
-    kind_option("samples", "--seq-len", type=int, metavar="N", help="Tokens per sample."),
-    kind_option(
-        "labelled",
-        "--eval",
-        multiple=True,
-        metavar="FILE|DIR",
-        help="Rows to use for evaluation only.",
-    ),
-    kind_option(
-        "labelled",
-        "--task",
-        metavar="NAME",
-        help="GLUE task, which sets columns, labels and metrics; or ner, for words with labels.",
-    ),
-    kind_option(
-        "labelled",
-        "--text-column",
-        multiple=True,
-        metavar="NAME",
-        help="Text column; give two for pairs  [default: the recipe's, the task's, or text].",
-    ),
-    kind_option(
-        "labelled",
-        "--label-column",
-        metavar="NAME",
-        help="Label column  [default: the recipe's, the task's, or label].",
-    ),
-    kind_option(
-        "labelled",
-        "--label",
-        multiple=True,
-        metavar="NAME",
-        help="Label name; repeat for all labels, in order  [default: the recipe's, or as found].",
-    ),
-    kind_option(
-        "tokens",
-        "--end-of-text",
-        metavar="TOKEN",
-        help="Token that ends a document  [default: the tokenizer's].",
-    ),
-    kind_option(
-        "bert",
-        "--wikiextractor",
-        multiple=True,
-        metavar="DIR",
-        help="WikiExtractor output, instead of --text (which also detects it).",
-    ),
-    kind_option(
-        "bert",
-        "--wrapped",
-        is_flag=True,
-        help="Lines are wrapped: a line end does not end a sentence.",
-    ),
-    kind_option(
-        "bert", "--max-pred", type=int, metavar="N", help="Maximum masked tokens per sample."
-    ),
-    kind_option(
-        "bert",
-        "--masked-lm-prob",
-        type=float,
-        metavar="SHARE",
-        help="Fraction of tokens to mask  [default: 0.15].",
-    ),
-    kind_option(
-        "bert",
-        "--whole-words",
-        is_flag=True,
-        default=None,
-        help="Mask all tokens of a word or none.",
-    ),
-    kind_option(
-        "bert",
-        "--dupe-factor",
-        type=int,
-        metavar="N",
-        help="Passes over the text, each with new masks  [default: 5].",
-    ),
-    kind_option("bert", "--seed", type=int, metavar="N", help="Random seed  [default: 12345]."),
-    kind_option(
-        "bert",
-        "--shards",
-        type=int,
-        metavar="N",
-        help="Training shards  [default: by the size of the text].",
-    ),
-    kind_option(
-        "bert",
-        "--test-shards",
-        type=int,
-        metavar="N",
-        help="Shards of held-out documents  [default: 1].",
-    ),
-)
-
-
-def kind_options(command: Command) -> Command:
-    """Add all of these options."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command

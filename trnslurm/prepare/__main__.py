@@ -11,15 +11,9 @@ from typing import NoReturn
 from trnslurm.prepare.errors import KeptError, PrepareError
 
 _KEPT = "what is finished is kept, run again to resume"
-# Module and function. Imported when named: each process of a preparation imports this module too.
-_COMMANDS = {
-    "bert": ("bert.command", "run"),
-    "labelled": ("labelled.command", "run"),
-    "fetch": ("fetch.command", "dataset"),
-    "download": ("fetch.command", "published_file"),
-    "model": ("fetch.command", "model"),
-}
-_TOKENS = ("tokens.command", "run")
+# Functions of fetch.command. Modules are imported when named: each process of a preparation imports
+# this one too.
+_FETCH = {"fetch": "dataset", "download": "published_file", "model": "model"}
 
 
 class _Stopped(BaseException):
@@ -38,10 +32,16 @@ def main() -> None:
         if arguments[:1] == ["verify"]:
             _verify(arguments[1:])
             return
-        module, function = _TOKENS
-        if arguments and arguments[0] in _COMMANDS:
-            module, function = _COMMANDS[arguments.pop(0)]
-        getattr(importlib.import_module(f"trnslurm.prepare.{module}"), function)(arguments)
+        if arguments[:1] and (function := _FETCH.get(arguments[0])):
+            module = importlib.import_module("trnslurm.prepare.fetch.command")
+            getattr(module, function)(arguments[1:])
+            return
+        from trnslurm.prepare.pipeline import run
+
+        if arguments[:1] in (["bert"], ["labelled"]):
+            run(arguments[0], arguments[1:])
+        else:
+            run("tokens", arguments)
     except PrepareError as error:
         sys.exit(f"error: {error}")
     except KeptError as error:
@@ -58,8 +58,8 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def _verify(arguments: Sequence[str]) -> None:
+    from trnslurm.prepare.arguments import as_path
     from trnslurm.prepare.fetch import published
-    from trnslurm.prepare.options import as_path
     from trnslurm.prepare.prepared import INDEX, find_damage, read_index
 
     parser = argparse.ArgumentParser(

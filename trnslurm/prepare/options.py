@@ -1,97 +1,213 @@
-"""Options of the command line that several kinds of preparation take."""
+"""The options of data preparation, each declared once: for the program and `trnslurm data`.
 
-import argparse
-import os
-import re
+The launcher imports this module too, so it needs only the standard library.
+"""
+
 from pathlib import Path
-
-from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.text.documents import BY_FILE, JSON_LINES, PER, Rule
-from trnslurm.prepare.text.sources import TABLES, Found, dataset_notes, text_files
-from trnslurm.prepare.tokenizer import FILE
-
-HOLDOUT = 0.005
-_ROWS = (JSON_LINES, *TABLES)
-# Also rows, but only for labelled data: as text, their commas would be learnt.
-_OTHER_ROWS = (".json", ".csv", ".tsv")
+from typing import Any, NamedTuple
 
 
-def as_path(text: str) -> Path:
-    """Read a path; what comes from a cluster's profile has not been through a shell."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise PrepareError(f"{text}: no such user here") from None
+class Option(NamedTuple):
+    """An option of `python -m trnslurm.prepare`, and of the command `trnslurm data`."""
+
+    names: tuple[str, ...]
+    type: type[str] | type[int] | type[float] | type[bool] | type[Path]
+    help: str
+    metavar: str = ""
+    many: bool = False
+    """The option may be repeated."""
+    choices: tuple[str, ...] = ()
+    default: Any = None
+    """The value that the program uses if the option is left out."""
+    otherwise: str = ""
+    """What happens without the option, if there is no default."""
+    key: str = ""
+    """The recipe's key that `trnslurm data` sets; empty: it passes the option on."""
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the option's value in Python."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+    def usage(self, *, of_recipe: bool) -> str:
+        """Return the help with the default: with a recipe, its key decides."""
+        default = self.otherwise or ("" if self.default is None else str(self.default))
+        if of_recipe and self.key:
+            default = "the recipe's" + (f", else {self.otherwise}" if self.otherwise else "")
+        return f"{self.help}  [default: {default}]." if default else f"{self.help}."
+
+    def problem(self, value: Any) -> str:
+        """Return why a value is out of range; empty: it is not."""
+        limits = []
+        if self.least is not None:
+            limits.append((value >= self.least, f"{self.least:g} or more"))
+        if self.above is not None:
+            limits.append((value > self.above, f"more than {self.above:g}"))
+        if self.below is not None:
+            limits.append((value < self.below, f"less than {self.below:g}"))
+        if all(holds for holds, _ in limits):
+            return ""
+        return f"{self.names[0]} {value}: must be {', and '.join(words for _, words in limits)}"
 
 
-def as_output(text: str) -> Path:
-    """Read the path of an output, made absolute: the work is done in its parent."""
-    return as_path(text).resolve()
+LEAST_SEQ_LEN = 8
 
+OUTPUT = Option(("--output",), Path, "Output directory", "DIR", key="data.path")
+TEXT = Option(
+    ("--text", "--input"),
+    Path,
+    "Text, JSON lines or labelled rows; for BERT also WikiExtractor's output",
+    "FILE|DIR",
+    many=True,
+)
+DATASET = Option(("--dataset",), Path, "A fetched dataset, with files by split", "DIR")
+WIKIEXTRACTOR = Option(
+    ("--wikiextractor",),
+    Path,
+    "WikiExtractor output, instead of --text (which also detects it)",
+    "DIR",
+    many=True,
+)
+TOKENIZER = Option(
+    ("--tokenizer",),
+    str,
+    "Tokenizer, or train:V to train one of V tokens",
+    "FILE|DIR|train:V",
+    key="data.tokenizer",
+    otherwise="the dataset's",
+)
+DOCUMENT_PER = Option(
+    ("--document-per",),
+    str,
+    "What separates documents",
+    choices=("line", "blank-line", "file"),
+    otherwise="blank-line; rows, if there are any",
+)
+DOCUMENT_START = Option(("--document-start",), str, "Regex of lines that start a document", "REGEX")
+COLUMN = Option(("--column",), str, "Column that holds the text", "NAME", otherwise="text")
+END_OF_TEXT = Option(
+    ("--end-of-text",), str, "Token that ends a document", "TOKEN", otherwise="the tokenizer's"
+)
+WRAPPED = Option(("--wrapped",), bool, "Lines are wrapped: a line end does not end a sentence")
+SEQ_LEN = Option(
+    ("--seq-len",), int, "Tokens per sample", "N", default=128, key="seq_len", least=LEAST_SEQ_LEN
+)
+EVAL = Option(("--eval",), Path, "Rows to use for evaluation only", "FILE|DIR", many=True)
+TASK = Option(
+    ("--task",),
+    str,
+    "GLUE task, which sets columns, labels and metrics; or ner, for words with labels",
+    "NAME",
+    key="data.labelled.task",
+)
+TEXT_COLUMN = Option(
+    ("--text-column",),
+    str,
+    "Text column; give two for pairs",
+    "NAME",
+    many=True,
+    otherwise="the task's, else text",
+    key="data.labelled.text",
+)
+LABEL_COLUMN = Option(
+    ("--label-column",),
+    str,
+    "Label column",
+    "NAME",
+    otherwise="the task's, else label",
+    key="data.labelled.label",
+)
+LABEL = Option(
+    ("--label",),
+    str,
+    "Label name; repeat for all labels, in order",
+    "NAME",
+    many=True,
+    otherwise="the task's, else as found",
+    key="data.labelled.labels",
+)
+MAX_PRED = Option(
+    ("--max-pred",), int, "Maximum masked tokens per sample", "N", default=20, key="train.max_pred"
+)
+MASKED_LM_PROB = Option(
+    ("--masked-lm-prob",),
+    float,
+    "Fraction of tokens to mask",
+    "SHARE",
+    default=0.15,
+    key="data.bert.masked_lm_prob",
+    above=0,
+    below=1,
+)
+WHOLE_WORDS = Option(
+    ("--whole-words",), bool, "Mask all tokens of a word or none", key="data.bert.whole_words"
+)
+DUPE_FACTOR = Option(
+    ("--dupe-factor",),
+    int,
+    "Passes over the text, each with new masks",
+    "N",
+    default=5,
+    key="data.bert.dupe_factor",
+    least=1,
+)
+SEED = Option(("--seed",), int, "Random seed", "N", default=12345, key="data.bert.seed", least=0)
+SHARDS = Option(
+    ("--shards",),
+    int,
+    "Training shards",
+    "N",
+    otherwise="by the size of the text",
+    key="data.bert.shards",
+    least=1,
+)
+TEST_SHARDS = Option(
+    ("--test-shards",),
+    int,
+    "Shards of held-out documents",
+    "N",
+    default=0,
+    key="data.bert.test_shards",
+    least=0,
+)
+HOLDOUT = Option(
+    ("--holdout",),
+    float,
+    "Fraction of documents or rows to hold out for evaluation",
+    "SHARE",
+    otherwise="0.005, or 0.1 of labelled rows",
+    key="data.holdout",
+    least=0,
+    below=1,
+)
+PROCESSES = Option(
+    ("--processes",),
+    int,
+    "Processes to use",
+    "N",
+    otherwise="all CPUs of this host; in a job, slurm.data_cpus",
+    least=1,
+)
+CHUNK_BYTES = Option(
+    ("--chunk-bytes",), int, "Text to work on at a time", "N", otherwise="by size", least=1
+)
+FORCE = Option(("--force",), bool, "Replace existing data")
+JSON = Option(("--json",), bool, "Print the result as JSON")
+REVISION = Option(("--revision",), str, "A branch, tag or commit on the Hub", "NAME")
 
-def tokenizer(name: str) -> str:
-    """Read the name of a tokenizer: train:V, or a path."""
-    return name if name.startswith("train:") else str(as_path(name))
-
-
-def source_tokenizer(given: argparse.Namespace) -> str:
-    """Return the tokenizer that was asked for, else the dataset's own."""
-    if given.tokenizer:
-        return tokenizer(given.tokenizer)
-    if given.dataset and (given.dataset / FILE).is_file():
-        return str(given.dataset)
-    raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
-
-
-def add_document(parser: argparse.ArgumentParser) -> None:
-    """Add the options for where documents begin and end."""
-    document = parser.add_mutually_exclusive_group()
-    default = "default: blank-line; a row of JSON lines, tables and datasets"
-    document.add_argument("--document-per", choices=PER, help=default)
-    document.add_argument("--document-start", metavar="REGEX", help="lines that begin a document")
-    parser.add_argument("--column", metavar="NAME", help="the text of a row (default: text)")
-
-
-def add_work(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how the work is done, which do not change the data."""
-    add = parser.add_argument
-    add("--processes", type=int, metavar="N", default=len(os.sched_getaffinity(0)))
-    add("--chunk-bytes", type=int, metavar="N", help="text to work on at a time (default: by size)")
-    add("--force", action="store_true", help="replace prepared data that is there")
-    add("--json", action="store_true", help="print the result as JSON")
-
-
-def check_work(options: argparse.Namespace) -> None:
-    """Refuse impossible numbers."""
-    if options.processes < 1 or (options.chunk_bytes is not None and options.chunk_bytes < 1):
-        raise PrepareError("--processes and --chunk-bytes: must be 1 or more")
-
-
-def own_text(paths: list[Path]) -> list[Found]:
-    """Return the files that were named instead of a dataset."""
-    files = text_files(paths)
-    for file in files:
-        if file.path.suffix in _OTHER_ROWS:
-            raise PrepareError(
-                f"{file.path}: rows are read of {', '.join(_ROWS)}: make JSON lines of it, or call "
-                "it .txt if it is to be read as text"
-            )
-    return files
-
-
-def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
-    """Return the rule for where documents begin and end, as asked or as the files have it."""
-    notes = dataset_notes(given.dataset) if given.dataset else {}
-    start = given.document_start
-    if not given.document_per and start is None:
-        start = notes.get("document_start")
-    column = given.column or notes.get("column") or "text"
-    if not start:
-        are_rows = {bool(given.dataset) or file.path.suffix in _ROWS for file in files}
-        default = BY_FILE if len(are_rows) > 1 else "line" if are_rows == {True} else "blank-line"
-        return Rule(per=given.document_per or default, column=column)
-    try:
-        re.compile(start)
-    except re.error as error:
-        raise PrepareError(f"--document-start {start}: no regular expression ({error})") from None
-    return Rule(per="start", start=start, column=column)
+SOURCES = (TEXT, DATASET, WIKIEXTRACTOR)
+"""A preparation takes one of these."""
+_FIRST = (TEXT, OUTPUT, DATASET)
+_DOCUMENTS = (DOCUMENT_PER, DOCUMENT_START, COLUMN)
+_WORK = (TOKENIZER, HOLDOUT, PROCESSES, CHUNK_BYTES, FORCE, JSON)
+_BERT = (MAX_PRED, MASKED_LM_PROB, WHOLE_WORDS, DUPE_FACTOR, SEED, SHARDS, TEST_SHARDS)
+_LABELLED = (EVAL, TASK, TEXT_COLUMN, LABEL_COLUMN, LABEL)
+FORMATS = {
+    "tokens": (*_FIRST, *_WORK, *_DOCUMENTS, END_OF_TEXT),
+    "bert": (*_FIRST, *_WORK, *_DOCUMENTS, SEQ_LEN, WIKIEXTRACTOR, WRAPPED, *_BERT),
+    "labelled": (*_FIRST, *_WORK, SEQ_LEN, *_LABELLED),
+}
+"""The options of each `data.format`."""

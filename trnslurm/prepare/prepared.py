@@ -1,62 +1,16 @@
-"""Prepared data: a directory with an index, made once and never replaced unless asked."""
+"""Prepared data: a directory with an index, replaced only with --force."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.parsing import read_json
 
 FORMAT = 1
 INDEX = "index.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Prepared data, and whether this run made it."""
-
-    output: Path
-    made: bool
-    index: dict[str, Any]
-
-
-def report(result: Result, summary: str, *, as_json: bool) -> None:
-    """Print what there is now: for people, or with the index for programs."""
-    if as_json:
-        made = {"output": str(result.output), "made": result.made, "index": result.index}
-        print(json.dumps(made))
-    elif result.made:
-        print(f"Prepared {result.output}: {summary}")
-    else:
-        print(f"{result.output} is prepared from this very input, nothing to do: {summary}")
-
-
-def make_once(
-    output: Path,
-    wanted: dict[str, Any],
-    work: Any,
-    make: Callable[[Path], dict[str, Any]],
-    *,
-    force: bool,
-) -> Result:
-    """Make prepared data, unless it is there: `make` fills finished/ and returns the index.
-
-    `wanted` is what the index will say about the input. `work` identifies the work of an earlier
-    run that can be resumed, which is then in the directory.
-    """
-    if (found := _finished(output, wanted, force)) is not None:
-        return Result(output=output, made=False, index=found)
-    key = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
-    with partial(output, key) as directory:
-        index = make(directory)
-        with replacing(directory / "finished" / INDEX) as stream:
-            stream.write(f"{json.dumps(index, indent=2)}\n".encode())
-        publish(directory / "finished", output)
-    return Result(output=output, made=True, index=index)
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
@@ -99,8 +53,8 @@ def _file_entries(values: Any) -> Iterator[dict[str, Any]]:
             yield from _file_entries(value)
 
 
-def _finished(output: Path, wanted: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Return the index of existing data, whole and as wanted; refuse to replace other data."""
+def find_finished(output: Path, wanted: dict[str, Any], *, force: bool) -> dict[str, Any] | None:
+    """Return the index of existing data that is whole and wanted; refuse to replace other data."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     index = read_index(output)

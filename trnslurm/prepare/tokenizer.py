@@ -22,7 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 # The names that common tokenizers have for it.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Every byte, and the end of text.
-_LEAST = 257
+LEAST = 257
 _TRAIN = "train:"
 # Ids below this fit two bytes.
 _LARGEST_UINT16 = 65535
@@ -43,7 +43,7 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= _LARGEST_UINT16 else "uint32"
 
 
-def trained_size(name: str, least: int = _LEAST) -> int | None:
+def trained_size(name: str, least: int = LEAST) -> int | None:
     """Return V of train:V, or None for the name of a file."""
     if not name.startswith(_TRAIN):
         return None

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trnslurm.prepare import wordpiece
 from trnslurm.prepare.arrays import path_of, read_arrays
-from trnslurm.prepare.bert import sentences, wikiextractor
+from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.text.cutting import Chunk
@@ -21,28 +21,8 @@ from trnslurm.prepare.wordpiece import TOKEN, WordPieces
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """How text is divided into sentences."""
-
-    articles: bool
-    """Documents are WikiExtractor's, with their markup."""
-    wrapped: bool
-    """Lines are wrapped: their ends mean nothing."""
-
-    def sentences(self, chunk: Chunk) -> Iterator[str]:
-        """Yield the sentences of all documents of a chunk."""
-        for document in chunk.documents():
-            yield from self.split(document, chunk.lines.path)
-
-    def split(self, document: str, path: Path) -> Iterator[str]:
-        """Return the sentences of a document, none of them blank."""
-        text = wikiextractor.article(document, path) if self.articles else document
-        return sentences.split(text, wrapped=self.wrapped)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokenizing:
-    """The work on a chunk: its sentences' tokens."""
+class CorpusWork:
+    """Tokenizes the sentences of a chunk."""
 
     name = "tokenizing"
     unit = "bytes"
@@ -50,15 +30,15 @@ class Tokenizing:
     directory: Path
     """Holds the finished chunks."""
     tokenizer: Path
-    form: Form
+    settings: SampleSettings
     dtype: str
 
     def find(self, chunk: Chunk) -> bool | None:
-        """Return what an earlier run made of the chunk, if anything."""
+        """Return True if an earlier run finished the chunk."""
         return read_arrays(path_of(self.directory, chunk.number)) is not None or None
 
     def start(self) -> Callable[[Chunk], bool]:
-        """Set up one worker."""
+        """Set up one worker; return its function."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
         pieces = wordpiece.load(self.tokenizer)
         return lambda chunk: self._tokenize(chunk, pieces)
@@ -72,7 +52,7 @@ class Tokenizing:
         lengths: list[int] = []
         documents: list[int] = []
         for batch in chunk.batches():
-            split = [list(self.form.split(text, chunk.lines.path)) for text in batch]
+            split = [list(self.settings.split(text, chunk.lines.path)) for text in batch]
             encoded = pieces.encode([sentence for document in split for sentence in document])
             tokens.append(np.frombuffer(b"".join(encoded), TOKEN).astype(self.dtype))
             lengths += [len(sentence) // TOKEN.itemsize for sentence in encoded]

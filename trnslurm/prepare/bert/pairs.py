@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare.bert.corpus import Corpus
-from trnslurm.prepare.bert.settings import SHORT_SHARE, SPECIAL, Settings
+from trnslurm.prepare.bert.settings import SHORT_SHARE, SPECIAL, SampleSettings
 
 # The columns of pairs: where in the corpus's tokens A and B begin and end, and whether B is random.
 A_FIRST, A_END, B_FIRST, B_END, RANDOM_NEXT = range(5)
 
 
 def make_pairs(
-    corpus: Corpus, documents: list[int], settings: Settings, seed: str
+    corpus: Corpus, documents: list[int], settings: SampleSettings, seed: str
 ) -> NDArray[np.int64]:
     """Return the pairs of some documents, a row each, in random order, none too long.
 
@@ -34,7 +34,7 @@ def make_pairs(
 class _Maker:
     """Walks through documents as BERT's create_pretraining_data does."""
 
-    def __init__(self, starts: list[list[int]], settings: Settings, seed: str) -> None:
+    def __init__(self, starts: list[list[int]], settings: SampleSettings, seed: str) -> None:
         self._starts = starts
         self._most = settings.seq_len - SPECIAL
         self._random = random.Random(seed).random

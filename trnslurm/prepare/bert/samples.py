@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.pairs import A_END, A_FIRST, B_END, B_FIRST, RANDOM_NEXT
-from trnslurm.prepare.bert.settings import SPECIAL, Settings
+from trnslurm.prepare.bert.settings import SPECIAL, SampleSettings
 from trnslurm.prepare.wordpiece import WordPieces
 
 Samples = dict[str, NDArray[np.integer[Any]]]
@@ -21,7 +21,7 @@ def make_samples(
     corpus: Corpus,
     pairs: NDArray[np.int64],
     pieces: WordPieces,
-    settings: Settings,
+    settings: SampleSettings,
     numbers: np.random.Generator,
 ) -> Samples:
     """Return the samples of pairs: arrays by their names in a shard."""

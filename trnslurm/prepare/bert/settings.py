@@ -1,21 +1,28 @@
 """The settings that decide the samples, besides the text and the tokenizer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from trnslurm.prepare.bert import sentences, wikiextractor
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.text.cutting import Chunk
 
 # The share of passes over a document that aim at shorter samples than would fit, so that the model
-# sees them too. It is BERT's, which nobody seems to change.
+# sees them too. The share is BERT's.
 SHORT_SHARE = 0.1
 # [CLS] and two [SEP].
 SPECIAL = 3
-_LEAST_SEQ_LEN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the command line says about samples."""
+class SampleSettings:
+    """How text becomes samples; the index has these fields."""
 
+    articles: bool = False
+    """Documents are WikiExtractor's, with their markup."""
+    wrapped: bool = False
+    """Lines are wrapped: a line end does not end a sentence."""
     seq_len: int
     max_pred: int
     """The most masked tokens of a sample."""
@@ -28,17 +35,19 @@ class Settings:
     seed: int
 
     def check(self) -> None:
-        """Refuse impossible values."""
-        if self.seq_len < _LEAST_SEQ_LEN:
-            raise PrepareError(f"--seq-len {self.seq_len}: must be {_LEAST_SEQ_LEN} or more")
+        """Refuse more masked tokens than a text has."""
         if not 1 <= self.max_pred <= self.seq_len - SPECIAL:
             raise PrepareError(
                 f"--max-pred {self.max_pred}: must be from 1 to {self.seq_len - SPECIAL}, the "
                 f"tokens of a text in --seq-len {self.seq_len}"
             )
-        if not 0 < self.masked_lm_prob < 1:
-            raise PrepareError(f"--masked-lm-prob {self.masked_lm_prob}: must be between 0 and 1")
-        if self.dupe_factor < 1:
-            raise PrepareError(f"--dupe-factor {self.dupe_factor}: must be 1 or more")
-        if self.seed < 0:
-            raise PrepareError(f"--seed {self.seed}: must be 0 or more")
+
+    def sentences(self, chunk: Chunk) -> Iterator[str]:
+        """Yield the sentences of all documents of a chunk."""
+        for document in chunk.documents():
+            yield from self.split(document, chunk.lines.path)
+
+    def split(self, document: str, path: Path) -> Iterator[str]:
+        """Return the sentences of a document, none of them blank."""
+        text = wikiextractor.article(document, path) if self.articles else document
+        return sentences.split(text, wrapped=self.wrapped)

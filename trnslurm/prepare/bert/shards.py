@@ -17,7 +17,7 @@ from trnslurm.prepare.arrays import read_arrays
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.pairs import RANDOM_NEXT, make_pairs
 from trnslurm.prepare.bert.samples import make_samples
-from trnslurm.prepare.bert.settings import Settings
+from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 8 * _ROWS_TOGETHER
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
+class ShardPart:
     """A shard to make: every step-th document of an order, from first to end."""
 
     split: str
@@ -57,7 +57,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class FinishedShard:
     """The facts about a finished shard."""
 
     entry: dict[str, Any]
@@ -67,7 +67,7 @@ class Made:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharding:
+class ShardWork:
     """The work on a shard."""
 
     name = "sharding"
@@ -82,9 +82,9 @@ class Sharding:
     """The documents' numbers in random order."""
     tokenizer: Path
     dtype: str
-    settings: Settings
+    settings: SampleSettings
 
-    def find(self, shard: Shard) -> Made | None:
+    def find(self, shard: ShardPart) -> FinishedShard | None:
         """Return the shard that an earlier run made, if it is whole."""
         path = self.directory / shard.name
         notes = read_arrays(self._notes_of(shard))
@@ -93,12 +93,12 @@ class Sharding:
         found = describe(path)
         if found["sha256"] != notes["sha256"].item():
             return None
-        return Made(
+        return FinishedShard(
             entry=found | _count(notes["masked"], notes["random_next"].item()),
             masked=notes["masked"],
         )
 
-    def start(self) -> Callable[[Shard], Made]:
+    def start(self) -> Callable[[ShardPart], FinishedShard]:
         """Set up one worker."""
         pieces = wordpiece.load(self.tokenizer)
         corpus = Corpus(self.corpus, self.dtype)
@@ -106,8 +106,8 @@ class Sharding:
         return lambda shard: self._make(shard, corpus, order, pieces)
 
     def _make(
-        self, shard: Shard, corpus: Corpus, order: NDArray[np.int64], pieces: WordPieces
-    ) -> Made:
+        self, shard: ShardPart, corpus: Corpus, order: NDArray[np.int64], pieces: WordPieces
+    ) -> FinishedShard:
         documents = order[shard.first : shard.end : shard.step].tolist()
         seed = f"{self.settings.seed} {shard.name}"
         pairs = make_pairs(corpus, documents, self.settings, seed)
@@ -133,14 +133,14 @@ class Sharding:
         with replacing(self.directory / shard.name) as stream:
             stream.write(data.getbuffer())
         entry = {"file": shard.name, "bytes": data.getbuffer().nbytes, "sha256": sha256}
-        return Made(entry=entry | _count(masked, random_next), masked=masked)
+        return FinishedShard(entry=entry | _count(masked, random_next), masked=masked)
 
-    def _notes_of(self, shard: Shard) -> Path:
+    def _notes_of(self, shard: ShardPart) -> Path:
         return self.notes / f"{shard.name}.npz"
 
 
 def _create(
-    file: h5py.File, name: str, dtype: str, samples: int, settings: Settings
+    file: h5py.File, name: str, dtype: str, samples: int, settings: SampleSettings
 ) -> h5py.Dataset:
     widths = {"masked_lm_positions": settings.max_pred, "masked_lm_ids": settings.max_pred}
     columns = () if name == "next_sentence_labels" else (widths.get(name, settings.seq_len),)

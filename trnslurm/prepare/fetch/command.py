@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Sequence
 
+from trnslurm.prepare import options
+from trnslurm.prepare.arguments import add_option
 from trnslurm.prepare.fetch import published
 from trnslurm.prepare.fetch.dataset import Wanted, fetch_dataset
 from trnslurm.prepare.fetch.model import Model, fetch_model
-from trnslurm.prepare.options import as_output
 
 
 def dataset(arguments: Sequence[str]) -> None:
@@ -16,17 +17,16 @@ def dataset(arguments: Sequence[str]) -> None:
         description="Fetch a dataset and a tokenizer from the Hugging Face Hub.",
     )
     add = parser.add_argument
-    output = "the dataset, for --dataset"
-    add("--output", type=as_output, required=True, metavar="DIR", help=output)
+    add_option(parser, options.OUTPUT)
     add("--dataset", required=True, metavar="NAME", help="for example wikitext")
     add("--config", metavar="NAME", help="for example wikitext-103-raw-v1")
-    add("--revision", metavar="NAME", help="a branch, tag or commit of the dataset")
+    add_option(parser, options.REVISION)
     add("--tokenizer", metavar="NAME", help="a model on the Hub, for example gpt2")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--column", default="text", metavar="NAME", help="the column of the text")
     every = "all columns, as for labelled rows"
     which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
-    add("--force", action="store_true", help="replace what is there")
+    add_option(parser, options.FORCE)
     given = parser.parse_args(arguments)
     print(fetch_dataset(Wanted(**vars(given))))
 
@@ -38,10 +38,10 @@ def model(arguments: Sequence[str]) -> None:
         description="Fetch a model's weights and tokenizer from the Hugging Face Hub.",
     )
     add = parser.add_argument
-    add("--output", type=as_output, required=True, metavar="DIR", help="the folder")
+    add_option(parser, options.OUTPUT)
     add("--model", required=True, metavar="NAME", help="for example google-bert/bert-base-cased")
-    add("--revision", metavar="NAME", help="a branch, tag or commit of the model")
-    add("--force", action="store_true", help="replace what is there")
+    add_option(parser, options.REVISION)
+    add_option(parser, options.FORCE)
     given = parser.parse_args(arguments)
     wanted = Model(model=given.model, revision=given.revision)
     print(fetch_model(wanted, given.output, force=given.force))
@@ -55,9 +55,9 @@ def published_file(arguments: Sequence[str]) -> None:
     )
     add = parser.add_argument
     add("--url", required=True, metavar="URL", help="http:// or https://")
-    add("--output", type=as_output, required=True, metavar="DIR", help="where to put it")
+    add_option(parser, options.OUTPUT)
     add("--shards", action="store_true", help="it is a tar of shards: unpack and check them")
     add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
     add("--max-pred", type=int, metavar="N", help="most masked tokens that they must have")
-    add("--force", action="store_true", help="replace what was fetched before")
+    add_option(parser, options.FORCE)
     print(published.fetch(published.Wanted(**vars(parser.parse_args(arguments)))))

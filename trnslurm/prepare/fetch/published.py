@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trnslurm.prepare.bert.command import import_late
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.download import download, file_name
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.pipeline import import_late
 from trnslurm.prepare.progress import Progress
 
 NOTES = "published.json"
@@ -39,7 +39,7 @@ def fetch(wanted: Wanted) -> str:
         raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
     if _is_there(wanted):
         return f"{wanted.output} was fetched before, nothing to do"
-    check = import_late("check") if wanted.shards else None  # before anything is fetched
+    check = import_late("bert.check") if wanted.shards else None  # before anything is fetched
     key = hashlib.sha256(wanted.url.encode()).hexdigest()[:16]
     with partial(wanted.output, key) as directory:
         file = download(wanted.url, directory, unpacked=wanted.shards)
@@ -86,7 +86,7 @@ def verify(directory: Path) -> str:
     notes = _read_notes(directory)
     if notes is not None and (damaged := _find_damage(directory, notes)):
         raise PrepareError(f"{directory}: {damaged} is damaged: fetch it again with --force")
-    return str(import_late("check").check_shards(directory, whole=True))
+    return str(import_late("bert.check").check_shards(directory, whole=True))
 
 
 def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:

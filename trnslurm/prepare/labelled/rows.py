@@ -1,9 +1,9 @@
-"""Rows for tokenizing: checked once, one JSON line each, cut into pieces."""
+"""Rows for tokenizing: checked once, one JSON line each, cut into blocks."""
 
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class RowBlock:
     """Consecutive rows of a split."""
 
     number: int
@@ -47,15 +47,6 @@ class Piece:
                 yield label, texts
 
 
-@dataclass(kw_only=True)
-class Gathered:
-    """The result of reading all files."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    left_out: list[dict[str, Any]] = field(default_factory=list)
-    """For each file and reason, how many rows, and the first of them."""
-
-
 def gather(
     files: list[Found],
     columns: list[str],
@@ -64,9 +55,13 @@ def gather(
     directory: Path,
     *,
     of_words: bool,
-) -> Gathered:
-    """Read all rows, by split, into the directory; the last column is the label."""
-    gathered = Gathered()
+) -> tuple[list[RowBlock], list[dict[str, Any]]]:
+    """Read all rows, by split, into the directory; the last column is the label.
+
+    Return the blocks, and for each file and reason how many rows were left out, and the first ones.
+    """
+    blocks: list[RowBlock] = []
+    left_out: list[dict[str, Any]] = []
     sizes = [file.path.stat().st_size for file in files]
     progress = Progress("reading rows", sum(sizes))
     for split in dict.fromkeys(file.split for file in files):
@@ -77,7 +72,7 @@ def gather(
                 if file.split != split:
                     continue
                 take = _take_words if of_words else _take
-                for line in _checked(file, columns, labels, gathered.left_out, take):
+                for line in _checked(file, columns, labels, left_out, take):
                     stream.write(line)
                     if stream.tell() - cuts[-1] >= chunk_bytes:
                         cuts.append(stream.tell())
@@ -87,12 +82,12 @@ def gather(
             names = ", ".join(str(file.path) for file in files if file.split == split)
             raise PrepareError(f"{names}: no row has both a text and a label: nothing is left")
         cuts += [end] if cuts[-1] < end else []
-        gathered.pieces += [
-            Piece(number=len(gathered.pieces) + place, split=split, path=output, first=a, end=b)
+        blocks += [
+            RowBlock(number=len(blocks) + place, split=split, path=output, first=a, end=b)
             for place, (a, b) in enumerate(itertools.pairwise(cuts))
         ]
     progress.finish()
-    return gathered
+    return blocks, left_out
 
 
 def _checked(

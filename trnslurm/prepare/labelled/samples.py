@@ -13,24 +13,28 @@ from tokenizers import Tokenizer
 
 from trnslurm.prepare import tokenizer
 from trnslurm.prepare.arrays import path_of, read_arrays
+from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.labelled import framing
-from trnslurm.prepare.labelled.rows import Piece
+from trnslurm.prepare.labelled.rows import RowBlock
+from trnslurm.prepare.prepared import describe
 
 _ROWS_AT_ONCE = 1000
+SPLITS = ("train", "eval", "eval_mismatched")
+"""The last is MNLI's: rows of kinds of text that were not trained on."""
 
 Samples = NDArray[Any]
 """Records of sample_type."""
 
 
 UNLABELLED = -100
-"""In the place of a label: the token begins no word. PyTorch's cross entropy leaves these out."""
+"""The label of a token that begins no word. PyTorch's cross entropy leaves these out."""
 
 
 def sample_type(
     seq_len: int, vocab_size: int, *, scale: bool, of_words: bool = False
 ) -> np.dtype[Any]:
-    """Return the type of a sample in files: all its fields together, to be read in one piece."""
+    """Return the type of a sample in files: all its fields together, to be read in one block."""
     label: Any = ("label", "<i2", (seq_len,)) if of_words else ("label", "<f4" if scale else "<i4")
     return np.dtype(
         [
@@ -43,23 +47,14 @@ def sample_type(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    """The facts about a finished piece."""
-
-    samples: int
-    cut: int
-    """Those whose text was longer than a sample."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokenizing:
-    """The work on a piece."""
+class SampleWork:
+    """Tokenizes a block of rows; returns the number of texts that were longer than a sample."""
 
     name = "tokenizing"
     unit = "bytes"
 
     directory: Path
-    """Holds the finished pieces."""
+    """Holds the finished blocks."""
     tokenizer: Path
     seq_len: int
     numbers: dict[str, int]
@@ -67,34 +62,32 @@ class Tokenizing:
     of_words: bool = False
     """Every word has a label."""
 
-    def find(self, piece: Piece) -> Made | None:
-        """Return what an earlier run made of the piece, if anything."""
-        arrays = read_arrays(self._path(piece))
-        if arrays is None:
-            return None
-        return Made(samples=len(arrays["samples"]), cut=int(arrays["cut"]))
+    def find(self, block: RowBlock) -> int | None:
+        """Return the number of texts cut off, if an earlier run finished the block."""
+        arrays = read_arrays(self._path(block))
+        return None if arrays is None else int(arrays["cut"])
 
-    def start(self) -> Callable[[Piece], Made]:
-        """Set up one worker."""
+    def start(self) -> Callable[[RowBlock], int]:
+        """Set up one worker; return its function."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
         framed = framing.load(self.tokenizer)
         # Of a pair the longer one is cut first.
         framed.tokenizer.enable_truncation(self.seq_len, strategy="longest_first")
         scale = not self.numbers
         kind = sample_type(self.seq_len, framed.vocab_size, scale=scale, of_words=self.of_words)
-        return lambda piece: self._make(piece, framed.tokenizer, kind, framed.pad)
+        return lambda block: self._make(block, framed.tokenizer, kind, framed.pad)
 
-    def samples(self, piece: Piece) -> Samples | None:
-        """Return the samples of a finished piece; None if it is damaged."""
-        arrays = read_arrays(self._path(piece))
+    def samples(self, block: RowBlock) -> Samples | None:
+        """Return the samples of a finished block; None if it is damaged."""
+        arrays = read_arrays(self._path(block))
         return None if arrays is None else arrays["samples"]
 
-    def _path(self, piece: Piece) -> Path:
-        return path_of(self.directory, piece.number)
+    def _path(self, block: RowBlock) -> Path:
+        return path_of(self.directory, block.number)
 
-    def _make(self, piece: Piece, framed: Tokenizer, kind: np.dtype[Any], pad: int) -> Made:
+    def _make(self, block: RowBlock, framed: Tokenizer, kind: np.dtype[Any], pad: int) -> int:
         made, cut = [], 0
-        left = piece.rows()
+        left = block.rows()
         while rows := list(itertools.islice(left, _ROWS_AT_ONCE)):
             samples = np.zeros(len(rows), kind)
             samples["input_ids"] = pad
@@ -113,9 +106,9 @@ class Tokenizing:
                     sample["label"] = self.numbers[label] if self.numbers else float(label)
                 cut += bool(found.overflowing)
             made.append(samples)
-        with replacing(self._path(piece)) as stream:
+        with replacing(self._path(block)) as stream:
             np.savez(stream, samples=np.concatenate(made), cut=cut)
-        return Made(samples=sum(map(len, made)), cut=cut)
+        return cut
 
 
 def first_pieces(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
@@ -125,3 +118,74 @@ def first_pieces(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
         if word is not None and word != before:
             yield place, word
         before = word
+
+
+def write_splits(
+    blocks: list[RowBlock], work: SampleWork, names: list[str], holdout: float, output: Path
+) -> dict[str, Any]:
+    """Write a file for every split; return their entries in the index."""
+    by_split: dict[str, list[RowBlock]] = {}
+    for block in blocks:
+        by_split.setdefault(block.split, []).append(block)
+    entries = {}
+    for split, parts in by_split.items():
+        labels = np.concatenate([_samples(work, block)["label"] for block in parts])
+        held_out = np.zeros(len(labels), bool)
+        by_label = names and labels.ndim == 1  # a sample of words has many
+        if split == "train" and holdout:
+            held_out = hold_out(labels if by_label else np.zeros(len(labels), np.int32), holdout)
+            if not 0 < held_out.sum() < len(labels):
+                raise PrepareError(
+                    f"too few rows ({len(labels)}) to hold out a share of {holdout} of them: use "
+                    "another --holdout, or --eval"
+                )
+            entries["eval"] = _write(output / "eval.npy", parts, work, held_out, names)
+        entries[split] = _write(output / f"{split}.npy", parts, work, ~held_out, names)
+    return {split: entries[split] for split in SPLITS if split in entries}
+
+
+def hold_out(labels: NDArray[Any], share: float) -> NDArray[np.bool_]:
+    """Choose a share of the rows of each label, evenly spread over them."""
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        wanted = round(len(rows) * share)
+        numbers = np.arange(len(rows))
+        ends = (numbers + 1) * wanted // len(rows) > numbers * wanted // len(rows)
+        chosen[rows[ends]] = True
+    return chosen
+
+
+def _write(
+    path: Path,
+    blocks: list[RowBlock],
+    work: SampleWork,
+    chosen: NDArray[np.bool_],
+    names: list[str],
+) -> dict[str, Any]:
+    first, counts = 0, np.zeros(len(names), np.int64)
+    with replacing(path) as stream:
+        for block in blocks:
+            samples = _samples(work, block)
+            if not first:
+                head = {  # of a .npy file, which the samples follow as they are
+                    "descr": np.lib.format.dtype_to_descr(samples.dtype),
+                    "fortran_order": False,
+                    "shape": (int(chosen.sum()),),
+                }
+                np.lib.format.write_array_header_1_0(stream, head)
+            taken = samples[chosen[first : first + len(samples)]]
+            stream.write(taken.tobytes())
+            first += len(samples)
+            if names:
+                labels = taken["label"].flatten()
+                counts += np.bincount(labels[labels >= 0], minlength=len(names))
+    by_label = dict(zip(names, counts.tolist(), strict=True))
+    return describe(path) | {"samples": int(chosen.sum()), "labels": by_label}
+
+
+def _samples(work: SampleWork, block: RowBlock) -> Samples:
+    samples = work.samples(block)
+    if samples is None:
+        raise KeptError(f"a finished block of {block.split} is damaged")
+    return samples

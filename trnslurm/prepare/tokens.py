@@ -1,0 +1,245 @@
+"""Token files, which language models train on: tokens of documents, joined."""
+
+import argparse
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trnslurm.prepare import arguments, bytepairs, tokenizer, workers
+from trnslurm.prepare.arrays import path_of, read_arrays
+from trnslurm.prepare.bytepairs import BytePairs
+from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.files import replacing
+from trnslurm.prepare.pipeline import Preparation
+from trnslurm.prepare.text.cutting import Chunk, cut, in_turn
+from trnslurm.prepare.text.sources import Source, dataset_files
+from trnslurm.prepare.tokenizer import Loaded
+
+HOLDOUT = 0.005
+
+
+class TokenPreparation(Preparation):
+    """Text becomes token files."""
+
+    versions: ClassVar = {"tokenizers": tokenizer.VERSION}
+    least_tokens = tokenizer.LEAST
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        self.files = (
+            dataset_files(given.dataset) if given.dataset else arguments.own_text(given.text)
+        )
+        has_eval = any(file.split == "eval" for file in self.files)
+        if has_eval and given.holdout:
+            raise PrepareError(
+                f"--holdout {given.holdout}: the dataset has a split for evaluation: leave it out"
+            )
+        self._holdout = 0.0 if has_eval else HOLDOUT if given.holdout is None else given.holdout
+        self._rule = arguments.rule(given, self.files)
+        self.tokenizer = arguments.source_tokenizer(given)
+        self._end_of_text: str = given.end_of_text or ""
+        if self.tokenizer.startswith("train:") and self._end_of_text not in (
+            "",
+            tokenizer.END_OF_TEXT,
+        ):
+            raise PrepareError(
+                f"--end-of-text {self._end_of_text}: a trained tokenizer has no such token, "
+                f"only {tokenizer.END_OF_TEXT}: leave it out"
+            )
+
+    def load_tokenizer(self, path: Path) -> Loaded:
+        """Load a tokenizer that has the end of text."""
+        return tokenizer.load(path, self._end_of_text)
+
+    def settings(self, sources: list[Source]) -> dict[str, Any]:
+        """Return the settings that decide the tokens."""
+        return {
+            "end_of_text": self._end_of_text,
+            "documents": self._rule.as_json(),
+            "holdout": self._holdout,
+        }
+
+    def work(self, wanted: dict[str, Any]) -> list[Any]:
+        """Return what identifies the work: the holdout does not, it follows the tokenizing."""
+        return [wanted["sources"], wanted["made"] | {"holdout": None} | self.versions]
+
+    def make(
+        self, directory: Path, finished: Path, chunk_bytes: int
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Write the token files."""
+        todo = cut(self.files, self._rule, chunk_bytes, directory)
+        chunks = in_turn(todo, "training the tokenizer")
+        documents = (document for chunk in chunks for document in chunk.documents())
+        tokenizer_file = tokenizer.keep(
+            self.tokenizer,
+            directory,
+            lambda size: tokenizer.train(documents, size, self.processes),
+        )
+        loaded = self.load_tokenizer(tokenizer_file)
+        dtype = tokenizer.dtype_for(loaded.vocab_size)
+        work = TokenWork(
+            directory=directory / "chunks",
+            tokenizer=tokenizer_file,
+            end_of_text=self._end_of_text,
+            dtype=dtype,
+        )
+        counts = workers.finish(todo, work, self.processes)
+        splits = _write_splits(todo, counts, work.directory, finished, self._holdout)
+        first = {
+            "vocab_size": loaded.vocab_size,
+            "dtype": dtype,
+            "end_of_text": loaded.end_of_text,
+        }
+        return first, splits, {}
+
+    @staticmethod
+    def summary(index: dict[str, Any]) -> str:
+        """Return the numbers of tokens and documents."""
+        splits = [
+            f"{name} {entry['tokens']:,} tokens in {entry['documents']:,} documents"
+            for name, entry in index["splits"].items()
+        ]
+        return f"{', '.join(splits)}, vocabulary {index['vocab_size']:,}"
+
+
+start = TokenPreparation
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWork:
+    """Tokenizes a chunk; returns the number of its documents."""
+
+    name = "tokenizing"
+    unit = "bytes"
+
+    directory: Path
+    """Holds the finished chunks."""
+    tokenizer: Path
+    end_of_text: str
+    dtype: str
+
+    def find(self, chunk: Chunk) -> int | None:
+        """Return the number of documents, if an earlier run finished the chunk."""
+        arrays = read_arrays(path_of(self.directory, chunk.number))
+        return None if arrays is None else len(arrays["lengths"])
+
+    def start(self) -> Callable[[Chunk], int]:
+        """Set up one worker; return its function."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
+        loaded = tokenizer.load(self.tokenizer, self.end_of_text)
+        pairs = bytepairs.find(loaded.tokenizer)
+        return lambda chunk: self._tokenize(chunk, loaded, pairs)
+
+    def _tokenize(self, chunk: Chunk, loaded: Loaded, pairs: BytePairs | None) -> int:
+        tokens, lengths = [np.zeros(0, self.dtype)], [np.zeros(0, np.int64)]
+        for documents in chunk.batches():
+            ids, counts = tokenizer.encode(loaded, documents, pairs)
+            tokens.append(ids.astype(self.dtype))
+            lengths.append(counts)
+        counts = np.concatenate(lengths)
+        # Not synced: checksums tell if a crash damages the file.
+        with replacing(path_of(self.directory, chunk.number), durable=False) as stream:
+            np.savez(stream, tokens=np.concatenate(tokens), lengths=counts)
+        return len(counts)
+
+
+class TokenFile:
+    """A token file in the making; its checksum is computed beside the writing."""
+
+    def __init__(self, stream: BinaryIO, beside: Executor) -> None:
+        self._stream = stream
+        self._beside = beside
+        self._digest = hashlib.sha256()
+        self._hashing: Future[None] | None = None
+        self.bytes = self.tokens = self.documents = 0
+
+    def write(self, tokens: NDArray[Any], documents: int) -> None:
+        """Append the tokens of some documents."""
+        data = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).data
+        self._await_hashing()
+        self._hashing = self._beside.submit(self._digest.update, data)
+        self._stream.write(data)
+        self.bytes += data.nbytes
+        self.tokens += len(tokens)
+        self.documents += documents
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """Return its entry in the index."""
+        self._await_hashing()
+        return {
+            "file": name,
+            "bytes": self.bytes,
+            "sha256": self._digest.hexdigest(),
+            "tokens": self.tokens,
+            "documents": self.documents,
+        }
+
+    def _await_hashing(self) -> None:
+        if self._hashing:
+            self._hashing.result()
+
+
+def _write_splits(
+    todo: list[Chunk], counts: list[int], finished: Path, output: Path, holdout: float
+) -> dict[str, Any]:
+    """Write the token files from all chunks in order; return their entries in the index.
+
+    With a holdout, eval has that share of the documents (at least one), evenly spread: the last of
+    each n-th part. Files of a split eval go there whole.
+    """
+    total = sum(counts[chunk.number] for chunk in todo if chunk.split == "train")
+    held_out = max(1, round(total * holdout)) if holdout else 0
+    if total <= held_out:
+        if not total:
+            raise PrepareError("no text to train on: the input is blank")
+        raise PrepareError(
+            f"too few documents ({total}) to hold out a share of {holdout}: use --holdout 0, or "
+            "another --document-per"
+        )
+    first = 0
+    with (
+        ThreadPoolExecutor(2) as beside,
+        replacing(output / "train.bin") as train,
+        replacing(output / "eval.bin") as evaluation,
+    ):
+        files = {"train": TokenFile(train, beside), "eval": TokenFile(evaluation, beside)}
+        for chunk, part in zip(todo, _read_ahead(todo, finished, beside), strict=True):
+            if chunk.split == "eval":
+                files["eval"].write(part["tokens"], len(part["lengths"]))
+                continue
+            numbers = np.arange(first, first + len(part["lengths"]) + 1)
+            held = np.flatnonzero(np.diff(numbers * held_out // total))
+            bounds = np.concatenate([[0], np.cumsum(part["lengths"])])
+            # By turns to train on and held out.
+            pieces = np.split(part["tokens"], np.stack([bounds[held], bounds[held + 1]], 1).ravel())
+            files["train"].write(np.concatenate(pieces[::2]), len(part["lengths"]) - len(held))
+            if len(held):
+                files["eval"].write(np.concatenate(pieces[1::2]), len(held))
+            first += len(part["lengths"])
+        entries = {name: file.entry(f"{name}.bin") for name, file in files.items()}
+    if not entries["eval"]["documents"]:
+        (output / "eval.bin").unlink()
+        del entries["eval"]
+    return entries
+
+
+def _read_ahead(
+    todo: list[Chunk], finished: Path, beside: Executor
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the chunks' tokens, while those of the next are being read."""
+    reading = [beside.submit(read_arrays, path_of(finished, todo[0].number))]
+    for number, chunk in enumerate(todo):
+        part = reading.pop().result()
+        if part is None:
+            raise KeptError(f"{path_of(finished, chunk.number)} is damaged")
+        if number + 1 < len(todo):
+            path = path_of(finished, todo[number + 1].number)
+            reading.append(beside.submit(read_arrays, path))
+        yield part

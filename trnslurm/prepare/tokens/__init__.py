@@ -1,1 +1,0 @@
-"""From text to token files: what language models train on."""
