@@ -22,15 +22,27 @@ from .toy_site import site as site
 
 FAKE_BIN = Path(__file__).parent / "fake_bin"
 _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", "sinfo"}
-# The slowest files come first, so that none of them is the last to end; then the rest of the
-# slowest directories, those that compute in turn with those that mostly wait for Slurm.
+# The slowest files come first, so that no worker ends alone with one of them. Then come the other
+# files of the slowest directories: those that compute in turn with those that wait for Slurm.
 _SLOWEST = (
-    "sandbox/test_jobs_attempts_end.py", "train/test_any_worker_count.py",
-    "sandbox/test_tutorial.py", "sandbox/test_jobs_requeue.py", "train/test_bert_job.py",
-    "sandbox/test_jobs_training.py", "local/test_local_runs.py", "train/test_strategies.py",
-    "sandbox/test_jobs_resume.py", "train/test_stopping.py", "train/checkpoint/test_processes.py",
+    "sandbox/test_jobs_attempts_end.py",
+    "train/test_bert_job.py",
+    "sandbox/test_tutorial.py",
+    "train/test_any_worker_count.py",
+    "local/test_finetuning.py",
+    "train/test_strategies.py",
     "faults/test_kills.py",
-)  # fmt: skip
+    "train/test_collectives.py",
+    "sandbox/test_jobs_resume.py",
+    "train/test_stopping.py",
+    "sandbox/test_jobs_training.py",
+    "local/test_data.py",
+    "train/test_mrpc_job.py",
+    "sandbox/test_jobs_scripts.py",
+    "train/checkpoint/test_processes.py",
+    "sandbox/test_jobs_requeue.py",
+    "local/test_local_runs.py",
+)
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "TRNSLURM_", "XDG_")
 

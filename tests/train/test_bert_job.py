@@ -78,7 +78,6 @@ def trainings(tmp_path_factory):
     launches.launch(
         1,
         Scenario("sgd-1", SGD),
-        Scenario("lamb-1", LAMB),
         Scenario("lamb-resumed", lamb_saved | {"train__stop_at": 5}),
     )
     cache = {"path": "cache", "readonly": False}
@@ -88,7 +87,6 @@ def trainings(tmp_path_factory):
         Scenario("whole-xla", SHAPE),
         Scenario("resumed", SAVED | {"train__stop_at": 3}),
         Scenario("resumed", SAVED),
-        Scenario("sgd-2", SGD),
         Scenario("on-xla", NO_DROPOUT | FEW),
         Scenario("zero1", NO_DROPOUT | FEW | {"train__zero1": True}),
         Scenario("lamb-2", LAMB),
@@ -137,9 +135,8 @@ def test_what_workers_shared_on_their_node_goes_with_them(trainings):
     assert not list((trainings.directory / "node").glob("trnslurm-shards-*"))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(trainings, workers):
-    one, outcome = trainings.outcome("sgd-1"), trainings.outcome(f"sgd-{workers}")
+def test_losses_norms_and_samples_do_not_depend_on_the_worker_count(trainings):
+    one, outcome = trainings.outcome("sgd-1"), trainings.outcome("sgd-3")
 
     assert_same(outcome, one)
     assert outcome.ledger == one.ledger
@@ -192,7 +189,7 @@ def test_xla_zero1_and_pytorch_agree(trainings):
         assert_same(trainings.outcome(name), plain, 5e-5)
 
 
-@pytest.mark.parametrize("name", ["lamb-1", "lamb-2", "lamb-resumed"])
+@pytest.mark.parametrize("name", ["lamb-2", "lamb-resumed"])
 def test_lamb_is_the_same_on_xla_on_any_number_of_workers_and_after_a_stop(trainings, name):
     expected, outcome = trainings.outcome("lamb"), trainings.outcome(name)
 
@@ -201,9 +198,8 @@ def test_lamb_is_the_same_on_xla_on_any_number_of_workers_and_after_a_stop(train
 
 
 def test_lamb_compiles_nothing_late(trainings):
-    for name in ("lamb-1", "lamb-2"):
-        graphs = trainings.outcome(name).column("graphs")
-        assert graphs[-1] == graphs[1]
+    graphs = trainings.outcome("lamb-2").column("graphs")
+    assert graphs[-1] == graphs[1]
 
 
 def test_where_zero1_is_off_every_worker_has_the_whole_state(trainings):
