@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trnslurm.config import load
-from trnslurm.node.graphs.manifest import Manifest, NodeResult, describe, write_manifest
+from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, describe, write_manifest
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import Attempt, Record, RunDir
 
@@ -156,7 +156,7 @@ class Graphs:
         nodes = tuple(NodeResult(node=n, host=f"node-{n}", **node) for n in hosts)
         made = {"by": "ada", "run": f"/runs/{run}"}
         parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
-        write_manifest(self.cache, Manifest(**parts, made=made, nodes=nodes))
+        write_manifest(self.cache, GraphManifest(**parts, made=made, nodes=nodes))
         return key
 
 

@@ -13,14 +13,14 @@ from trnslurm.node.ending import (
     read_facts,
     reason_to_give_up,
 )
-from trnslurm.node.state import State, read_state
+from trnslurm.node.state import AttemptState, read_state
 from trnslurm.rundir import RunFiles
 
 GAVE_UP = "given up after {} without a new checkpoint: exit code 1 while running on a,b"
 
 
 def attempt(**fields):
-    return State(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
+    return AttemptState(**{"state": "RUNNING", "job_id": "7", "hosts": "a,b", **fields})
 
 
 def facts(**fields):
@@ -199,7 +199,7 @@ def test_crashes_since_a_new_checkpoint(attempts, newest, count):
     ],
 )
 def test_reasons_are_one_short_line(run, text, line):
-    State(attempt=1, reason=text).write()
+    AttemptState(attempt=1, reason=text).write()
     assert read_state("train", 1).reason == line
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.node.events import Stall
+from trnslurm.node.events import StallWatch
 from trnslurm.node.notify import WebhookError, _post, compose, read_webhook
 from trnslurm.rundir import RunFiles, write_json
 
@@ -448,7 +448,7 @@ def test_what_is_too_long(
     monkeypatch.chdir(tmp_path)
     train = {"watchdog": factor, "watchdog_min_s": 1.0}
     write_json(tmp_path / "plan.json", PLAN | {"train": train})
-    stall = Stall(attempt)
+    stall = StallWatch(attempt)
 
     def seen(step: int, at: float, now: float) -> bool:
         line = {"attempt": 1, "step": step, "time": at}

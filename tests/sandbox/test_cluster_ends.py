@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 
 from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox
 
@@ -36,7 +36,7 @@ def stuck(tmp_path: Path) -> dict[str, str]:
 
 def stand_in(directory: Path, name: str, script: str) -> dict[str, str]:
     """An environment in which a daemon is another one; Slurm's are taken from one prefix."""
-    host = Host.look(accounting=False, slurm=os.environ.get("TRNSLURM_SANDBOX_SLURM", ""))
+    host = SandboxHost.look(accounting=False, slurm=os.environ.get("TRNSLURM_SANDBOX_SLURM", ""))
     bin_dir = directory / "slurm/bin"
     bin_dir.mkdir(parents=True)
     clients = [str(host.client_dir / command) for command in host.clients]

@@ -24,12 +24,12 @@ from trnslurm.sandbox.configuration import (
     topology,
 )
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import OWNED_KEYS, Settings
+from trnslurm.sandbox.settings import OWNED_KEYS, SandboxSettings
 
 LAYOUT = Layout(Path("/b/sandbox"))
-HOST = Host(
+HOST = SandboxHost(
     user="me", uid=1, gid=1, unshare=(), commands={"srun": "/usr/bin/srun"}, version=(22, 5, 8),
     python="/bin/false",
 )  # fmt: skip
@@ -37,7 +37,7 @@ HOST = Host(
 
 def values(*asked: str, accounting: bool = False) -> dict[str, str]:
     """The lines of slurm.conf by lower-case key; each key is there once."""
-    text = slurm_conf(LAYOUT, Settings(set=asked, accounting=accounting), HOST, 700)
+    text = slurm_conf(LAYOUT, SandboxSettings(set=asked, accounting=accounting), HOST, 700)
     lines = [line for line in text.splitlines() if not line.startswith(("#", "NodeN", "Partit"))]
     pairs = [line.split("=", 1) for line in lines]
     found = {key.lower(): value for key, value in pairs}
@@ -45,7 +45,7 @@ def values(*asked: str, accounting: bool = False) -> dict[str, str]:
     return found
 
 
-def lines(kind: str, settings: Settings) -> list[dict[str, str]]:
+def lines(kind: str, settings: SandboxSettings) -> list[dict[str, str]]:
     """The NodeName or PartitionName lines, each as a mapping."""
     text = slurm_conf(LAYOUT, settings, HOST, 700)
     found = [line.split() for line in text.splitlines() if line.startswith(f"{kind}=")]
@@ -79,9 +79,9 @@ def test_the_plugins_of_a_prefix_are_found(tmp_path: Path) -> None:
     plugins.mkdir(parents=True)
     (plugins / "auth_munge.so").touch()
     host = replace(HOST, commands={"srun": str(tmp_path / "bin/srun")})
-    assert f"PluginDir={plugins}\n" in slurm_conf(LAYOUT, Settings(), host, 700)
+    assert f"PluginDir={plugins}\n" in slurm_conf(LAYOUT, SandboxSettings(), host, 700)
     assert f"PluginDir={plugins}\n" in slurmdbd_conf(LAYOUT, host, "secret")
-    assert "PluginDir" not in slurm_conf(LAYOUT, Settings(), HOST, 700)
+    assert "PluginDir" not in slurm_conf(LAYOUT, SandboxSettings(), HOST, 700)
 
 
 def test_of_two_values_the_last_counts() -> None:
@@ -130,7 +130,7 @@ def test_accounting() -> None:
 
 
 def test_nodes_claim_the_type() -> None:
-    nodes = lines("NodeName", Settings(nodes=3))
+    nodes = lines("NodeName", SandboxSettings(nodes=3))
     assert [n["NodeName"] for n in nodes] == [f"compute-dy-trn1-{i}" for i in (1, 2, 3)]
     assert [n["NodeAddr"] for n in nodes] == ["10.77.1.1", "10.77.1.2", "10.77.1.3"]
     assert {n["Feature"] for n in nodes} == {"dynamic,trn1.32xlarge,trn1,efa"}
@@ -140,26 +140,26 @@ def test_nodes_claim_the_type() -> None:
 
 
 def test_a_small_type_has_no_efa() -> None:
-    (node,) = lines("NodeName", Settings(nodes=1, like="trn1.2xlarge"))
+    (node,) = lines("NodeName", SandboxSettings(nodes=1, like="trn1.2xlarge"))
     assert node["Feature"] == "dynamic,trn1.2xlarge,trn1"
 
 
 @pytest.mark.parametrize("like", [n for n, t in catalog().items() if t.device == "cuda"])
 def test_gpus(like: str) -> None:
-    settings = Settings(nodes=2, like=like)
+    settings = SandboxSettings(nodes=2, like=like)
     assert [n["Gres"] for n in lines("NodeName", settings)] == ["gpu:8", "gpu:8"]
     assert gres(settings) == [("gpu", "", 8)]
     assert gres_conf(LAYOUT, settings) == "Name=gpu File=/b/sandbox/state/devices/gpu-[0-7]\n"
 
 
 def test_without_gpus_there_is_no_gres_conf() -> None:
-    assert gres(Settings()) == []
-    assert gres_conf(LAYOUT, Settings()) == ""
+    assert gres(SandboxSettings()) == []
+    assert gres_conf(LAYOUT, SandboxSettings()) == ""
 
 
 def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
     """Otherwise slurmd finds none, and the controller drains the node."""
-    asked = Settings(set=("Gres=gpu:a100:4,gpu:t4:2,shard:9",))
+    asked = SandboxSettings(set=("Gres=gpu:a100:4,gpu:t4:2,shard:9",))
     assert [n["Gres"] for n in lines("NodeName", asked)] == ["gpu:a100:4,gpu:t4:2,shard:9"] * 4
     devices = "/b/sandbox/state/devices"
     assert gres_conf(LAYOUT, asked).splitlines() == [
@@ -170,7 +170,7 @@ def test_claimed_gres_stands_in_gres_conf_as_well() -> None:
 
 
 def test_node_words_go_to_the_node_lines() -> None:
-    asked = Settings(nodes=2, set=("cpus=8", "RealMemory=1000", "features=a,b", "Weight=7"))
+    asked = SandboxSettings(nodes=2, set=("cpus=8", "RealMemory=1000", "features=a,b", "Weight=7"))
     text = slurm_conf(LAYOUT, asked, HOST, 700)
     for node in lines("NodeName", asked):
         assert (node["CPUs"], node["RealMemory"], node["Weight"]) == ("8", "1000", "7")
@@ -181,19 +181,19 @@ def test_node_words_go_to_the_node_lines() -> None:
 
 
 def test_partitions() -> None:
-    (one,) = lines("PartitionName", Settings())
+    (one,) = lines("PartitionName", SandboxSettings())
     assert one == {
         "PartitionName": "compute", "Nodes": "ALL", "Default": "YES", "MaxTime": "INFINITE",
         "State": "UP",
     }  # fmt: skip
     asked = ("partitionname=low Nodes=ALL PriorityTier=1", "PartitionName=hi Nodes=ALL")
-    names = [p["PartitionName"] for p in lines("PartitionName", Settings(set=asked))]
+    names = [p["PartitionName"] for p in lines("PartitionName", SandboxSettings(set=asked))]
     assert names == ["compute", "low", "hi"]
 
 
 def test_our_partition_can_be_set_otherwise() -> None:
     asked = "PartitionName=compute Nodes=ALL Default=YES MaxTime=5"
-    (one,) = lines("PartitionName", Settings(set=(asked,)))
+    (one,) = lines("PartitionName", SandboxSettings(set=(asked,)))
     assert one["MaxTime"] == "5"
 
 
@@ -207,11 +207,11 @@ def test_our_partition_can_be_set_otherwise() -> None:
     ],
 )
 def test_processors_that_slurmd_finds(asked: tuple[str, ...], found: str) -> None:
-    assert topology(Settings(set=asked)) == found
+    assert topology(SandboxSettings(set=asked)) == found
 
 
 def test_hosts() -> None:
-    assert hosts(Settings(nodes=2)).splitlines() == [
+    assert hosts(SandboxSettings(nodes=2)).splitlines() == [
         "127.0.0.1 localhost", "10.77.0.1 head-node", "10.77.1.1 compute-dy-trn1-1",
         "10.77.1.2 compute-dy-trn1-2",
     ]  # fmt: skip
@@ -227,7 +227,7 @@ def test_database() -> None:
 
 @pytest.mark.parametrize("like", [n for n in catalog() if n != "local"])
 def test_profile(like: str) -> None:
-    settings = Settings(nodes=3, like=like, python="/p/python")
+    settings = SandboxSettings(nodes=3, like=like, python="/p/python")
     tree = yaml.safe_load(profile_text(LAYOUT, settings))
     name = f"sandbox-{like}"
     assert (tree["instance_type"], tree["python"]) == (name, "/p/python")
@@ -242,7 +242,7 @@ def test_profile(like: str) -> None:
 
 
 def test_profile_of_claimed_cpus_and_stand_ins() -> None:
-    settings = Settings(set=("cpus=8",), neuron_stand_ins=True)
+    settings = SandboxSettings(set=("cpus=8",), neuron_stand_ins=True)
     tree = yaml.safe_load(profile_text(LAYOUT, settings))
     assert tree["instance_types"]["sandbox-trn1.32xlarge"]["vcpus"] == 8
     assert tree["activate"] == [
@@ -253,7 +253,7 @@ def test_profile_of_claimed_cpus_and_stand_ins() -> None:
 def test_its_users_stand_beside_those_of_the_machine() -> None:
     """In the place of one who has such a name here: inside, it means the sandbox's."""
     passwd = "root:x:0:0::/root:/bin/sh\nbob:x:7:7::/bob:/bin/sh"
-    found = accounts(LAYOUT, Settings(users=2), passwd, "team:x:9:ada")
+    found = accounts(LAYOUT, SandboxSettings(users=2), passwd, "team:x:9:ada")
     a, b, team = FIRST_ID, FIRST_ID + 1, FIRST_ID + 8
     assert [text.splitlines() for text in found] == [
         [

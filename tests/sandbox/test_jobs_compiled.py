@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trnslurm.node.graphs.manifest import Manifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, write_manifest
 from trnslurm.runs.run import RunDir
 
 from .cluster import eventually
@@ -28,7 +28,7 @@ def compile_all(cache: Path, run) -> None:
     made = {"by": "tests", "run": str(run.path)}
     write_manifest(
         cache,
-        Manifest(
+        GraphManifest(
             key=facts["key"], ingredients=ingredients, versions=facts["versions"], made=made,
             nodes=(node,),
         ),

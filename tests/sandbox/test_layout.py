@@ -16,7 +16,7 @@ import pytest
 
 from trnslurm.sandbox.layout import Layout, all_layouts
 from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import Settings
+from trnslurm.sandbox.settings import SandboxSettings
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +31,12 @@ def base(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Path]:
 class Prepared:
     """A sandbox that looks as if it were up: this process plays its holder."""
 
-    def __init__(self, name: str = "sandbox", settings: Settings | None = None) -> None:
+    def __init__(self, name: str = "sandbox", settings: SandboxSettings | None = None) -> None:
         self.layout = Layout.named(name)
         self.layout.path.parent.mkdir(mode=0o700, exist_ok=True)
         for directory in (self.layout.path, self.layout.profile.parent, self.layout.bin):
             directory.mkdir()
-        settings = settings or Settings(nodes=3, python="/p/python")
+        settings = settings or SandboxSettings(nodes=3, python="/p/python")
         self.layout.settings.write_text(settings.to_json())
         self.layout.profile.write_text(profile_text(self.layout, settings))
         self.lock = os.open(self.layout.path, os.O_RDONLY)

@@ -11,7 +11,7 @@ import pytest
 
 from trnslurm.sandbox import machine
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.machine import Host, find_command
+from trnslurm.sandbox.machine import SandboxHost, find_command
 
 APT = "sudo apt-get install --no-install-recommends"
 NEEDED = ("unshare", "nsenter", "setpriv", "mount", "ip", "munged", "slurmctld", "slurmd")
@@ -85,7 +85,7 @@ def test_all_of_one_prefix(bin_dir: Path, tmp_path: Path) -> None:
     """Commands and daemons of two versions do not understand each other."""
     for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
         program(tmp_path / "opt" / name, "echo slurm 25.11.0-0rc1")
-    host = Host.look(accounting=False, slurm=str(tmp_path / "opt"))
+    host = SandboxHost.look(accounting=False, slurm=str(tmp_path / "opt"))
     assert host.client_dir == tmp_path / "opt/bin"
     assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
     assert (host.version, host.commands["munged"]) == ((25, 11, 0), str(bin_dir / "munged"))
@@ -97,7 +97,7 @@ def test_the_daemons_beside_the_srun_on_path_are_taken(
     for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
         program(tmp_path / "opt" / name, "echo slurm 24.05.8")
     monkeypatch.setenv("PATH", f"{tmp_path}/opt/bin:{bin_dir}")
-    host = Host.look(accounting=False)
+    host = SandboxHost.look(accounting=False)
     assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
     assert host.release == "24.05.8"
 
@@ -124,14 +124,14 @@ def test_no_right_to_make_namespaces(up, bin_dir: Path) -> None:
 def test_the_user_namespace_is_tried_where_plain_namespaces_fail(bin_dir: Path) -> None:
     """As for an ordinary user, and for root of a container without --privileged."""
     program(bin_dir / "unshare", 'case "$*" in *--user*) exit 0;; esac; exit 1')
-    host = Host.look(accounting=False)
+    host = SandboxHost.look(accounting=False)
     assert host.user_namespace
     assert "--map-root-user" in host.unshare
 
 
 def test_root_needs_no_user_namespace(bin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert not Host.look(accounting=False).user_namespace
+    assert not SandboxHost.look(accounting=False).user_namespace
 
 
 def test_user_id_without_a_name(up, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_wrappers_of_a_sandbox_are_no_slurm(bin_dir: Path, tmp_path: Path, monke
 
 
 def test_host_survives_its_file(bin_dir: Path) -> None:
-    host = Host.look(accounting=False)
-    assert Host.from_json(host.to_json()) == host
+    host = SandboxHost.look(accounting=False)
+    assert SandboxHost.from_json(host.to_json()) == host
     assert host.client_dir == bin_dir
     assert host.clients == ["sbatch", "srun"]

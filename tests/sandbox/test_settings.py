@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.machine import Host
-from trnslurm.sandbox.settings import NODE_KEYS, OWNED_KEYS, Settings
+from trnslurm.sandbox.machine import SandboxHost
+from trnslurm.sandbox.settings import NODE_KEYS, OWNED_KEYS, SandboxSettings
 
 UP = ("sandbox", "up", "--python", sys.executable)
 
@@ -51,8 +51,11 @@ def test_bad_number_of_users(cli, users: int) -> None:
 
 
 def test_user_that_it_does_not_have() -> None:
-    assert Settings(users=2).check_user("bob") == "bob"
-    for settings, words in ((Settings(users=2), "it has alice, bob"), (Settings(), "up --users 2")):
+    assert SandboxSettings(users=2).check_user("bob") == "bob"
+    for settings, words in (
+        (SandboxSettings(users=2), "it has alice, bob"),
+        (SandboxSettings(), "up --users 2"),
+    ):
         with pytest.raises(SandboxError, match=rf"^no user 'carol' in this sandbox: .*{words}"):
             settings.check_user("carol")
 
@@ -141,12 +144,12 @@ def test_interpreter_that_is_none(cli, tmp_path: Path, kind: str) -> None:
 @pytest.fixture
 def some_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has everything, so that `up` gets as far as starting the holder."""
-    host = Host(
+    host = SandboxHost(
         user="me", uid=1, gid=1, unshare=(), commands={"srun": "/bin/srun"}, version=(22, 5, 8),
         python="/bin/false",
     )  # fmt: skip
-    monkeypatch.setattr(Host, "look", lambda accounting, slurm: host)
-    monkeypatch.setattr(Host, "clients", ["srun"])
+    monkeypatch.setattr(SandboxHost, "look", lambda accounting, slurm: host)
+    monkeypatch.setattr(SandboxHost, "clients", ["srun"])
 
 
 def dead_pid() -> int:
@@ -163,12 +166,14 @@ def test_owner_that_is_no_process(cli, some_machine, text: str) -> None:
 
 
 def test_settings_survive_their_file() -> None:
-    settings = Settings(nodes=2, like="p4d.24xlarge", accounting=True, set=("KillWait=5", "CPUs=8"))
-    assert Settings.from_json(settings.to_json()) == settings
+    settings = SandboxSettings(
+        nodes=2, like="p4d.24xlarge", accounting=True, set=("KillWait=5", "CPUs=8")
+    )
+    assert SandboxSettings.from_json(settings.to_json()) == settings
 
 
 def test_node_by_number_or_name() -> None:
-    settings = Settings(nodes=12)
+    settings = SandboxSettings(nodes=12)
     assert settings.node_number("12") == 12
     assert settings.node_number("compute-dy-trn1-12") == 12
     for wrong in ("0", "13", "-1", "", "compute-dy-trn1-13", "compute-dy-trn1", "²", "1.0"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.graphs.manifest import Manifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, write_manifest
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.status import run_status
 
@@ -211,7 +211,7 @@ def test_second_run_waits_while_the_first_compiles(
         facts = json.loads(cli("compile", "key", *SUBMIT[1:], "--json").out)
         node = NodeResult(node=0, host="x", graphs=1, compiled=1, failed=0, seconds=1.0)
         parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
-        write_manifest(site.run_root / ".compiled", Manifest(**parts, made={}, nodes=(node,)))
+        write_manifest(site.run_root / ".compiled", GraphManifest(**parts, made={}, nodes=(node,)))
         done = second.result()
     assert done.code == 0, done
     assert f"Waiting: {first.name} of " in done.err

@@ -33,7 +33,7 @@ from trnslurm.cluster.cache_use import (
 )
 from trnslurm.config import Workspace, resolve_cluster
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.node.graphs.contents import Entry, total_bytes
+from trnslurm.node.graphs.contents import CachedKey, total_bytes
 from trnslurm.node.graphs.key import differences, leaves
 from trnslurm.node.graphs.manifest import find_damage
 from trnslurm.plan.spec import make_spec
@@ -183,7 +183,7 @@ def verify_command(keys: tuple[str, ...], **options: Any) -> None:
             found = find_damage(cache.root, entry.manifest, hashes=True, trusted=cache.trusted)
             problem, good = found or "", f"whole, {files}"
         else:
-            problem, good = entry.problem, "not compiled"
+            problem, good = entry.problem, entry.words
         click.echo(f"{entry.key}: {problem or good}")
         damaged |= bool(problem)
     sys.exit(1 if damaged else 0)
@@ -238,10 +238,10 @@ def _cache_of(options: dict[str, Any]) -> tuple[Workspace, CompileCache]:
     return workspace, CompileCache(cluster)
 
 
-def _cells(entry: Entry, used: dict[str, str]) -> tuple[str, ...]:
+def _cells(entry: CachedKey, used: dict[str, str]) -> tuple[str, ...]:
     manifest = entry.manifest
     recipe, nodes = (recipe_of(manifest.ingredients), len(manifest.nodes)) if manifest else ("-", 0)
-    state = "compiled" if manifest else entry.problem or "not compiled"
+    state = entry.words
     if user := used.get(entry.key):
         state += f", in use by {Path(user).name}"
     return (
@@ -250,7 +250,7 @@ def _cells(entry: Entry, used: dict[str, str]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _facts(entry: Entry, used: dict[str, str]) -> dict[str, Any]:
+def _facts(entry: CachedKey, used: dict[str, str]) -> dict[str, Any]:
     manifest = entry.manifest
     return {
         "key": entry.key, "compiled": manifest is not None, "problem": entry.problem,

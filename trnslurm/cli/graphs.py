@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trnslurm.api.tables import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config import Workspace
-from trnslurm.node.graphs.manifest import Manifest
+from trnslurm.node.graphs.manifest import GraphManifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
 
@@ -42,7 +42,7 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
         return f"Graphs: the same as those of a run before it{known}, so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
-    return f"Graphs: {_state(need.compiled)}; precompile first{cost and f', {cost}'}"
+    return f"Graphs: {need.compiled.words}; precompile first{cost and f', {cost}'}"
 
 
 def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
@@ -51,9 +51,9 @@ def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
     if need.decision == "elsewhere" and need.other:
         return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
     if not need.phases:
-        return f"{where}: {_state(need.compiled)}"
+        return f"{where}: {need.compiled.words}"
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, need.limit_node_hours)
-    return f"{where}: {_state(need.compiled)}; precompile beside it{cost and f', {cost}'}"
+    return f"{where}: {need.compiled.words}; precompile beside it{cost and f', {cost}'}"
 
 
 def expected_cost(
@@ -74,7 +74,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
     cache = CompileCache(specs[0].config.cluster)
     if cache.unknown:
         cost = _limit_of_a_node(specs[0])
-        said = _state(Compiled(problem=cache.unknown, known=False))
+        said = Compiled(problem=cache.unknown, known=False).words
         yield f"Graphs: {said}{cost and f'; precompile {cost}'}"
         return
     for spec in specs:
@@ -86,7 +86,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
             continue
         limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
         cost = expected_cost(cache, ingredients, spec.nodes, limit)
-        yield f"{where}: {_state(found)}{cost and f'; precompile {cost}'}"
+        yield f"{where}: {found.words}{cost and f'; precompile {cost}'}"
 
 
 def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _nodes_time(hours_each: float, nodes: int) -> str:
     return f"{hours(hours_each * nodes)} node-hours"
 
 
-def origin(manifest: Manifest) -> str:
+def origin(manifest: GraphManifest) -> str:
     """Return which run compiled it, if its manifest says so."""
     run = str(manifest.made.get("run", ""))
     return f", by {Path(run).name}" if run else ""
@@ -140,10 +140,3 @@ def age(seconds: float) -> str:
 def age_since(moment: float) -> str:
     """Return how long ago a moment was, for a table."""
     return age(time.time() - moment)
-
-
-def _state(found: Compiled) -> str:
-    if not found.known:
-        return f"whether they are compiled is known only on the cluster ({found.problem})"
-    said = "compiled" if found.warm else "not compiled"
-    return f"{said} (key {found.key}{f': {found.problem}' if found.problem else ''})"

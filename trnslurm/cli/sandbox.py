@@ -19,12 +19,12 @@ from trnslurm.cli.options import Command, json_option
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.config.catalog import catalog
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.control import State, look
+from trnslurm.sandbox.control import SandboxState, look
 from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
 from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts
 from trnslurm.sandbox.lifecycle import down, settings_of, up
 from trnslurm.sandbox.namespaces import commands, enter, environment, holder_pid, login_environment
-from trnslurm.sandbox.settings import Settings
+from trnslurm.sandbox.settings import SandboxSettings
 
 _VARIABLE = "TRNSLURM_SANDBOX"
 
@@ -113,7 +113,7 @@ def up_command_line(
       trnslurm sandbox up --name two --users 2
     """
     layout = Layout.named(name)
-    asked = Settings(
+    asked = SandboxSettings(
         nodes=nodes, like=like, accounting=accounting, set=settings,
         neuron_stand_ins=neuron_stand_ins, users=users, python=_interpreter(python),
         slurm=str(Path(slurm).absolute()) if slurm else "",
@@ -201,7 +201,7 @@ def status_command(name: str, as_json: bool) -> None:
     _print_state(state)
 
 
-def _print_state(state: State) -> None:
+def _print_state(state: SandboxState) -> None:
     nodes = f"{count(len(state.nodes), 'node')} like {state.like}"
     click.echo(f"{state.name}: cluster {state.cluster}, {nodes}, Slurm {state.slurm}; "
                f"running: {', '.join(state.daemons)}\n")  # fmt: skip
@@ -291,7 +291,7 @@ fault_command.help = (
 )
 
 
-def _settings(layout: Layout) -> Settings:
+def _settings(layout: Layout) -> SandboxSettings:
     holder_pid(layout)
     return settings_of(layout)
 

@@ -1,7 +1,7 @@
 """A cluster's compile cache: which graphs it has.
 
-A job's key needs the versions of the cluster's Python, and so a host that has it. Elsewhere the key
-is known only on the cluster, where the precompile job looks for itself.
+A job's key needs the versions of the cluster's Python, and so a host that has it. On other hosts
+the key is not known; there the precompile job looks for itself, on the cluster.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
+from trnslurm.node.graphs.contents import COMPILED, NOT_COMPILED
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
     CacheError,
-    Manifest,
+    GraphManifest,
     cache_root,
     find_damage,
     is_trusted,
@@ -35,21 +36,29 @@ _RECIPE = r"jobs/([^/]+)/"
 
 
 class Compiled(Frozen):
-    """What the cache has for one job."""
+    """The state of one job's graphs, as the cache has them."""
 
     key: str = ""
     """Empty: not known here."""
-    manifest: Manifest | None = None
-    """That of graphs which are all there; None if they are not: cold."""
+    manifest: GraphManifest | None = None
+    """The manifest if all graphs are cached (warm); None if not (cold)."""
     problem: str = ""
     """Why the key is not known here, or why the cached graphs cannot be used."""
     known: bool = True
-    """Whether this host can tell."""
+    """Whether this host knows the state."""
 
     @property
     def warm(self) -> bool:
         """Check whether nothing has to be compiled."""
         return self.manifest is not None
+
+    @property
+    def words(self) -> str:
+        """The state of the job's graphs in words."""
+        if not self.known:
+            return f"whether they are compiled is known only on the cluster ({self.problem})"
+        said = COMPILED if self.warm else NOT_COMPILED
+        return f"{said} (key {self.key}{f': {self.problem}' if self.problem else ''})"
 
 
 class CompileCache:
@@ -64,12 +73,12 @@ class CompileCache:
         self._one_asks = threading.Lock()
 
     def ask_ahead(self) -> None:
-        """Begin to ask for the versions: a Python takes a moment to start."""
+        """Begin to ask for the versions, because a Python takes a moment to start."""
         threading.Thread(target=lambda: self._measured, daemon=True).start()
 
     @property
     def is_asking(self) -> bool:
-        """Check whether whoever wants the versions now has to wait."""
+        """Check whether the versions are being asked for, so that a caller has to wait."""
         return self._one_asks.locked()
 
     @property
@@ -90,12 +99,12 @@ class CompileCache:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of what compiles, as far as this host has them."""
+        """The versions of the packages that compile, as far as this host has them."""
         return self._measured[0]
 
     @property
     def unknown(self) -> str:
-        """Why no key is known on this host; empty if they are."""
+        """Why no key is known on this host; empty if keys are known."""
         return self._measured[1]
 
     def trusts(self, uid: int) -> bool:
@@ -132,10 +141,10 @@ class CompileCache:
             places = [d for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
         except OSError:
             return []
-        # A link is nothing of ours, and what it leads to is not ours to remove.
+        # A link was not made by trnslurm, which must not remove what the link leads to.
         return sorted(d.name for d in places if re.fullmatch(_KEY, d.name) and not d.is_symlink())
 
-    def manifests(self) -> Iterator[Manifest]:
+    def manifests(self) -> Iterator[GraphManifest]:
         """Yield the manifests that can be read and are trusted."""
         for key in self.all_keys():
             try:
@@ -145,7 +154,7 @@ class CompileCache:
             if manifest:
                 yield manifest
 
-    def most_alike(self, ingredients: Mapping[str, Any]) -> Manifest | None:
+    def most_alike(self, ingredients: Mapping[str, Any]) -> GraphManifest | None:
         """Return what was compiled for the same recipe with the fewest differences."""
         same = [m for m in self.manifests() if recipe_of(m.ingredients) == recipe_of(ingredients)]
         return min(
@@ -159,6 +168,6 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
     return next((match[1] for name in names if (match := re.match(_RECIPE, name))), "")
 
 
-def compile_hours(manifest: Manifest) -> float:
+def compile_hours(manifest: GraphManifest) -> float:
     """Return how long the compilation took; its nodes worked side by side."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600

@@ -14,7 +14,7 @@ from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.claims import Claim
 from trnslurm.node.graphs.claims import newest_claim
-from trnslurm.node.graphs.contents import Entry, choose, read_entry, remove
+from trnslurm.node.graphs.contents import CachedKey, choose, read_entry, remove
 from trnslurm.node.graphs.manifest import CacheError, read_manifest
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
@@ -47,7 +47,7 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
     return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
 
 
-def entries_of(cache: CompileCache) -> list[Entry]:
+def entries_of(cache: CompileCache) -> list[CachedKey]:
     """Return what the cache holds, the longest unused first."""
     entries = [read_entry(cache.root, key, trusted=cache.trusted) for key in cache.all_keys()]
     return sorted(entries, key=lambda entry: entry.used)
@@ -77,7 +77,7 @@ def prune(
     *,
     unused_since: float | None,
     max_bytes: int | None,
-) -> list[Entry]:
+) -> list[CachedKey]:
     """Return what pruning removes: never what is in use."""
     entries = entries_of(cache)
     free = [entry for entry in entries if entry.key not in in_use]
@@ -85,7 +85,7 @@ def prune(
     return choose(free, busy, unused_since=unused_since, max_bytes=max_bytes)
 
 
-def remove_all(cache: CompileCache, entries: Sequence[Entry]) -> int:
+def remove_all(cache: CompileCache, entries: Sequence[CachedKey]) -> int:
     """Remove these keys; return the bytes that this freed."""
     gone = {entry.key for entry in entries}
     kept = [entry for entry in entries_of(cache) if entry.key not in gone]

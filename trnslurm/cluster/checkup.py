@@ -109,9 +109,12 @@ def _came(expected: Expected, found: Found) -> Iterator[Line]:
         fix = "look at the run's logs: the run directory may not be mounted there, or no Python"
         names = ", ".join(f"node {n}" for n in missing)
         yield Line(
-            check="nodes", level="problem", measured=f"{text} reported, not {names}",
-            expected="all, into one run directory that all nodes share", fix=fix,
-        )  # fmt: skip
+            check="nodes",
+            level="problem",
+            measured=f"{text} reported, not {names}",
+            expected="all, into one run directory that all nodes share",
+            fix=fix,
+        )
     else:
         yield Line(check="nodes", level="ok", measured=f"{text} share the run directory")
 
@@ -132,9 +135,11 @@ def _preflight(expected: Expected, found: Found) -> Iterator[Line]:
         skew = max(abs(node.clock_s) for node in found.preflight)
         measured = f"{len(found.preflight)} nodes fit; clocks differ by {skew:.2f} s"
         yield Line(
-            check="preflight", level="ok", measured=f"{measured}; Python and its packages agree",
+            check="preflight",
+            level="ok",
+            measured=f"{measured}; Python and its packages agree",
             expected="under 5 s, one software",
-        )  # fmt: skip
+        )
 
 
 def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
@@ -146,11 +151,13 @@ def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
     low = {node: value for node, value in values.items() if value is not None}
     if low and expected.efa:
         yield Line(
-            check="locked memory", level="problem",
-            measured=_by_value(found, {n: _size(v) for n, v in low.items()}), expected=needed,
+            check="locked memory",
+            level="problem",
+            measured=_by_value(found, {n: _size(v) for n, v in low.items()}),
+            expected=needed,
             fix="LimitMEMLOCK=infinity in slurmd's unit, and PropagateResourceLimitsExcept=MEMLOCK "
             "in slurm.conf: else a job has the limit of the shell that submitted it",
-        )  # fmt: skip
+        )
     else:
         said = {n: "unlimited" if v is None else _size(v) for n, v in values.items()}
         yield Line(
@@ -165,10 +172,12 @@ def _open_files(expected: Expected, found: Found) -> Iterator[Line]:
     said = {n: "unlimited" if v is None else str(v) for n, v in (low or values).items()}
     if values:
         yield Line(
-            check="open files", level="problem" if low else "ok", measured=_by_value(found, said),
+            check="open files",
+            level="problem" if low else "ok",
+            measured=_by_value(found, said),
             expected=f"at least {needed} for {expected.workers} workers",
             fix="raise LimitNOFILE of slurmd" if low else "",
-        )  # fmt: skip
+        )
 
 
 def _efa(expected: Expected, found: Found) -> Iterator[Line]:
@@ -179,12 +188,15 @@ def _efa(expected: Expected, found: Found) -> Iterator[Line]:
     said = {n: f"{v[0]}{f' ({v[1]})' if v[1] else ''}" for n, v in (few or counts).items()}
     if counts:
         yield Line(
-            check="EFA", level="problem" if few else "ok",
+            check="EFA",
+            level="problem" if few else "ok",
             measured=f"fi_info -p efa: {_by_value(found, said)}",
             expected=f"{expected.efa} interfaces on {expected.instance}",
             fix="enable EFA in its compute resource; an image with EFA's installer (libfabric, "
-            "modinfo efa); a security group that allows all traffic within itself" if few else "",
-        )  # fmt: skip
+            "modinfo efa); a security group that allows all traffic within itself"
+            if few
+            else "",
+        )
 
 
 def _versions(expected: Expected, found: Found) -> Iterator[Line]:
@@ -208,9 +220,12 @@ def _compare(
             equal.append(f"{name} {next(iter(values.values()))}")
             continue
         yield Line(
-            check=check, level="problem", measured=f"{name}: {_by_value(found, values)}",
-            expected="the same on all nodes", fix=fix,
-        )  # fmt: skip
+            check=check,
+            level="problem",
+            measured=f"{name}: {_by_value(found, values)}",
+            expected="the same on all nodes",
+            fix=fix,
+        )
     if equal:
         alike = "the same on all nodes" if len(by_node) > 1 else ""
         yield Line(check=check, level="ok", measured=", ".join(equal), expected=alike)
@@ -221,10 +236,12 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
     for node, seen in found.nodes.items():
         if problem := seen.get("meeting", {}).get("problem"):
             yield Line(
-                check="links", level="problem", measured=f"{host_of(found, node)}: {problem}",
+                check="links",
+                level="problem",
+                measured=f"{host_of(found, node)}: {problem}",
                 expected="every node reaches node 0 on the master port",
                 fix="look at its network and firewall, and at NodeAddr in slurm.conf",
-            )  # fmt: skip
+            )
     rates = {int(n): min(r["to"], r["from"]) for n, r in (meeting.get("rates") or {}).items()}
     if not rates:
         return
@@ -235,11 +252,14 @@ def _links(expected: Expected, found: Found) -> Iterator[Line]:
     )
     alike = f"about the {usual:,.0f} MB/s of the other nodes" if len(rates) > 1 else ""
     yield Line(
-        check="links", level="problem" if slow else "ok", measured=measured, expected=alike,
+        check="links",
+        level="problem" if slow else "ok",
+        measured=measured,
+        expected=alike,
         fix="look at its interface (ip -s link), or exclude the node: --sbatch=--exclude=NODE"
         if slow
         else "",
-    )  # fmt: skip
+    )
 
 
 def _graph(expected: Expected, found: Found) -> Iterator[Line]:
@@ -250,10 +270,12 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
     if not made or made.get("problem"):
         why = made.get("problem") or "node 0 did not get so far"
         yield Line(
-            check="compile", level="problem", measured=f"{host_of(found, 0)}: {why}",
+            check="compile",
+            level="problem",
+            measured=f"{host_of(found, 0)}: {why}",
             expected=f"one small graph compiled into {cache}",
             fix="look for neuron_parallel_compile's words in the run's log; trnslurm env check",
-        )  # fmt: skip
+        )
         return
     measured = f"{len(made['graphs'])} compiled by {host_of(found, 0)} into {cache}"
     yield Line(check="compile", level="ok", measured=measured)
@@ -261,10 +283,12 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
         return
     if made.get("alone"):
         yield Line(
-            check="compile cache", level="note", measured=f"not shared: {made['alone']}",
+            check="compile cache",
+            level="note",
+            measured=f"not shared: {made['alone']}",
             expected="one cache on a file system of all nodes, or every node compiles everything",
             fix="set compile_cache in the cluster profile",
-        )  # fmt: skip
+        )
         return
     seen = _of_nodes(found, lambda n: str(n["meeting"]["graph"]["problem"] or ""))
     # Of a node that did not meet the others another line speaks.
@@ -273,13 +297,14 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
     bad = {n: why for n, why in others.items() if why}
     good = f"found compiled by {len(others) - len(bad)} of {len(others)} other nodes"
     yield Line(
-        check="compile cache", level="problem" if bad else "ok",
+        check="compile cache",
+        level="problem" if bad else "ok",
         measured=_by_value(found, bad) if bad else good,
         expected="what one node has compiled, all find in the cache",
         fix="compile_cache must be one directory on a file system that all nodes mount and may read"
         if bad
         else "",
-    )  # fmt: skip
+    )
 
 
 def _world(expected: Expected, found: Found) -> Iterator[Line]:
@@ -298,11 +323,12 @@ def _world(expected: Expected, found: Found) -> Iterator[Line]:
         nodes = sorted({rank // expected.workers_per_node for rank in ranks})
         where = ", ".join(host_of(found, n) for n in nodes[:_MOST_NAMED])
         yield Line(
-            check="workers", level="problem",
+            check="workers",
+            level="problem",
             measured=f"{len(ranks)} of {expected.workers} ({where}): {why}",
             expected=f"{expected.workers} workers that finish",
             fix="the first error in the run's logs (trnslurm triage) is the cause",
-        )  # fmt: skip
+        )
     worlds = {r: int(w["world"]) for r, w in workers.items() if "world" in w}
     if not worlds:
         return
@@ -311,12 +337,13 @@ def _world(expected: Expected, found: Found) -> Iterator[Line]:
     if wrong:
         number = sum(world != expected.workers for world in worlds.values())
         yield Line(
-            check="world size", level="problem",
+            check="world size",
+            level="problem",
             measured=f"{', '.join(map(str, sorted(wrong)))} according to {number} workers",
             expected=planned,
             fix="they would train copies of their own: look at torch_xla's, torch_neuronx's and "
             "libneuronxla's versions, and for NEURON_PJRT_* or PJRT_* in activate and env",
-        )  # fmt: skip
+        )
     elif len(worlds) == expected.workers:
         on = _device_of(workers)
         measured = f"{expected.workers}{on}"
@@ -334,11 +361,12 @@ def _sum(expected: Expected, found: Found) -> Iterator[Line]:
         return
     right = set(sums) == {float(expected.workers)}
     yield Line(
-        check="all-reduce", level="ok" if right else "problem",
+        check="all-reduce",
+        level="ok" if right else "problem",
         measured="ones add up to " + ", ".join(f"{s:g}" for s in sorted(sums)),
         expected=str(expected.workers),
         fix="" if right else "collectives do not reach all workers: training would be wrong",
-    )  # fmt: skip
+    )
 
 
 def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
@@ -358,12 +386,16 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
         return
     slow = rate < _FLOOR * line_rate
     yield Line(
-        check="bandwidth", level="problem" if slow else "ok", measured=measured,
+        check="bandwidth",
+        level="problem" if slow else "ok",
+        measured=measured,
         expected=f"far above {_FLOOR * line_rate:g} GB/s, a twentieth of the line rate of "
         f"{expected.instance} ({expected.network_gbps} Gb/s, AWS)",
         fix="it does not use EFA, or one interface of several: look at the lines EFA and network, "
-        "and at the placement group" if slow else "",
-    )  # fmt: skip
+        "and at the placement group"
+        if slow
+        else "",
+    )
 
 
 def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
@@ -375,20 +407,22 @@ def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
     if not others:
         nearest = all(found.workers[rank].get("to_nearest", True) for rank in bits)
         yield Line(
-            check="rounding", level="ok" if nearest else "note",
+            check="rounding",
+            level="ok" if nearest else "note",
             measured=f"the same values have the same bits in bf16 on {len(bits)} workers"
             + ("" if nearest else ", but not those of rounding to the nearest"),
             expected="the same bits, rounded to the nearest",
             fix="" if nearest else _ROUNDS,
-        )  # fmt: skip
+        )
         return
     where = ", ".join(host_of(found, n) for n in others[:_MOST_NAMED])
     yield Line(
-        check="rounding", level="problem",
+        check="rounding",
+        level="problem",
         measured=f"{len(bits) - number} of {len(bits)} workers round to other bits ({where})",
         expected="the same bits: copies of a parameter must stay equal",
         fix=_ROUNDS,
-    )  # fmt: skip
+    )
 
 
 def _network(expected: Expected, found: Found) -> Iterator[Line]:
@@ -411,19 +445,31 @@ def _network(expected: Expected, found: Found) -> Iterator[Line]:
     nodes = sorted({r // expected.workers_per_node for r in without})
     words = next(iter(without.values())).splitlines()
     yield Line(
-        check="network", level="problem",
+        check="network",
+        level="problem",
         measured=f"NCCL does not use EFA on {', '.join(host_of(found, n) for n in nodes)}: "
         f"{words[0] if words else 'it names no network'}",
         expected=f"aws-ofi-nccl and the provider efa on {expected.instance}",
         fix="install aws-ofi-nccl (EFA's installer has it), or name the directory of its "
         "libnccl-net.so in LD_LIBRARY_PATH by the profile's activate",
-    )  # fmt: skip
+    )
 
 
 _CHECKS: tuple[Callable[[Expected, Found], Iterator[Line]], ...] = (
-    _came, _preflight, _memlock, _open_files, _efa, _versions, _links, _graph, _world, _sum,
-    _bandwidth, _network, _rounding,
-)  # fmt: skip
+    _came,
+    _preflight,
+    _memlock,
+    _open_files,
+    _efa,
+    _versions,
+    _links,
+    _graph,
+    _world,
+    _sum,
+    _bandwidth,
+    _network,
+    _rounding,
+)
 
 
 def _of_nodes(found: Found, read: Callable[[Any], Any]) -> dict[int, Any]:

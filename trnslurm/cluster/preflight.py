@@ -100,10 +100,14 @@ def _script(job: PreflightByHand, devices: int, efa: int) -> str:
         meet = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
     with_efa = efa if job.nodes > 1 and job.device in WITH_EFA else 0
     command = [
-        interpreter(cluster), "-m", "trnslurm.node.preflight", f"--device={job.device}",
-        f"--devices={devices if job.device == 'neuron' else 0}", f"--workers={job.workers}",
+        interpreter(cluster),
+        "-m",
+        "trnslurm.node.preflight",
+        f"--device={job.device}",
+        f"--devices={devices if job.device == 'neuron' else 0}",
+        f"--workers={job.workers}",
         f"--efa={with_efa}",
-    ]  # fmt: skip
+    ]
     return "\n".join(
         [
             *preamble(cluster),
@@ -127,10 +131,19 @@ def _command(job: PreflightByHand) -> list[str]:
     slurm = job.cluster.slurm
     options = [*srun_options(job.cluster), *(["--exclusive"] if slurm.exclusive else [])]
     return [
-        Slurm(slurm.bin_dir).path("srun"), f"--nodes={job.nodes}", "--ntasks-per-node=1",
-        "--cpu-bind=none", "--time=5", "--quiet", "--job-name=trnslurm-doctor", "--export=NONE",
-        f"--chdir={job.directory}", *options, *slurm.sbatch, *script,
-    ]  # fmt: skip
+        Slurm(slurm.bin_dir).path("srun"),
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        "--cpu-bind=none",
+        "--time=5",
+        "--quiet",
+        "--job-name=trnslurm-doctor",
+        "--export=NONE",
+        f"--chdir={job.directory}",
+        *options,
+        *slurm.sbatch,
+        *script,
+    ]
 
 
 def _run(job: PreflightByHand, timeout_s: float) -> str:
@@ -138,9 +151,15 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
     path = str(Path(trnslurm.__file__).parent.parent)
     environ = without_overrides(os.environ) | ({} if job.on_slurm else {"PYTHONPATH": path})
     process = subprocess.Popen(
-        _command(job), cwd=job.directory, env=environ, stdin=subprocess.DEVNULL, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, errors="replace",
-    )  # fmt: skip
+        _command(job),
+        cwd=job.directory,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        errors="replace",
+    )
     try:
         _, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

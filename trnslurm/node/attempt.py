@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from trnslurm.node import left_out, processes
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import earlier_attempts, how_it_ended, read_facts, reason_to_give_up
-from trnslurm.node.events import Events
+from trnslurm.node.events import Messages
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
 from trnslurm.node.hosts import brief
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals = processes.SignalQueue()  # first: without it TERM kills without a word
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
-        attempt = Attempt(options, signals)
+        attempt = AttemptProgram(options, signals)
     except KeyError as error:
         processes.say(f"error: {error.args[0]} is not set: a batch script starts this program")
         return 2
@@ -97,9 +97,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
     parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
     parser.add_argument(
-        "--retry-s", type=float, nargs="*", default=[10.0, 30.0], metavar="SECONDS",
+        "--retry-s",
+        type=float,
+        nargs="*",
+        default=[10.0, 30.0],
+        metavar="SECONDS",
         help="pauses before Slurm's controller is asked again",
-    )  # fmt: skip
+    )
     at = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:at])
     options.command = list(argv[at + 1 :])
@@ -108,7 +112,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-class Attempt:
+class AttemptProgram:
     """One attempt of a phase."""
 
     def __init__(self, options: argparse.Namespace, signals: processes.SignalQueue) -> None:
@@ -131,7 +135,7 @@ class Attempt:
         self._ended_by_term = False
         self._last_moment = math.inf
         """When this program must have ended, because KILL follows."""
-        self._events = Events(self.state)
+        self._events = Messages(self.state)
 
     # -- from begin to end
 
@@ -318,18 +322,24 @@ class Attempt:
         """Decide how a training ended and whether it starts again; return the exit code."""
         try:
             bad_nodes, trouble = left_out.update(
-                self.state.attempt, self.state.hosts.split(","),
-                hours=self._options.exclude_hours, now=time.time(),
-            )  # fmt: skip
+                self.state.attempt,
+                self.state.hosts.split(","),
+                hours=self._options.exclude_hours,
+                now=time.time(),
+            )
             # Not once Slurm is ending the job, which leaves no time to read logs.
             found = self._found if code and self.state.state == "RUNNING" else None
             ending = how_it_ended(
                 read_facts(
-                    self.state, code, trouble,
-                    max_crashes=self._options.max_crashes, requeue=self._options.requeue,
-                    why=found.brief if found else "", again=bool(found and found.again),
+                    self.state,
+                    code,
+                    trouble,
+                    max_crashes=self._options.max_crashes,
+                    requeue=self._options.requeue,
+                    why=found.brief if found else "",
+                    again=bool(found and found.again),
                 )
-            )  # fmt: skip
+            )
         except Exception:  # then the exit code, and what Slurm said, must do
             processes.say(traceback.format_exc())
             self.doing = "deciding how it ended" if code == 0 else self.doing

@@ -89,9 +89,13 @@ def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         process = subprocess.Popen(
-            ["scontrol", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+            ["scontrol", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
     except OSError as error:
         return 127, f"scontrol: {error.strerror}"
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trnslurm.node.hosts import brief
-from trnslurm.node.state import CRASH, ERROR, RUN, State, read_state, saved_by_now
+from trnslurm.node.state import CRASH, ERROR, RUN, AttemptState, read_state, saved_by_now
 from trnslurm.rundir import read_json
 
 
@@ -15,7 +15,7 @@ from trnslurm.rundir import read_json
 class Facts:
     """Everything that decides how an attempt ended."""
 
-    attempts: Sequence[State]
+    attempts: Sequence[AttemptState]
     """Those of this job, oldest first; the last is the one that has ended."""
     exit_code: int
     newest: int
@@ -44,7 +44,7 @@ class Facts:
     """The newest attempt of the run, if that is another one: it has taken over."""
 
     @property
-    def last(self) -> State:
+    def last(self) -> AttemptState:
         return self.attempts[-1]
 
     @property
@@ -116,7 +116,7 @@ def _crash(facts: Facts) -> Ending:
     return _again("FAILED", CRASH, f"crash after step {facts.newest} was saved: {what}")
 
 
-def crashes_in_a_row(attempts: Sequence[State], newest: int) -> int:
+def crashes_in_a_row(attempts: Sequence[AttemptState], newest: int) -> int:
     """Count the crashes since an attempt left a newer checkpoint than it had found."""
     crashes = 0
     left = newest
@@ -152,13 +152,13 @@ def _and(*words: str) -> str:
     return "; ".join(word for word in words if word)
 
 
-def earlier_attempts(state: State) -> list[State]:
+def earlier_attempts(state: AttemptState) -> list[AttemptState]:
     """Return the attempts of the same job before this one, oldest first."""
     numbers = [n for n in RUN.attempt_numbers(state.phase) if n < state.attempt]
     return [a for a in (read_state(state.phase, n) for n in numbers) if a.job_id == state.job_id]
 
 
-def reason_to_give_up(state: State, max_crashes: int) -> str:
+def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
     """Return why a run is given up instead of beginning this attempt, or nothing."""
     earlier = earlier_attempts(state)
     crashes = crashes_in_a_row(earlier, state.checkpoint)
@@ -169,21 +169,33 @@ def reason_to_give_up(state: State, max_crashes: int) -> str:
 
 
 def read_facts(
-    state: State, exit_code: int, trouble: str, *, max_crashes: int, requeue: bool,
-    why: str = "", again: bool = False,
-) -> Facts:  # fmt: skip
+    state: AttemptState,
+    exit_code: int,
+    trouble: str,
+    *,
+    max_crashes: int,
+    requeue: bool,
+    why: str = "",
+    again: bool = False,
+) -> Facts:
     """Return what the files say of an attempt that has ended."""
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
     newest = max(RUN.attempt_numbers("train"), default=0)
     step, changed = saved_by_now()
     return Facts(
-        attempts=[*earlier_attempts(state), state], exit_code=exit_code,
-        newest=step, changed=changed,
-        max_crashes=max_crashes, requeue=requeue, trouble=trouble, why=why, again=again,
+        attempts=[*earlier_attempts(state), state],
+        exit_code=exit_code,
+        newest=step,
+        changed=changed,
+        max_crashes=max_crashes,
+        requeue=requeue,
+        trouble=trouble,
+        why=why,
+        again=again,
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),
         saved=int(stopped["step"]) if stopped.get("saved") else None,
         cancelled=RUN.cancelled_file.exists(),
-    )  # fmt: skip
+    )

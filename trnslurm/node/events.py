@@ -15,7 +15,7 @@ from typing import Any
 
 from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
 from trnslurm.node.processes import say
-from trnslurm.node.state import RUN, State
+from trnslurm.node.state import RUN, AttemptState
 from trnslurm.rundir import last_lines, read_json
 
 BESIDE_S = 60.0
@@ -33,22 +33,22 @@ _TOGETHER_S = 0.01
 _FACTOR, _MIN_S = 20.0, 120.0
 
 
-class Events:
+class Messages:
     """The messages of one attempt."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: AttemptState) -> None:
         self._state = state
         self._notify = read_notify(RUN)
         self._senders: list[subprocess.Popen[bytes]] = []
-        self._stall = Stall(state.attempt)
+        self._stall = StallWatch(state.attempt)
         self._ended = threading.Event()
 
-    def begun(self, before: list[State]) -> None:
+    def begun(self, before: list[AttemptState]) -> None:
         """Tell that the attempt starts, and of the one before if that died without a word."""
         with _ignored("start"):
             self._begun(before)
 
-    def _begun(self, before: list[State]) -> None:
+    def _begun(self, before: list[AttemptState]) -> None:
         if before and before[-1].under_way:
             why = "it ended without a word, as when its node dies"
             self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
@@ -91,21 +91,30 @@ class Events:
             self._tell("stall", "RUNNING", self._stall.reason, limit_s=limit_s)
 
     def _tell(
-        self, event: str, state: str, reason: str = "", *, attempt: int = 0,
+        self,
+        event: str,
+        state: str,
+        reason: str = "",
+        *,
+        attempt: int = 0,
         limit_s: float = BESIDE_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have people told of an event, if they want to know."""
         if not self._notify or event not in self._notify.events:
             return
         with _ignored(event):
             message = compose(
-                RUN, event, phase=self._state.phase, attempt=attempt or self._state.attempt,
-                state=state, reason=reason,
-            )  # fmt: skip
+                RUN,
+                event,
+                phase=self._state.phase,
+                attempt=attempt or self._state.attempt,
+                state=state,
+                reason=reason,
+            )
             self._senders.append(start_sender(RUN, message, limit_s))
 
 
-class Stall:
+class StallWatch:
     """Whether an attempt's workers make progress, by what they write down."""
 
     def __init__(self, attempt: int) -> None:

@@ -29,10 +29,16 @@ from urllib.parse import urlsplit
 from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, write_json_once
 
 EVENT_OF = {
-    "REQUEUED": "requeue", "COMPLETED": "end", "STOPPED": "end", "CANCELLED": "end",
-    "FAILED": "failure", "TIMEOUT": "failure", "PREEMPTED": "failure", "NODE_FAIL": "failure",
+    "REQUEUED": "requeue",
+    "COMPLETED": "end",
+    "STOPPED": "end",
+    "CANCELLED": "end",
+    "FAILED": "failure",
+    "TIMEOUT": "failure",
+    "PREEMPTED": "failure",
+    "NODE_FAIL": "failure",
     "LOST": "failure",
-}  # fmt: skip
+}
 """What the end of an attempt, or of a run, is to those who are told."""
 # Of the time that there is: how long each try may take, and the pauses between them.
 _TRIES, _PAUSES = (0.4, 0.25, 0.2), (0.03, 0.07)
@@ -54,7 +60,7 @@ class WebhookError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notify:
+class Recipients:
     """Whom to tell, and of what."""
 
     command: str
@@ -63,7 +69,7 @@ class Notify:
     events: tuple[str, ...]
 
 
-def read_notify(run: RunFiles) -> Notify | None:
+def read_notify(run: RunFiles) -> Recipients | None:
     """Return what notify.json says; None if nobody is to be told."""
     said = read_json(run.notify_file)
     command, webhook, events = (said.get(k) or "" for k in ("command", "webhook", "events"))
@@ -71,7 +77,7 @@ def read_notify(run: RunFiles) -> Notify | None:
         return None
     if not events or not (command or webhook):
         return None
-    return Notify(command=command, webhook=webhook, events=tuple(map(str, events)))
+    return Recipients(command=command, webhook=webhook, events=tuple(map(str, events)))
 
 
 def compose(
@@ -133,8 +139,11 @@ def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.
     try:
         sender = subprocess.Popen(
             [sys.executable, "-m", "trnslurm.node.notify", f"{limit_s:.2f}"],
-            cwd=run.path, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0,
-        )  # fmt: skip
+            cwd=run.path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            process_group=0,
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert sender.stdin
@@ -201,9 +210,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(command: str, event: str, body: bytes) -> str:
     """Run a shell line with the message on stdin; return a word about it."""
     process = subprocess.Popen(
-        ["bash", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=os.environ | {"TRNSLURM_EVENT": event},
-    )  # fmt: skip
+        ["bash", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"TRNSLURM_EVENT": event},
+    )
     assert process.stdin and process.stdout
     tail = b""
 

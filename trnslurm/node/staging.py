@@ -44,7 +44,7 @@ class StagingError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class StagedFile:
     """A file of an environment, or a symbolic link."""
 
     path: Path
@@ -144,7 +144,7 @@ def own_directory(parent: Path) -> Path:
     return place
 
 
-def identity(entries: Iterable[Entry], prefix: str) -> str:
+def identity(entries: Iterable[StagedFile], prefix: str) -> str:
     """Return a checksum of the files of an environment, or of a copy of it: names, sizes and times.
 
     Contents are not read: that would cost what is to be spared. Bytecode does not count, as any
@@ -158,11 +158,11 @@ def identity(entries: Iterable[Entry], prefix: str) -> str:
     return whole.hexdigest()[:16]
 
 
-def list_files(directory: Path) -> list[Entry]:
+def list_files(directory: Path) -> list[StagedFile]:
     """Return all files and links below a directory, by name."""
 
-    def describe(path: str, status: os.stat_result) -> Entry:
-        return Entry(
+    def describe(path: str, status: os.stat_result) -> StagedFile:
+        return StagedFile(
             path=Path(path),
             name=path[start:],
             size=status.st_size,
@@ -171,7 +171,7 @@ def list_files(directory: Path) -> list[Entry]:
             target=str(Path(path).readlink()) if stat.S_ISLNK(status.st_mode) else None,
         )
 
-    def look(path: str) -> tuple[list[Entry], list[str]]:
+    def look(path: str) -> tuple[list[StagedFile], list[str]]:
         found, below = [], []
         with os.scandir(path) as entries:
             for entry in entries:
@@ -208,8 +208,9 @@ def _make_room(place: Path, made: Iterable[Path], locked: bool) -> None:
     """Remove what was used longest ago, and what a dead process left half made."""
     unused = sorted(
         (path for path in made if not path.name.startswith(_NEW)),
-        key=lambda path: path.stat().st_mtime, reverse=True,
-    )[KEPT - 1 :]  # fmt: skip
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )[KEPT - 1 :]
     for path in (*unused, *(place.glob(f"{_NEW}*") if locked else ())):
         if path.is_dir() and not _in_use(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -227,7 +228,7 @@ def _in_use(copy: Path) -> bool:
     return False
 
 
-def _write_archive(prefix: Path, entries: Sequence[Entry], stem: Path) -> Path:
+def _write_archive(prefix: Path, entries: Sequence[StagedFile], stem: Path) -> Path:
     begun, host = time.monotonic(), os.uname().nodename
     new = stem.with_name(f"{_NEW}{host}-{os.getpid()}")
     try:
@@ -249,11 +250,13 @@ def _write_archive(prefix: Path, entries: Sequence[Entry], stem: Path) -> Path:
     return archive
 
 
-def _contents(entries: Iterable[Entry]) -> Iterator[tuple[Entry, io.BufferedIOBase | None]]:
+def _contents(
+    entries: Iterable[StagedFile],
+) -> Iterator[tuple[StagedFile, io.BufferedIOBase | None]]:
     """Yield entries with their contents; small files are read ahead, side by side."""
-    waiting: deque[tuple[Entry, Future[bytes] | None]] = deque()
+    waiting: deque[tuple[StagedFile, Future[bytes] | None]] = deque()
 
-    def first() -> tuple[Entry, io.BufferedIOBase | None]:
+    def first() -> tuple[StagedFile, io.BufferedIOBase | None]:
         entry, read = waiting.popleft()
         if read is not None:
             return entry, io.BytesIO(read.result())
@@ -269,7 +272,7 @@ def _contents(entries: Iterable[Entry]) -> Iterator[tuple[Entry, io.BufferedIOBa
             yield first()
 
 
-def _member(entry: Entry) -> tarfile.TarInfo:
+def _member(entry: StagedFile) -> tarfile.TarInfo:
     """Return what the archive says of an entry; links count as files of their own."""
     member = tarfile.TarInfo(entry.name)
     member.mtime, member.mode = entry.mtime_s, stat.S_IMODE(entry.mode)

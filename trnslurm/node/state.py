@@ -17,7 +17,7 @@ _MAX_REASON = 300
 
 
 @dataclass(kw_only=True)
-class State:
+class AttemptState:
     """The state of an attempt."""
 
     phase: str = "train"
@@ -62,11 +62,11 @@ class State:
         write_json(RUN.state_file(self.phase, self.attempt), data)
 
 
-def read_state(phase: str, attempt: int) -> State:
+def read_state(phase: str, attempt: int) -> AttemptState:
     """Return the state of an attempt; one that has only taken its number is STARTING."""
     data = read_json(RUN.state_file(phase, attempt))
-    state = State(phase=phase, attempt=attempt)
-    for name in (f.name for f in fields(State) if f.name in data):
+    state = AttemptState(phase=phase, attempt=attempt)
+    for name in (f.name for f in fields(AttemptState) if f.name in data):
         default = getattr(state, name)
         if name not in ("phase", "attempt") and isinstance(data[name], type(default)):
             setattr(state, name, data[name])

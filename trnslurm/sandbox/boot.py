@@ -16,10 +16,10 @@ from typing import Any
 from trnslurm.sandbox import configuration
 from trnslurm.sandbox.daemons import BootError, Daemons, run
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import as_user, environment, login
 from trnslurm.sandbox.nodes import BRIDGE, NodeLink
-from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, Settings
+from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, SandboxSettings
 
 _NODES_S = 90
 _POLL_S = 0.1
@@ -37,13 +37,13 @@ _SLURMDBD_PORT = 6819
 _MARIADB_PORT = 3306
 
 
-class Cluster:
+class BootedCluster:
     """The sandbox, seen from inside."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._settings = Settings.from_json(layout.settings.read_text(encoding="utf-8"))
-        self._host = Host.from_json(layout.host.read_text(encoding="utf-8"))
+        self._settings = SandboxSettings.from_json(layout.settings.read_text(encoding="utf-8"))
+        self._host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
         self._user = as_user(self._host)
         self._users = self._settings.user_names
         self._daemons = Daemons(layout.log)
@@ -164,10 +164,12 @@ class Cluster:
         that are built for several slurmds on one machine accept.
         """
         files = {
-            "socket": f"run/{name}.sock", "pid-file": f"run/{name}.pid",
-            "log-file": f"log/{name}d.log", "seed-file": f"state/{name}.seed",
+            "socket": f"run/{name}.sock",
+            "pid-file": f"run/{name}.pid",
+            "log-file": f"log/{name}d.log",
+            "seed-file": f"state/{name}.seed",
             "key-file": "etc/munge.key",
-        }  # fmt: skip
+        }
         options = [f"--{option}={self._layout.path / file}" for option, file in files.items()]
         command = [self._host.commands["munged"], "--foreground", "--force", "--num-threads=4"]
         return [*self._user, *command, *options]
@@ -183,14 +185,29 @@ class Cluster:
         self._write_private(self._layout.etc / "slurmdbd.conf", text)
         if not data.is_dir():
             install = [self._host.commands["mariadb-install-db"], "--no-defaults"]
-            run([*self._user, *install, f"--datadir={data}", f"--user={self._host.user}", tmpdir,
-                 "--auth-root-authentication-method=normal", "--skip-test-db"])  # fmt: skip
+            run(
+                [
+                    *self._user,
+                    *install,
+                    f"--datadir={data}",
+                    f"--user={self._host.user}",
+                    tmpdir,
+                    "--auth-root-authentication-method=normal",
+                    "--skip-test-db",
+                ]
+            )
         options = [
-            "--no-defaults", f"--user={self._host.user}", f"--datadir={data}",
-            f"--socket={self._layout.run}/mariadb.sock", f"--init-file={init}",
-            f"--pid-file={self._layout.run}/mariadb.pid", "--bind-address=127.0.0.1",
-            f"--port={_MARIADB_PORT}", "--innodb-buffer-pool-size=64M", tmpdir,
-        ]  # fmt: skip
+            "--no-defaults",
+            f"--user={self._host.user}",
+            f"--datadir={data}",
+            f"--socket={self._layout.run}/mariadb.sock",
+            f"--init-file={init}",
+            f"--pid-file={self._layout.run}/mariadb.pid",
+            "--bind-address=127.0.0.1",
+            f"--port={_MARIADB_PORT}",
+            "--innodb-buffer-pool-size=64M",
+            tmpdir,
+        ]
         self._daemons.start("mariadbd", [*self._user, self._host.commands["mariadbd"], *options])
         self._daemons.wait("mariadbd", lambda: _listens("127.0.0.1", _MARIADB_PORT))
 

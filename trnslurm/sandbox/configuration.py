@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trnslurm.errors import did_you_mean
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.settings import (
     HEAD,
     HEAD_ADDRESS,
@@ -14,7 +14,7 @@ from trnslurm.sandbox.settings import (
     PARTITION,
     TEAM,
     USERS,
-    Settings,
+    SandboxSettings,
     node_address,
     split_settings,
 )
@@ -61,7 +61,7 @@ FIRST_ID = 2_000_000_001
 _SCHEDULABLE_MEMORY = 0.95
 
 
-def slurm_conf(layout: Layout, settings: Settings, host: Host, first_job: int) -> str:
+def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, first_job: int) -> str:
     """Return slurm.conf. `first_job` keeps job numbers of earlier sandboxes from coming again."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
@@ -86,7 +86,7 @@ def slurm_conf(layout: Layout, settings: Settings, host: Host, first_job: int) -
     return "\n".join([*lines, *partitions.values()]) + "\n"
 
 
-def cgroup_conf(host: Host) -> str:
+def cgroup_conf(host: SandboxHost) -> str:
     """Return cgroup.conf: slurmd asks for no cgroup, which an ordinary user could not give it.
 
     Without the file it looks for what this machine has, and on one with version 2 alone asks its
@@ -102,7 +102,7 @@ def unknown_key_hint(key: str) -> str:
     return did_you_mean(key, [*PARALLELCLUSTER, *NODE_KEYS])
 
 
-def gres(settings: Settings) -> list[tuple[str, str, int]]:
+def gres(settings: SandboxSettings) -> list[tuple[str, str, int]]:
     """Return name, type (or "") and count of each generic resource that a node claims."""
     found = []
     for claim in filter(None, _node_facts(settings).get("Gres", "").split(",")):
@@ -111,7 +111,7 @@ def gres(settings: Settings) -> list[tuple[str, str, int]]:
     return found
 
 
-def gres_conf(layout: Layout, settings: Settings) -> str:
+def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
     """Return gres.conf: slurmd counts device files, and numbers them for CUDA_VISIBLE_DEVICES."""
     lines = []
     for name, kind, count in gres(settings):
@@ -120,7 +120,7 @@ def gres_conf(layout: Layout, settings: Settings) -> str:
     return "".join(lines)
 
 
-def topology(settings: Settings) -> str:
+def topology(settings: SandboxSettings) -> str:
     """Return the processors that slurmd finds, in the syntax of hwloc's synthetic topologies.
 
     Claimed CPUs are not enough: task/affinity lays tasks out on the processors that slurmd finds.
@@ -131,14 +131,14 @@ def topology(settings: Settings) -> str:
     return f"package:{sockets} core:{cores} pu:{threads}"
 
 
-def hosts(settings: Settings) -> str:
+def hosts(settings: SandboxSettings) -> str:
     """Return /etc/hosts, with the names that ParallelCluster's private DNS zone has."""
     lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}"]
     lines += [f"{node_address(n)} {name}" for n, name in enumerate(settings.node_names, 1)]
     return "\n".join(lines) + "\n"
 
 
-def accounts(layout: Layout, settings: Settings, passwd: str, group: str) -> tuple[str, str]:
+def accounts(layout: Layout, settings: SandboxSettings, passwd: str, group: str) -> tuple[str, str]:
     """Return /etc/passwd and /etc/group: this machine's, and the sandbox's users.
 
     A name of ours takes the place of the machine's own, inside the sandbox only.
@@ -157,7 +157,7 @@ def _with_lines(text: str, ours: list[str]) -> str:
     return "\n".join([*kept, *ours]) + "\n"
 
 
-def slurmdbd_conf(layout: Layout, host: Host, password: str) -> str:
+def slurmdbd_conf(layout: Layout, host: SandboxHost, password: str) -> str:
     """Return slurmdbd.conf, which only its user may read."""
     plugins = f"PluginDir={host.plugins}\n" if host.plugins else ""
     return f"""\
@@ -184,7 +184,7 @@ def database_init(password: str) -> str:
     )
 
 
-def _owned(layout: Layout, host: Host) -> dict[str, str]:
+def _owned(layout: Layout, host: SandboxHost) -> dict[str, str]:
     plugins = {"PluginDir": str(host.plugins)} if host.plugins else {}
     return plugins | {
         "ClusterName": "parallelcluster",
@@ -203,7 +203,7 @@ def _owned(layout: Layout, host: Host) -> dict[str, str]:
     }
 
 
-def _accounting(layout: Layout, settings: Settings) -> dict[str, str]:
+def _accounting(layout: Layout, settings: SandboxSettings) -> dict[str, str]:
     if not settings.accounting:
         return {
             "AccountingStorageType": "accounting_storage/none",
@@ -218,7 +218,7 @@ def _accounting(layout: Layout, settings: Settings) -> dict[str, str]:
     }
 
 
-def _node_facts(settings: Settings) -> dict[str, str]:
+def _node_facts(settings: SandboxSettings) -> dict[str, str]:
     instance = settings.instance
     features = ["dynamic", settings.like, settings.resource]
     facts = {

@@ -10,7 +10,7 @@ from typing import Any
 from trnslurm.errors import SandboxError, SlurmError
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.lifecycle import settings_of
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import up_command
 from trnslurm.sandbox.settings import node_address
 from trnslurm.slurm.commands import Slurm
@@ -32,7 +32,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class SandboxState:
     """A sandbox as it is now."""
 
     name: str
@@ -68,11 +68,11 @@ def ask(layout: Layout, **order: Any) -> Any:
     return answer["ok"]
 
 
-def look(layout: Layout) -> State:
+def look(layout: Layout) -> SandboxState:
     """Return the state of a sandbox, from its holder, and from its controller if that answers."""
     held = ask(layout, do="state")
     settings = settings_of(layout)
-    host = Host.from_json(layout.host.read_text(encoding="utf-8"))
+    host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
     states: dict[str, list[str]] = {}
     controller = ""
     try:
@@ -87,11 +87,15 @@ def look(layout: Layout) -> State:
         state, reason = states.get(name, ["?", ""])
         nodes.append(
             NodeState(
-                number=number, name=name, address=node_address(number), power=power,
-                state=state, reason="" if reason == "none" else reason,
+                number=number,
+                name=name,
+                address=node_address(number),
+                power=power,
+                state=state,
+                reason="" if reason == "none" else reason,
             )
-        )  # fmt: skip
-    return State(
+        )
+    return SandboxState(
         name=layout.name,
         cluster=layout.cluster,
         like=settings.like,

@@ -92,9 +92,13 @@ def run(argv: Sequence[str]) -> str:
     """Run a short command and return its output, or raise BootError."""
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_STEP_S,
+            argv,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_STEP_S,
             check=False,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise BootError(f"{' '.join(argv)}: no answer in {_STEP_S} s") from None
     if done.returncode:

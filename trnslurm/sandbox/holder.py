@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import TrnslurmError
-from trnslurm.sandbox.boot import Cluster
+from trnslurm.sandbox.boot import BootedCluster
 from trnslurm.sandbox.daemons import BootError
 from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.namespaces import announce
@@ -37,7 +37,7 @@ def main() -> None:
     if os.fstat(lock).st_ino != int(sys.argv[2]):
         sys.exit(1)  # the `up` that started this process was stopped and has cleaned up
     pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
-    cluster = Cluster(layout)
+    cluster = BootedCluster(layout)
     try:
         cluster.boot()
         server = socket.socket(socket.AF_UNIX)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _serve(
-    cluster: Cluster, layout: Layout, server: socket.socket, owner: int | None, lock: int
+    cluster: BootedCluster, layout: Layout, server: socket.socket, owner: int | None, lock: int
 ) -> None:
     """Obey orders until the directory, or the process that owns the sandbox, is gone."""
     wake, wake_write = os.pipe()
@@ -82,7 +82,7 @@ def _still_there(layout: Layout, lock: int) -> bool:
         return False
 
 
-def _answer(cluster: Cluster, server: socket.socket) -> None:
+def _answer(cluster: BootedCluster, server: socket.socket) -> None:
     connection, _ = server.accept()
     connection.settimeout(5)
     with connection, connection.makefile("rw", encoding="utf-8") as stream:

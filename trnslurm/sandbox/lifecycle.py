@@ -16,10 +16,10 @@ import trnslurm
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox import configuration, neuron
 from trnslurm.sandbox.layout import Layout, base_locked
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import wrapper
 from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import Settings
+from trnslurm.sandbox.settings import SandboxSettings
 
 _UP_S = 240
 _DOWN_S = 30
@@ -29,7 +29,7 @@ _JOB_IDS_PER_S = 4  # sandboxes may be started seconds apart; no number comes ag
 
 
 def up(
-    layout: Layout, settings: Settings, *, owner: int | None, say: Callable[[str], None]
+    layout: Layout, settings: SandboxSettings, *, owner: int | None, say: Callable[[str], None]
 ) -> bool:
     """Start a sandbox, or return False if it is up already. What a crash left is removed first.
 
@@ -40,7 +40,7 @@ def up(
             _refuse_other_settings(layout, settings)
             return False
         _remove(layout)
-        host = Host.look(accounting=settings.accounting, slurm=settings.slurm)
+        host = SandboxHost.look(accounting=settings.accounting, slurm=settings.slurm)
         if settings.users and host.user_namespace:
             raise SandboxError(
                 f"--users {settings.users}: only root can run processes of other users here: use "
@@ -69,17 +69,17 @@ def down(layout: Layout) -> bool:
     return found
 
 
-def settings_of(layout: Layout) -> Settings:
+def settings_of(layout: Layout) -> SandboxSettings:
     """Return the settings that a sandbox was started with."""
     try:
-        return Settings.from_json(layout.settings.read_text(encoding="utf-8"))
+        return SandboxSettings.from_json(layout.settings.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError):  # cut short, or of another version
         raise SandboxError(
             f"{layout.settings} is damaged: `trnslurm sandbox down --name {layout.name}` removes it"
         ) from None
 
 
-def _refuse_other_settings(layout: Layout, asked: Settings) -> None:
+def _refuse_other_settings(layout: Layout, asked: SandboxSettings) -> None:
     found = settings_of(layout)
     if found == asked:
         return
@@ -91,12 +91,18 @@ def _refuse_other_settings(layout: Layout, asked: Settings) -> None:
     )
 
 
-def _write_files(layout: Layout, settings: Settings, host: Host) -> None:
+def _write_files(layout: Layout, settings: SandboxSettings, host: SandboxHost) -> None:
     for directory in (
-        layout.etc, layout.run, layout.log, layout.state, layout.bin, layout.bin_inside,
-        layout.profile.parent, layout.state / "slurmctld",
+        layout.etc,
+        layout.run,
+        layout.log,
+        layout.state,
+        layout.bin,
+        layout.bin_inside,
+        layout.profile.parent,
+        layout.state / "slurmctld",
         *(layout.state / name for name in settings.node_names),
-    ):  # fmt: skip
+    ):
         directory.mkdir()
     texts = {
         layout.settings: settings.to_json(),
@@ -144,7 +150,7 @@ def _umask(umask: int) -> Iterator[None]:
         os.umask(before)
 
 
-def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.Popen[bytes]:
+def _start_holder(layout: Layout, host: SandboxHost, owner: int | None) -> subprocess.Popen[bytes]:
     environ = {k: v for k in ("PATH", "HOME", "USER") if (v := os.environ.get(k))}
     environ["PATH"] = environ.get("PATH", "") + ":/usr/sbin:/usr/bin:/sbin:/bin"
     environ |= {"LANG": "C.UTF-8", "PYTHONPATH": str(Path(trnslurm.__file__).parent.parent)}
@@ -161,9 +167,16 @@ def _start_holder(layout: Layout, host: Host, owner: int | None) -> subprocess.P
     try:
         with (layout.log / "holder.log").open("ab") as log:
             return subprocess.Popen(
-                argv, env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, pass_fds=descriptors, umask=0o022,
-            )  # fmt: skip
+                argv,
+                env=environ,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=descriptors,
+                umask=0o022,
+            )
     finally:
         for fd in descriptors:
             os.close(fd)

@@ -19,24 +19,48 @@ from trnslurm.errors import SandboxError
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
 # Command -> Debian package.
 _COMMANDS = {
-    "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount",
-    "ip": "iproute2", "munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd",
-    "sbatch": "slurm-client", "srun": "slurm-client",
-}  # fmt: skip
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "mount": "mount",
+    "ip": "iproute2",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "srun": "slurm-client",
+}
 _ACCOUNTING = {
-    "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
     "my_print_defaults": "mariadb-client-core",
-}  # fmt: skip
+}
 _SLURM = ("slurmctld", "slurmd", "slurmdbd", "sbatch", "srun")
 _CLIENTS = (
-    "sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab",
-    "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
-)  # fmt: skip
+    "sacct",
+    "sacctmgr",
+    "salloc",
+    "sattach",
+    "sbatch",
+    "sbcast",
+    "scancel",
+    "scontrol",
+    "scrontab",
+    "sdiag",
+    "sinfo",
+    "sprio",
+    "squeue",
+    "sreport",
+    "srun",
+    "sshare",
+    "sstat",
+    "strigger",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class SandboxHost:
     """The machine that a sandbox is made on, and its user."""
 
     user: str
@@ -52,7 +76,7 @@ class Host:
     """The interpreter that the holder runs under."""
 
     @classmethod
-    def look(cls, *, accounting: bool, slurm: str = "") -> Host:
+    def look(cls, *, accounting: bool, slurm: str = "") -> SandboxHost:
         """Inspect this machine, or say what is missing; `slurm` is the prefix to take it from."""
         commands = _needed_commands(accounting=accounting, prefix=slurm)
         return cls(
@@ -97,7 +121,7 @@ class Host:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Host:
+    def from_json(cls, text: str) -> SandboxHost:
         data: dict[str, Any] = json.loads(text)
         lists = {key: tuple(data.get(key, ())) for key in ("unshare", "version")}
         return cls(**{**data, **lists})

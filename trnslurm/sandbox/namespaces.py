@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout, replace_text
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 
 _NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 # nsenter leaves the command in the root directory: go back. The command ends with nsenter.
@@ -47,7 +47,7 @@ def enter(
     `user` is one of the sandbox's own, and begins in their home.
     """
     pid = str(holder_pid(layout))
-    host = Host.from_json(layout.host.read_text(encoding="utf-8"))
+    host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
     argv = _outer(host, pid)
     if node is not None:
         try:
@@ -60,7 +60,7 @@ def enter(
     return [*argv, *who, "/bin/sh", "-c", _RUN, "sh", str(where), *command]
 
 
-def as_user(host: Host) -> list[str]:
+def as_user(host: SandboxHost) -> list[str]:
     """Return the words that turn the sandbox's root back into the ordinary user who started it."""
     if not host.user_namespace:
         return []
@@ -96,7 +96,7 @@ def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
     return kept | own | {"PATH": path, "SHELL": "/bin/sh"} | site | environment(layout)
 
 
-def wrapper(layout: Layout, host: Host) -> str:
+def wrapper(layout: Layout, host: SandboxHost) -> str:
     """Return the script that runs the command of Slurm that has the script's name, inside."""
     outer = " ".join(_outer(host, '"$pid"'))
     user = shlex.join(as_user(host))
@@ -121,6 +121,6 @@ esac
 """
 
 
-def _outer(host: Host, pid: str) -> list[str]:
+def _outer(host: SandboxHost, pid: str) -> list[str]:
     user = ["--user", "--preserve-credentials"] if host.user_namespace else []
     return ["nsenter", f"--target={pid}", *user, *_NAMESPACES, "--"]

@@ -9,13 +9,13 @@ from trnslurm.config.catalog import InstanceType
 from trnslurm.errors import SandboxError, did_you_mean
 from trnslurm.sandbox import neuron_stand_ins
 from trnslurm.sandbox.layout import Layout, replace_text
-from trnslurm.sandbox.machine import Host
+from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.neuron_stand_ins import BEHAVIOURS
 
 EVERY_NODE = "all"
 
 
-def write(layout: Layout, instance: InstanceType, host: Host) -> None:
+def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
     """Write the tools' wrappers, and the instance that they pretend to run on."""
     layout.neuron_bin.mkdir(parents=True)
     facts = {

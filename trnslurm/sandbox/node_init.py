@@ -26,7 +26,7 @@ _MUNGE_S = 15
 _ARP = 0x0806
 
 
-class Node:
+class NodeProcess:
     """A node: its slurmd, and everything else in its namespaces."""
 
     def __init__(self, name: str, slurmd: list[str], log: Path) -> None:
@@ -81,9 +81,12 @@ class Node:
         """Set the address; one process for all three, as each costs what all do."""
         lines = ("link set lo up", f"address add {address}/{bits} dev eth0", "link set eth0 up")
         done = subprocess.run(
-            ["ip", "-batch", "-"], input="".join(f"{line}\n" for line in lines),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["ip", "-batch", "-"],
+            input="".join(f"{line}\n" for line in lines),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise ValueError(f"ip: {' '.join(done.stderr.split())}")
 
@@ -121,9 +124,12 @@ class Node:
             raise ValueError(f"slurmd runs on {self._name} already")
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [*self._slurmd, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*self._slurmd, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         process.returncode = 0  # reap() waits for it, not Popen
         self._pid = process.pid
         return "slurmd started"
@@ -175,7 +181,7 @@ def main() -> None:
         ["-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm"],
     ):
         subprocess.run(["mount", *words], check=True)
-    node = Node(name, slurmd, Path(log))
+    node = NodeProcess(name, slurmd, Path(log))
     wake, wake_write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_write, False)

@@ -25,9 +25,14 @@ class NodeLink:
     """A node that is on or off."""
 
     def __init__(
-        self, layout: Layout, number: int, name: str, *, slurmd: Sequence[str],
+        self,
+        layout: Layout,
+        number: int,
+        name: str,
+        *,
+        slurmd: Sequence[str],
         munged: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._layout = layout
         self._number = number
         self.name = name
@@ -46,9 +51,12 @@ class NodeLink:
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*_UNSHARE, "--propagation=slave", *program, self.name, log, *self._slurmd],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def plug_in(self) -> None:
         """Wait for the first process, plug in the cable, and have it start munged and slurmd.
@@ -62,10 +70,13 @@ class NodeLink:
         run(["ip", "link", "set", cable, "master", BRIDGE, "up"])
         own, head = f"munge-{self._number}.sock", "munge.sock"
         self._send(
-            do="boot", address=self.address, bits=PREFIX_BITS, munged=self._munged,
+            do="boot",
+            address=self.address,
+            bits=PREFIX_BITS,
+            munged=self._munged,
             sockets=[str(self._layout.run / name) for name in (own, head)],
             rebooted=self._rebooted,
-        )  # fmt: skip
+        )
 
     def connect(self) -> None:
         """Wait until the node's slurmd is started."""

@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.settings import PARTITION, Settings, split_settings
+from trnslurm.sandbox.settings import PARTITION, SandboxSettings, split_settings
 
 _WORKERS = range(1, 9)
 
 
-def profile_text(layout: Layout, settings: Settings) -> str:
+def profile_text(layout: Layout, settings: SandboxSettings) -> str:
     """Return the profile as YAML."""
     name = f"sandbox-{settings.like}"
     tree: dict[str, Any] = {
@@ -44,7 +44,7 @@ def profile_text(layout: Layout, settings: Settings) -> str:
     return header + yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
 
 
-def _instance(settings: Settings) -> dict[str, Any]:
+def _instance(settings: SandboxSettings) -> dict[str, Any]:
     """Return the claimed type with this machine's CPU as its device, and no price."""
     facts = asdict(settings.instance)
     del facts["name"]

@@ -22,26 +22,52 @@ PREFIX_BITS = 16
 
 # Keys of slurm.conf's NodeName line, which apply to every node.
 NODE_KEYS = (
-    "CPUs", "Boards", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore",
-    "RealMemory", "MemSpecLimit", "CpuSpecList", "CoreSpecCount", "TmpDisk", "Feature", "Gres",
+    "CPUs",
+    "Boards",
+    "Sockets",
+    "SocketsPerBoard",
+    "CoresPerSocket",
+    "ThreadsPerCore",
+    "RealMemory",
+    "MemSpecLimit",
+    "CpuSpecList",
+    "CoreSpecCount",
+    "TmpDisk",
+    "Feature",
+    "Gres",
     "Weight",
-)  # fmt: skip
+)
 _NODE_KEY_OF = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
 # The numbers among them; slurmd's processors are made of these.
 COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
 # Keys that hold the sandbox together: not for --set.
 OWNED_KEYS = (
-    "ClusterName", "SlurmctldHost", "SlurmUser", "SlurmdUser", "AuthType", "StateSaveLocation",
-    "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmdPidFile", "SlurmctldLogFile", "SlurmdLogFile",
-    "SlurmctldPort", "SlurmdPort", "AccountingStorageHost", "AccountingStorageType", "NodeName",
-    "NodeAddr", "Include", "PluginDir",
-)  # fmt: skip
+    "ClusterName",
+    "SlurmctldHost",
+    "SlurmUser",
+    "SlurmdUser",
+    "AuthType",
+    "StateSaveLocation",
+    "SlurmdSpoolDir",
+    "SlurmctldPidFile",
+    "SlurmdPidFile",
+    "SlurmctldLogFile",
+    "SlurmdLogFile",
+    "SlurmctldPort",
+    "SlurmdPort",
+    "AccountingStorageHost",
+    "AccountingStorageType",
+    "NodeName",
+    "NodeAddr",
+    "Include",
+    "PluginDir",
+)
 _GRES = r"(\w+(:\w+)?:[1-9]\d{0,2}(,(?=\w)|$))+"
 _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SandboxSettings:
     """What `trnslurm sandbox up` was asked for."""
 
     nodes: int = 4
@@ -114,7 +140,7 @@ class Settings:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
+    def from_json(cls, text: str) -> SandboxSettings:
         data: dict[str, Any] = json.loads(text)
         return cls(**{**data, "set": tuple(data["set"])})
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CachedFile, CacheError, describe, shared_with_others
-from trnslurm.node.graphs.place import Place, read_place
+from trnslurm.node.graphs.place import GraphPlace, read_place
 from trnslurm.rundir import RunFiles, load_json
 
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -52,7 +52,7 @@ def run_compile(command: Sequence[str]) -> int:
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run neuron_parallel_compile, and read its output."""
     before = set(locks.all_locks(place.cache))
     report, start = neuron.Report(), time.monotonic()
@@ -82,7 +82,7 @@ def run_on_neuron(place: Place, command: Sequence[str]) -> tuple[int, dict[str, 
     return exit_code, result | common(place, start, problem, neffs)
 
 
-def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run the trial, whose workers each fill a cache of their own."""
     workers = load_json(RunFiles(place.run).plan_file)["workers_per_node"]
     ranks = range(place.node * workers, (place.node + 1) * workers)
@@ -106,7 +106,7 @@ def run_on_cpu(place: Place, command: Sequence[str]) -> tuple[int, dict[str, Any
 
 
 def common(
-    place: Place, start: float, problem: str | None, paths: Sequence[Path]
+    place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
     """Return what is said of any compile; files outside the cache are not listed."""
     files: list[CachedFile] = [
@@ -122,7 +122,7 @@ def common(
 
 
 @contextmanager
-def output_file(place: Place) -> Iterator[Any]:
+def output_file(place: GraphPlace) -> Iterator[Any]:
     """Open the copy of the output that stays with the graphs."""
     directory = place.directory / "output"
     directory.mkdir(parents=True, exist_ok=True)

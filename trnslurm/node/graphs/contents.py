@@ -1,4 +1,4 @@
-"""What a cache holds: its keys with their sizes and last uses, and removing some of them."""
+"""What a cache holds: its keys with their sizes and last uses; and removing keys."""
 
 import contextlib
 import shutil
@@ -9,36 +9,43 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import (
     MANIFEST,
     CacheError,
-    Manifest,
+    GraphManifest,
     key_dir,
     read_manifest,
 )
 
+COMPILED, NOT_COMPILED = "compiled", "not compiled"
+"""The words for what a cache has for a key."""
 USED = "used"
 """Touched in a key's directory when a training has verified its graphs."""
 
 
-class Entry(Frozen):
+class CachedKey(Frozen):
     """What the cache holds of one key."""
 
     key: str
-    manifest: Manifest | None
-    """None: nothing that was finished, or nothing that can be believed."""
+    manifest: GraphManifest | None
+    """None: no compile has finished, or its manifest cannot be trusted."""
     problem: str
     sizes: Mapping[str, int]
     """The size of every file of this key, by its name in the cache."""
     made: float
     used: float
-    """When a training verified it last; before the first one, when it was made."""
+    """When a training last verified it; until one does, when it was made."""
+
+    @property
+    def words(self) -> str:
+        """The state of the key's graphs in words: the problem, if there is one."""
+        return COMPILED if self.manifest else self.problem or NOT_COMPILED
 
     @property
     def bytes(self) -> int:
-        """All its files; those that other keys name as well are counted with each."""
+        """The size of all its files, also of those that other keys name, too."""
         return sum(self.sizes.values())
 
 
-def read_entry(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Entry:
-    """Return what there is of a key."""
+def read_entry(cache: Path, key: str, *, trusted: Collection[int] = ()) -> CachedKey:
+    """Return what the cache holds of a key."""
     directory, manifest, problem = key_dir(cache, key), None, ""
     try:
         manifest = read_manifest(cache, key, trusted=trusted)
@@ -49,13 +56,17 @@ def read_entry(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Entry
     if manifest:
         sizes |= {name: file.bytes for name, file in manifest.files.items()}
     made = _mtime(directory / MANIFEST) or _mtime(directory)
-    return Entry(
-        key=key, manifest=manifest, problem=problem, sizes=sizes, made=made,
+    return CachedKey(
+        key=key,
+        manifest=manifest,
+        problem=problem,
+        sizes=sizes,
+        made=made,
         used=max(made, _mtime(directory / USED)),
-    )  # fmt: skip
+    )
 
 
-def total_bytes(entries: Iterable[Entry]) -> int:
+def total_bytes(entries: Iterable[CachedKey]) -> int:
     """Return the size of all files, each counted once."""
     sizes: dict[str, int] = {}
     for entry in entries:
@@ -64,13 +75,13 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 
 
 def choose(
-    free: Collection[Entry],
-    in_use: Collection[Entry],
+    free: Collection[CachedKey],
+    in_use: Collection[CachedKey],
     *,
     unused_since: float | None,
     max_bytes: int | None,
-) -> list[Entry]:
-    """Return what to remove: unused for so long, and the longest unused until the rest fits."""
+) -> list[CachedKey]:
+    """Return what to remove: keys unused since a time; then the longest unused until all fit."""
     left = sorted(free, key=lambda entry: entry.used)
     chosen = [e for e in left if unused_since is not None and e.used < unused_since]
     left = left[len(chosen) :]
@@ -79,8 +90,8 @@ def choose(
     return chosen
 
 
-def remove(cache: Path, entry: Entry, kept: Iterable[Entry]) -> int:
-    """Remove a key and its files, but for those that other keys name; return the bytes of it."""
+def remove(cache: Path, entry: CachedKey, kept: Iterable[CachedKey]) -> int:
+    """Remove a key and the files that no other key names; return how many bytes this freed."""
     directory = key_dir(cache, entry.key)
     # First, so that the key is cold from here on.
     (directory / MANIFEST).unlink(missing_ok=True)
@@ -98,7 +109,7 @@ def remove(cache: Path, entry: Entry, kept: Iterable[Entry]) -> int:
 
 
 def _remove_graph(cache: Path, directory: Path, shared: set[str]) -> None:
-    """Remove what else lies in the directory of a graph, as Neuron's mark that it is compiled."""
+    """Remove the other files in a graph's directory, such as Neuron's mark of a compiled graph."""
     with contextlib.suppress(OSError):  # gone already, or not empty
         names = {str(file.relative_to(cache)) for file in directory.iterdir()}
         if directory == cache or names & shared:

@@ -8,8 +8,14 @@ from typing import Any
 FORMAT = 1
 # Packages that turn a program into graphs, or graphs into machine code.
 PACKAGES = (
-    "torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "transformers", "timm",
-)  # fmt: skip
+    "torch",
+    "torch-xla",
+    "torch-neuronx",
+    "libneuronxla",
+    "neuronx-cc",
+    "transformers",
+    "timm",
+)
 
 
 def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:

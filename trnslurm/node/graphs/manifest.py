@@ -51,7 +51,7 @@ class NodeResult(Frozen):
     files: tuple[CachedFile, ...] = ()
 
 
-class Manifest(Frozen):
+class GraphManifest(Frozen):
     """Everything compiled for a key."""
 
     key: str
@@ -82,7 +82,7 @@ def key_dir(cache: Path, key: str) -> Path:
     return cache / "trnslurm" / key
 
 
-def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Manifest | None:
+def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> GraphManifest | None:
     """Return the manifest of a key; None if there is none. Others' are not believed unless trusted.
 
     trusted are user ids, besides our own and root's.
@@ -93,7 +93,7 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Ma
         refuse_untrusted(path, trusted, cache)
         if values["format"] != FORMAT:
             raise CacheError(f"{path}: of another version of trnslurm")
-        manifest = Manifest(
+        manifest = GraphManifest(
             key=str(values["key"]),
             ingredients=dict(values["ingredients"]),
             versions={str(name): str(value) for name, value in values["versions"].items()},
@@ -111,7 +111,7 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Ma
     return manifest
 
 
-def write_manifest(cache: Path, manifest: Manifest) -> Path:
+def write_manifest(cache: Path, manifest: GraphManifest) -> Path:
     """Write it, whole or not at all."""
     directory = key_dir(cache, manifest.key)
     directory.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def describe(cache: Path, path: Path) -> CachedFile:
 
 
 def find_damage(
-    cache: Path, manifest: Manifest, *, hashes: bool, trusted: Collection[int] = ()
+    cache: Path, manifest: GraphManifest, *, hashes: bool, trusted: Collection[int] = ()
 ) -> str | None:
     """Say what is missing or changed of a manifest's files; with hashes they are read whole."""
     files = manifest.files.values()

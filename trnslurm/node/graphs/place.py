@@ -11,7 +11,7 @@ from trnslurm.node.graphs.manifest import CacheError, key_dir, user_ids
 from trnslurm.rundir import RunFiles, load_json
 
 
-class Place(Frozen):
+class GraphPlace(Frozen):
     """Where a job's graphs lie, as the batch script says it in the environment."""
 
     run: Path
@@ -57,11 +57,11 @@ class Place(Frozen):
         return str(load_json(RunFiles(self.run).state_file("precompile", self.attempt))["job_id"])
 
 
-def read_place() -> Place:
+def read_place() -> GraphPlace:
     """Read the environment."""
     environ = os.environ
     device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
-    return Place(
+    return GraphPlace(
         run=Path(environ["TRNSLURM_RUN_DIR"]),
         cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
         key=environ["TRNSLURM_GRAPH_KEY"],

@@ -26,7 +26,7 @@ from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
     CachedFile,
     CacheError,
-    Manifest,
+    GraphManifest,
     NodeResult,
     damaged,
     describe,
@@ -37,7 +37,7 @@ from trnslurm.node.graphs.manifest import (
     write_manifest,
 )
 from trnslurm.node.graphs.neuron import NEFF
-from trnslurm.node.graphs.place import Place, read_place
+from trnslurm.node.graphs.place import GraphPlace, read_place
 from trnslurm.node.state import UNDER_WAY
 from trnslurm.rundir import RunFiles, load_json
 
@@ -81,7 +81,7 @@ def read_ingredients(run: Path) -> dict[str, Any]:
         raise CacheError(f"{RunFiles(run).ingredients_file}: {error}") from None
 
 
-def is_warm(place: Place) -> bool:
+def is_warm(place: GraphPlace) -> bool:
     """Return whether there is nothing to compile; if there is, make the cache ready for it."""
     try:
         manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
@@ -103,7 +103,7 @@ def is_warm(place: Place) -> bool:
     return False
 
 
-def _discard_damaged(place: Place, manifest: Manifest) -> bool:
+def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
     """Remove what is damaged: the compiler takes what lies there for good."""
     files = manifest.files.values()
     found = list(damaged(place.cache, files, hashes=True, trusted=place.trusted))
@@ -123,7 +123,7 @@ def _has_ended(taker: dict[str, Any]) -> bool:
         return False
 
 
-def commit(place: Place) -> None:
+def commit(place: GraphPlace) -> None:
     """Join the nodes' results, prove that no graph is missing, and write the manifest."""
     results = place.results()
     if bad := [result for result in results if result["problem"]]:
@@ -134,7 +134,7 @@ def commit(place: Place) -> None:
         raise CacheError("no node found a graph to compile")
     if place.per_host:
         nodes += _other_hosts(place, {node.host for node in nodes})
-    manifest = Manifest(
+    manifest = GraphManifest(
         key=place.key,
         ingredients=read_ingredients(place.run),
         versions=own_versions(),
@@ -155,7 +155,7 @@ def commit(place: Place) -> None:
     print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
 
 
-def _other_hosts(place: Place, hosts: Collection[str]) -> tuple[NodeResult, ...]:
+def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult, ...]:
     """Return what earlier precompiles left on other hosts, as far as it is whole."""
     try:
         before = read_manifest(place.cache, place.key, trusted=place.trusted)
@@ -191,7 +191,7 @@ def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, 
     return tuple(nodes)
 
 
-def verify(place: Place) -> None:
+def verify(place: GraphPlace) -> None:
     """Refuse to train on this node unless the graphs are there, as they were compiled.
 
     The files' sizes are looked at on every node; reading them all is divided among the nodes.
@@ -218,7 +218,7 @@ def verify(place: Place) -> None:
     print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
 
 
-def _files_for(place: Place, manifest: Manifest) -> list[CachedFile]:
+def _files_for(place: GraphPlace, manifest: GraphManifest) -> list[CachedFile]:
     """Return what this host's workers will load."""
     if not place.per_host:
         return list(manifest.files.values())

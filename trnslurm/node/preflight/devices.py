@@ -87,9 +87,14 @@ def _tool(*command: str, limit_s: float = _TOOL_S) -> str | None:
         return None
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=limit_s, check=False,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"no answer in {limit_s} s"
     return done.stdout if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"

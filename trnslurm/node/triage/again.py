@@ -23,12 +23,25 @@ _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
 _IMPORT = {"ImportError", "ModuleNotFoundError"}
 _AT_ONCE = _SYNTAX | {
-    "AssertionError", "AttributeError", "KeyError", "NameError", "NotImplementedError", "TypeError",
-    "UnboundLocalError", "ValueError", _TRAIN_ERROR,
-}  # fmt: skip
-_TWICE = _AT_ONCE | _IMPORT | {
-    "IndexError", "LookupError", "OverflowError", "RecursionError", "ZeroDivisionError",
-}  # fmt: skip
+    "AssertionError",
+    "AttributeError",
+    "KeyError",
+    "NameError",
+    "NotImplementedError",
+    "TypeError",
+    "UnboundLocalError",
+    "ValueError",
+    _TRAIN_ERROR,
+}
+_TWICE = {
+    *_AT_ONCE,
+    *_IMPORT,
+    "IndexError",
+    "LookupError",
+    "OverflowError",
+    "RecursionError",
+    "ZeroDivisionError",
+}
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """What a ValueError says if a file may be missing, or be half written; a TrainError names it."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
@@ -59,9 +72,13 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
 
 
 def comes_again(
-    run: Path, phase: str, attempt: int, evidence: Evidence, chosen: Suspect,
+    run: Path,
+    phase: str,
+    attempt: int,
+    evidence: Evidence,
+    chosen: Suspect,
     before: Callable[[], Raised | None],
-) -> bool:  # fmt: skip
+) -> bool:
     """Check whether what the chosen suspect died of would end every further attempt as well.
 
     `before` tells what the attempt before this one died of: the same at the same line is a proof
@@ -144,8 +161,10 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
     if newest or chosen.kinds:  # the script tells its steps
         return False
     # Workers that miss each other were at work together.
-    missed = any(s.known and s.known.kind == EFFECT and s.known.name != "death-signal"
-                 for s in evidence.suspects)  # fmt: skip
+    missed = any(
+        s.known and s.known.kind == EFFECT and s.known.name != "death-signal"
+        for s in evidence.suspects
+    )
     return missed or _seconds(state) > _EARLY_S
 
 

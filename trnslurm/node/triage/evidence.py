@@ -190,9 +190,11 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
         return value if isinstance(value, kinds) and not isinstance(value, bool) else None
 
     return {
-        "rank": number("rank", int), "node": number("node", int),
-        "host": clean(str(record.get("host") or "")), "when": number("time", (int, float)),
-    }  # fmt: skip
+        "rank": number("rank", int),
+        "node": number("node", int),
+        "host": clean(str(record.get("host") or "")),
+        "when": number("time", (int, float)),
+    }
 
 
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:

@@ -99,12 +99,21 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         cause = "an error of the job's own: it would end every attempt in the same way"
         fix = "correct what it says, and submit it again"
     return Finding(
-        phase=phase, attempt=attempt, rank=suspect.rank, node=suspect.node, host=host,
-        when=suspect.when, lines=(*lines, *beside),
-        name=known.name if known else "", kind=known.kind if known else CAUSE,
-        cause=cause, fix=fix, evidence=suspect.place,
-        brief=_brief(suspect, known, "" if again else host), again=again,
-    )  # fmt: skip
+        phase=phase,
+        attempt=attempt,
+        rank=suspect.rank,
+        node=suspect.node,
+        host=host,
+        when=suspect.when,
+        lines=(*lines, *beside),
+        name=known.name if known else "",
+        kind=known.kind if known else CAUSE,
+        cause=cause,
+        fix=fix,
+        evidence=suspect.place,
+        brief=_brief(suspect, known, "" if again else host),
+        again=again,
+    )
 
 
 def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
@@ -180,10 +189,13 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
     if own and own.strong:
         return chosen, own, ()
     near = [
-        hit for hit in hits
-        if hit.cause.kind == CAUSE and _of_machines(hit) and hit.node in (chosen.node, None)
+        hit
+        for hit in hits
+        if hit.cause.kind == CAUSE
+        and _of_machines(hit)
+        and hit.node in (chosen.node, None)
         and not (hit.when and chosen.when and hit.when > chosen.when + _SAME_S)
-    ]  # fmt: skip
+    ]
     strong = [hit for hit in near if hit.cause.strong]
     weak = [hit for hit in near if not hit.cause.strong]
     found = strong or ([] if own else weak)
