@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 TINY = ("bert_mrpc", "--preset", "tiny", "--cluster", "local")
 PRETRAIN = ("bert_pretrain", "--preset", "tiny", "--cluster", "local")
 ON_CPU = ("--set", "device=cpu")
@@ -64,21 +62,3 @@ def test_it_goes_on_from_a_pretraining_with_its_tokenizer(run_cli, home: Path) -
     log = run_cli("logs", "last").out
     assert "new: classifier.weight, classifier.bias; left out: cls." in log
     assert "512 of" in log and len(metrics_of(run)) == 3
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "words"),
-    [
-        ("sentence1,label\na,1\n", (), "no column sentence2"),
-        ("sentence1,sentence2,label\na,b,1\nc,d,2\n", (), "rows.csv: line 3: "),
-        ("sentence1,sentence2,label\na,b,1\n", ("--task", "mrcp"), "--task mrcp: no task of GLUE"),
-    ],
-)
-def test_bad_rows_are_one_line(
-    run_cli, home: Path, rows: str, options: tuple[str, ...], words: str
-) -> None:
-    (home / "rows.csv").write_text(rows)
-    done = run_cli("data", "prepare", *TINY, "--input", home / "rows.csv", *options)
-    assert done.code == 1
-    assert words in done.err.splitlines()[-1]
-    assert not (home / "trnslurm-data/mrpc-tiny-seqlen32").exists()

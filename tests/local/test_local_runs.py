@@ -236,15 +236,6 @@ def test_cancel_from_elsewhere(machine: Machine, launcher: subprocess.Popen[byte
     assert "has ended already" in again.stdout
 
 
-def test_detached_run_outlives_its_launcher(machine: Machine) -> None:
-    done = machine.run(*machine.submit("wait", "--detach"))
-    assert done.returncode == 0, done.stderr
-    machine.eventually(machine.both_ranks_are_there, 120)
-    assert machine.status()["state"] == "RUNNING"
-    assert machine.run(*machine.command("cancel", str(machine.runs[-1]))).returncode == 0
-    assert machine.processes() == []
-
-
 def test_lost_when_everything_was_killed_at_once(
     machine: Machine, launcher: subprocess.Popen[bytes]
 ) -> None:

@@ -90,25 +90,3 @@ def test_a_node_reboots(user) -> None:
         ("start", 1, "RUNNING"), ("requeue", 1, "REQUEUED"), ("start", 2, "RUNNING"),
         ("end", 2, "COMPLETED"),
     ]  # fmt: skip
-
-
-def test_a_requeued_training_goes_on_from_its_newest_checkpoint(user) -> None:
-    """Asked to save by TERM, it loses nothing; killed before, what was done since is done again."""
-    quick = ("device=cpu", "precompile=never", "model.n_layer=1", "train.eval_every=0")
-    often = ("steps=200", "train.save_every=10")
-    run = user.submit(*quick, *often, nodes=2, recipe="gpt2_zero1")
-
-    def lines() -> list[dict]:
-        return read_lines(run.path / "metrics.jsonl")
-
-    eventually(lambda: len(lines()) > 25)
-    user.sandbox.slurm("scontrol", "requeue", run.jobs["train"])
-    run.until("COMPLETED")
-    losses = [{x["step"]: x["loss"] for x in lines() if x["attempt"] == n} for n in (1, 2)]
-    begin = min(losses[1])
-    assert begin > 20 and (begin % 10 == 1 or begin == max(losses[0]) + 1)
-    assert max(losses[0]) < begin + 20  # one save at most was still on its way
-    assert sorted(losses[0] | losses[1]) == list(range(1, 201))
-    again = losses[0].keys() & losses[1].keys()
-    assert [losses[0][step] for step in again] == [losses[1][step] for step in again]
-    assert f"resuming from step-{begin - 1:08d}, written by 2 workers" in run.logs("-n", "1000")

@@ -1,4 +1,4 @@
-"""Training of GPT-2 on two and three nodes, stage by stage; and how runs look long afterwards.
+"""Training of GPT-2 on two nodes, stage by stage; and how runs look long afterwards.
 
 The tests of this file look at the same runs one after the other, in the order of the file.
 """
@@ -60,6 +60,7 @@ def test_every_stage_of_training_on_two_nodes(runs: Runs) -> None:
     waiting = runs.on_three
     eventually(lambda: waiting.status()["reason"] == "precompile: waiting for free nodes")
     assert waiting.state == "PENDING"
+    runs.user.trnslurm("cancel", waiting.path)
 
     run.until("RUNNING")
     assert run.phase("precompile")["state"] == "COMPLETED"
@@ -69,19 +70,8 @@ def test_every_stage_of_training_on_two_nodes(runs: Runs) -> None:
     assert "ranks agree" in run.logs("-n", "1")
     assert "train attempt 1: COMPLETED" in run.logs("--batch")
     assert "step 3/3, loss " in run.shown()
-
-
-def test_losses_do_not_depend_on_the_nodes(runs: Runs) -> None:
-    """The same global batch: on three nodes one of nine units has weight zero."""
-    runs.on_three.until("COMPLETED", 900)
-    two, three = (
-        [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-        for run in (runs.on_two, runs.on_three)
-    )
-    assert [line["step"] for line in two] == [line["step"] for line in three] == [1, 2, 3]
-    assert {line["late_graphs"] for line in two + three} == {0}, "compiled by the precompile"
-    for key in ("loss", "grad_norm"):
-        assert [m[key] for m in three] == pytest.approx([m[key] for m in two], rel=1e-5), key
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert {line["late_graphs"] for line in lines} == {0}, "compiled by the precompile"
 
 
 def test_time_limit(runs: Runs) -> None:

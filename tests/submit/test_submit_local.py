@@ -162,33 +162,6 @@ def test_detached_runs_on_and_can_be_cancelled(site, here, cli, run_cli) -> None
     assert not local_job_alive(run.record())
 
 
-def test_killed_submission_leaves_nothing_running(site, here) -> None:
-    here(WAITING)
-    with subprocess.Popen(
-        [sys.executable, "-m", "trnslurm", *SUBMIT],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        try:
-            await_true(lambda: started(site), "both nodes run")
-        finally:
-            process.kill()
-    run = site.run()
-    await_true(lambda: not local_job_alive(run.record()), "the local job has ended")
-    await_true(lambda: run_status(run).final, "its state is told")
-    assert run_status(run).state == "CANCELLED"
-
-
-def test_script_runs_by_hand_as_well(site, here, cli, tmp_path: Path) -> None:
-    here('echo "by hand on node $SLURM_NODEID"')
-    bundle = tmp_path / "by hand"
-    assert cli("render", *SUBMIT[1:], "-o", bundle).code == 0
-    done = subprocess.run(["bash", bundle / "train.sh"], timeout=180, check=False)
-    assert done.returncode == 0
-    assert "by hand on node 1" in (bundle / "logs/train-1-node1.log").read_text()
-    assert json.loads((bundle / "state/train-1.json").read_text())["state"] == "COMPLETED"
-
-
 def test_second_run_waits_while_the_first_compiles(
     site, here, cli, run_cli, tmp_path: Path
 ) -> None:

@@ -84,7 +84,6 @@ def trainings(tmp_path_factory, data):
     )
     launches.launch(
         2,
-        Scenario("cpu-2", SGD),
         Scenario("elastic", SAVED),
         Scenario("whole", SHAPE),
         Scenario("plain", SHAPE | NO_DROPOUT),
@@ -111,9 +110,8 @@ def assert_same(outcome, other, tolerance):
         assert found == pytest.approx(wanted, rel=tolerance), key
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_nothing_depends_on_the_worker_count(trainings, workers):
-    assert_all_same(trainings.outcome(f"cpu-{workers}"), trainings.outcome("cpu-1"))
+def test_nothing_depends_on_the_worker_count(trainings):
+    assert_all_same(trainings.outcome("cpu-3"), trainings.outcome("cpu-1"))
 
 
 @pytest.mark.matrix
