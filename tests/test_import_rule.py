@@ -94,6 +94,7 @@ FLOORS = [
     "contract",
     "__init__",
     "errors",
+    "console",
     "declared",
     "config",
     "plan",

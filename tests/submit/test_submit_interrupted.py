@@ -69,7 +69,7 @@ def test_interrupted_before_it_was_recorded_leaves_nothing(site, fake_slurm, cli
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "_record", interrupt)
+    monkeypatch.setattr(submit, "new_record", interrupt)
     assert cli(*GPT2).code == 130
     assert site.runs() == []
     assert fake_slurm.calls("sbatch") == []

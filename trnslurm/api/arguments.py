@@ -1,4 +1,4 @@
-"""The arguments of the Python functions, checked and made what the command line's options are."""
+"""Check the arguments of the Python functions, and tell their callers of problems."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar
 
 import yaml
 
-from trnslurm.config.script import Launcher
 from trnslurm.config.search import yaml_line
+from trnslurm.console import Console
 from trnslurm.errors import ConfigError, TrnslurmError, TrnslurmWarning
 
 _OURS = str(Path(__file__).resolve().parents[1])
-_PRECOMPILE = ("auto", "always", "never")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +27,7 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 
 def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise what the system refuses as a TrnslurmError, as the commands say it."""
+    """Make a function raise an OSError as a TrnslurmError, in the words of the command line."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,43 +40,21 @@ def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def take_remark(text: str, kept: list[str] | None = None) -> None:
-    """Make a warning one of Python's, at the line that called the library; keep other remarks."""
-    if not text.startswith("warning: "):
-        if kept is not None:
-            kept.append(text)
-        return
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text.removeprefix("warning: "), TrnslurmWarning, stacklevel=level)
+class PythonConsole(Console):
+    """Makes warnings Python's, at the line that called the library; collects other remarks."""
 
+    def tell(self, text: str) -> None:
+        if not text.startswith("warning: "):
+            return
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(text.removeprefix("warning: "), TrnslurmWarning, stacklevel=level)
 
-def options_of(
-    *, cluster: str | None = None, preset: str | None = None, settings: Settings = (),
-    workers: int | None = None, from_run: object = None, time: str | int | None = None,
-    name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None, precompile: str | None = None,
-    notify: str | Sequence[str] = (), path: Paths = (),
-) -> dict[str, Any]:  # fmt: skip
-    """Return the arguments of a call as the options of a command."""
-    start = getattr(from_run, "directory", from_run)  # a Run
-    return {
-        "cluster": text("cluster", cluster),
-        "preset": text("preset", preset),
-        "settings": words_of(settings),
-        "workers_per_node": None if workers is None else whole("workers", workers),
-        "from_run": None if start is None else file_name("from_run", start),
-        "time": str(time) if isinstance(time, int) else text("time", time),
-        "name": text("name", name),
-        "sbatch": tuple(texts("sbatch", sbatch)),
-        "allow_idle": flag("allow_idle", allow_idle),
-        "arguments": tuple(texts("arguments", arguments, alone=False)),
-        "launcher": one_of("launcher", launcher, get_args(Launcher)),
-        "precompile": one_of("precompile", precompile, _PRECOMPILE),
-        "notify": tuple(texts("notify", notify)),
-        "path": search_path(path),
-    }
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The remarks that are no warnings."""
+        return tuple(text for text in self.remarks if not text.startswith("warning: "))
 
 
 def search_path(path: Paths) -> tuple[str, ...]:
@@ -86,7 +63,7 @@ def search_path(path: Paths) -> tuple[str, ...]:
     return tuple(file_name("path", each) for each in several)
 
 
-def words_of(settings: Settings) -> tuple[str, ...]:
+def settings_of(settings: Settings) -> tuple[str, ...]:
     """Return settings as `key=value` words; a mapping's values are Python's."""
     if isinstance(settings, Mapping):
         return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
@@ -140,7 +117,7 @@ def file_name(name: str, value: object) -> str:
     raise ConfigError(f"{name}={value!r}: expected a path or a name")
 
 
-def one_of(name: str, value: object, known: Sequence[str]) -> object:
+def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
     """Return an argument that must be one of these words, or None."""
     if value is not None and value not in known:
         raise ConfigError(f"{name}={value!r}: expected {', '.join(known[:-1])} or {known[-1]}")

@@ -3,84 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from trnslurm.api.choice import Say, config_of
-from trnslurm.api.search import Options
-from trnslurm.config import Config, Workspace, chain_of
+from trnslurm.api.choice import config_of
+from trnslurm.api.options import JobOptions
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.config import Config, chain_of
+from trnslurm.console import Console
 from trnslurm.errors import ConfigError
-from trnslurm.frozen import Frozen
 from trnslurm.plan.memory import check_memory
-from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.plan.spec import make_spec
 from trnslurm.runs.result import other_sizes
 from trnslurm.runs.run import RunDir
-from trnslurm.submit.job import Job, Link, make_job
-
-# Stands for a run's checkpoints while a chain is checked: no run has a directory yet.
-_NOT_MADE = "RUN/checkpoints"
+from trnslurm.submit.job import make_job
+from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 
 
-class _Stage(Frozen):
-    """One preset of the chain, with the options for it."""
-
-    workspace: Workspace
-    recipe: str
-    options: Options
-    nodes: int
-    cluster: str
-    preset: str
-    say: Say
-
-    def config(self, checkpoints: str) -> Config:
-        """Resolve it; `checkpoints` is what it goes on from, empty for the first of a chain."""
-        return config_of(
-            self.workspace, self.recipe, self.options, self.cluster, self.preset,
-            checkpoints=checkpoints, say=self.say,
-        )  # fmt: skip
-
-    def spec(self, config: Config) -> JobSpec:
-        """Plan it."""
-        return make_spec(config, self.nodes, name=self.options["name"])
-
-    def job(self, config: Config) -> Job:
-        """Render it."""
-        return make_job(self.spec(config), self.workspace.template_dirs())
-
-    def job_after(self, ahead: RunDir) -> Job:
-        """Render it to go on from a run."""
-        return self.job(self.config(str(ahead.checkpoints)))
-
-
-def links_of(
-    workspace: Workspace, recipe: str, options: Options, nodes: int, cluster: str,
-    preset: str | None, say: Say,
-) -> list[Link]:  # fmt: skip
-    """Return the jobs of a preset and of those that its recipe lets follow it."""
-    chain = chain_of(workspace.recipe_dir(recipe), preset)
+def propose_chain(options: JobOptions, console: Console) -> Submission:
+    """Return the runs of a preset and of those that its recipe lets follow it."""
+    chain = chain_of(options.workspace.recipe_dir(options.recipe), options.preset)
     if len(chain) < 2:
         name = next(iter(chain), None)
         raise ConfigError(
-            f"--chain: no preset follows {f'{recipe} ({name})' if name else recipe}; leave it out, "
-            "or write `then: PRESET` into its preset"
+            f"--chain: no preset follows {f'{options.recipe} ({name})' if name else options.recipe}"
+            "; leave it out, or write `then: PRESET` into its preset"
         )
-    settings = divide_settings(options["settings"], chain)
-    links: list[Link] = []
+    settings = divide_settings(options.settings, chain)
+    names = {preset: f"{options.name or options.recipe}-{preset}" for preset in chain}
+    runs: list[PlannedRun] = []
     before: Config | None = None
-    for name in chain:
-        own = {**options, "settings": settings[name], "name": f"{options['name'] or recipe}-{name}"}
-        own |= {"from_run": None} if before else {}
-        stage = _Stage(
-            workspace=workspace, recipe=recipe, options=own, nodes=nodes, cluster=cluster,
-            preset=name, say=say,
-        )  # fmt: skip
-        config = stage.config(_NOT_MADE if before else "")
+    root, stamp, previous = Path(), "", RunDir(Path())
+    for preset, name in names.items():
+        own = replace(options, preset=preset, settings=settings[preset], name=name)
+        if before:
+            own = replace(own, from_run=None, previous=str(previous.checkpoints))
+        config = config_of(own, console)
         if before:
             _refuse_unfit(before, config)
-        if warning := check_memory(stage.spec(config)):
-            say(f"warning: {config.title}: {warning}")
-        links.append(Link(stage.job(config), stage.job_after))
-        before = config
-    return links
+        else:  # the others start from the directory that this run will have
+            root, stamp = options.host.settle(config.cluster.run_root, list(names.values()))
+        spec = make_spec(config, options.nodes, name=name)
+        if warning := check_memory(spec):
+            console.warn(f"{config.title}: {warning}")
+        job = make_job(spec, options.workspace.template_dirs())
+        waits_for = WaitsFor(success=previous.name) if before else WaitsFor()
+        runs.append(PlannedRun(job=job, waits_for=waits_for))
+        before, previous = config, RunDir(root / f"{stamp}-{name}")
+    return Submission(runs=runs, cache=CompileCache(runs[0].job.profile), stamp=stamp)
 
 
 def divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -1,65 +1,61 @@
-"""What the options of a command or call ask for: search path, cluster, preset, configuration."""
+"""What JobOptions choose: the cluster, the preset, and the configuration of the job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from trnslurm.api.search import Options, run_roots
+from trnslurm.api.options import JobOptions
 from trnslurm.config import Config, Workspace, presets_of, resolve
 from trnslurm.config.recipes import recipe_layers
 from trnslurm.config.search import read_yaml
 from trnslurm.config.values import LONGEST_MIN, parse_notify
+from trnslurm.console import Console
 from trnslurm.errors import ConfigError
+from trnslurm.plan.memory import check_memory
+from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.runs.result import no_result, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
 
-Say = Callable[[str], None]
-"""Takes a remark for the user; one that begins with `warning: ` needs attention."""
+
+def choose(options: JobOptions) -> JobOptions:
+    """Return the options with a cluster: as asked, as configured, or as the recipe says."""
+    cluster = options.cluster or options.workspace.cluster
+    return replace(options, cluster=cluster or _recipes_cluster(options))
 
 
-def choose_cluster(
-    workspace: Workspace, recipe: str, options: Options, *, say: Say | None = None
-) -> tuple[str, str | None]:
-    """Return cluster and preset: as asked, as configured, or a default.
-
-    With `say` it is for a submission: the default fits this machine, and is announced.
-    """
-    cluster, preset = options["cluster"] or workspace.cluster, options["preset"]
-    if cluster is None and say is None:
-        return _recipes_cluster(workspace, recipe), preset
+def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
+    """Return the options with cluster and preset; a default fits this machine, and is announced."""
+    workspace = options.workspace
+    cluster, preset = options.cluster or workspace.cluster, options.preset
     announced = []
     if cluster is None:
         cluster = _this_machine()
         announced.append(f"--cluster {cluster}")
-    if preset is None and (preset := _preset_of(workspace, cluster, recipe)):
+    if preset is None and (preset := _preset_of(workspace, cluster, options.recipe)):
         announced.append(f"--preset {preset}")
-    if announced and say:
-        say(f"Using {' '.join(announced)}, as no other was chosen")
-    return cluster, preset
+    if announced:
+        console.say(f"Using {' '.join(announced)}, as no other was chosen")
+    return replace(options, cluster=cluster, preset=preset)
 
 
-def _recipes_cluster(workspace: Workspace, recipe: str) -> str:
+def _recipes_cluster(options: JobOptions) -> str:
     """Return the cluster for which a recipe is described where none is chosen."""
-    base, _ = recipe_layers(workspace.recipe_dir(recipe))
+    base, _ = recipe_layers(options.workspace.recipe_dir(options.recipe))
     cluster = str(base.tree.get("default_cluster", "trn1"))
-    workspace.cluster_file(cluster, f"{base.source}: default_cluster")
+    options.workspace.cluster_file(cluster, f"{base.source}: default_cluster")
     return cluster
 
 
-def what_submit_would_use(
-    workspace: Workspace, recipe: str, config: Config, options: Options
-) -> str:
-    """Return for what a recipe is planned, if nothing was chosen and submit would choose otherwise.
-
-    It is empty where submit would choose the same.
-    """
-    if options["cluster"] or workspace.cluster:
+def what_submit_would_use(options: JobOptions, config: Config) -> str:
+    """Return which defaults a plan has where submit would have others; empty: the same."""
+    if options.cluster or options.workspace.cluster:
         return ""
     try:
         here = _this_machine()
-        preset = options["preset"] or _preset_of(workspace, here, recipe)
+        preset = options.preset or _preset_of(options.workspace, here, options.recipe)
         would = f"would use --cluster {here}" + (f" --preset {preset}" if preset else "")
         alike = (here, preset or config.preset) == (config.cluster_name, config.preset)
     except ConfigError:
@@ -71,11 +67,11 @@ def what_submit_would_use(
     return f"Using {chosen}, as the recipe says; submit here {would}"
 
 
-def choose_data_cluster(workspace: Workspace, options: Options, say: Say) -> str:
+def choose_data_cluster(workspace: Workspace, cluster: str | None, console: Console) -> str:
     """Return the cluster whose data is meant; a preferred preset is for training only."""
-    if (cluster := options["cluster"] or workspace.cluster) is None:
+    if (cluster := cluster or workspace.cluster) is None:
         cluster = _this_machine()
-        say(f"Using --cluster {cluster}, as no other was chosen")
+        console.say(f"Using --cluster {cluster}, as no other was chosen")
     return str(cluster)
 
 
@@ -101,41 +97,48 @@ def _this_machine() -> str:
     )
 
 
-def config_of(
-    workspace: Workspace, recipe: str, options: Options, cluster: str, preset: str | None,
-    *, say: Say, checkpoints: str = "",
-) -> Config:  # fmt: skip
-    """Resolve the configuration that the options of a training ask for.
-
-    A run of a chain starts from the `checkpoints` of the previous one.
-    """
+def config_of(options: JobOptions, console: Console) -> Config:
+    """Resolve the configuration of the job."""
     from trnslurm.plan.values import check_declared  # many commands need no configuration
 
     layers, checkpoint = _option_layers(options), None
-    if word := options["from_run"]:
-        from trnslurm.runs.result import find_checkpoint  # most need no run
-
-        find = options.get("find_checkpoint") or partial(
-            find_checkpoint, roots=run_roots(workspace)
-        )
-        checkpoint = find(word)
+    if word := options.from_run:
+        checkpoint = options.host.find_checkpoint(word, options.workspace)
         layers["train.init_from"] = (f"--from {word}", str(checkpoint.path))
-    elif checkpoints:
-        layers["train.init_from"] = ("--chain", checkpoints)
-    _refuse_second_word(options["settings"], layers)
+    elif options.previous:
+        layers["train.init_from"] = ("--chain", options.previous)
+    _refuse_second_word(options.settings, layers)
+    assert options.cluster is not None  # choose() has chosen one
     config = resolve(
-        workspace, recipe, cluster=cluster, preset=preset,
-        settings=options["settings"], options=layers,
-    )  # fmt: skip
+        options.workspace,
+        options.recipe,
+        cluster=options.cluster,
+        preset=options.preset,
+        settings=options.settings,
+        options=layers,
+    )
     check_declared(config)
     if checkpoint:
-        from trnslurm.runs.result import refuse_other_model
-
         refuse_other_model(config, checkpoint)
         for why in checkpoint.passed_over:
-            say(f"warning: {why}")
-        say(f"From {checkpoint.path}")
+            console.warn(why)
+        console.say(f"From {checkpoint.path}")
     return config
+
+
+def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSpec:
+    """Plan the job to be submitted: refuse one without its first parameters, warn of its memory.
+
+    `suffix` is what the name of a sweep's run ends with.
+    """
+    config = config_of(options, console)
+    if problem := no_result(config):
+        raise ConfigError(problem)
+    name = (options.name or config.recipe_name) + suffix
+    spec = make_spec(config, options.nodes, name=name)
+    if warning := check_memory(spec):
+        console.warn(warning)
+    return spec
 
 
 def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
@@ -147,27 +150,25 @@ def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str,
             )
 
 
-def _option_layers(options: Options) -> dict[str, tuple[str, Any]]:
+def _option_layers(options: JobOptions) -> dict[str, tuple[str, Any]]:
     """Return the configuration keys that dedicated options set."""
     layers: dict[str, tuple[str, Any]] = {}
-    if options["workers_per_node"] is not None:
-        workers = options["workers_per_node"]
+    if (workers := options.workers_per_node) is not None:
         if workers < 1:
             raise ConfigError(f"--workers {workers}: a node needs at least one worker")
         layers["workers_per_node"] = ("--workers", workers)
-    if options["time"]:
-        layers["slurm.time_min"] = ("--time", parse_time(options["time"]))
-    if options["sbatch"]:
-        layers["slurm.sbatch"] = ("--sbatch", options["sbatch"])
-    if options["allow_idle"]:
-        layers["batch.allow_idle"] = ("--allow-idle", True)
-    if options.get("arguments"):
-        layers["arguments"] = ("--", options["arguments"])
-    if options.get("launcher"):
-        layers["launcher"] = ("--launcher", options["launcher"])
-    if options.get("precompile"):
-        layers["precompile"] = ("--precompile", options["precompile"])
-    for key, value in parse_notify(options.get("notify", ())).items():
+    if options.time:
+        layers["slurm.time_min"] = ("--time", parse_time(options.time))
+    for option, key, value in (
+        ("--sbatch", "slurm.sbatch", options.sbatch),
+        ("--allow-idle", "batch.allow_idle", options.allow_idle),
+        ("--", "arguments", options.arguments),
+        ("--launcher", "launcher", options.launcher),
+        ("--precompile", "precompile", options.precompile),
+    ):
+        if value:
+            layers[key] = (option, value)
+    for key, value in parse_notify(options.notify).items():
         layers[f"notify.{key}"] = ("--notify", value)
     return layers
 

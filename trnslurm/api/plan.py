@@ -5,22 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
-from trnslurm.api.arguments import (
-    PathLike,
-    Paths,
-    Settings,
-    file_name,
-    one_line_errors,
-    options_of,
-    take_remark,
-    wholes,
-)
-from trnslurm.api.choice import Say, choose_cluster, config_of, what_submit_would_use
-from trnslurm.api.search import Options, workspace_of
+from trnslurm.api.arguments import PathLike, PythonConsole, wholes
+from trnslurm.api.choice import choose, config_of, what_submit_would_use
+from trnslurm.api.options import JobArguments, JobOptions, options_of, takes_job
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
-from trnslurm.config import Recipe, Workspace
+from trnslurm.config import Recipe
+from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import even_nodes, without_padding
@@ -174,37 +166,24 @@ class Plan(Frozen):
 _OF_MEMORY = "GiB of a worker's device, an estimate"
 
 
-@one_line_errors
+@takes_job(JobArguments)
 def plan(
-    recipe: PathLike, *, nodes: int | Sequence[int] = NODES, cluster: str | None = None,
-    preset: str | None = None, settings: Settings = (), workers: int | None = None,
-    from_run: object = None, time: str | int | None = None, name: str | None = None,
-    sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None,
-    notify: str | Sequence[str] = (), path: Paths = (),
-) -> Plan:  # fmt: skip
+    recipe: PathLike, *, nodes: int | Sequence[int] = NODES, **job: Unpack[JobArguments]
+) -> Plan:
     """Return a recipe's batch, memory, hours and cost on each node count.
 
     The arguments are the options of `trnslurm plan`; docs/python.md has them.
     """
-    options = options_of(
-        cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
-        time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, notify=notify, path=path,
-    )  # fmt: skip
     counts = wholes("nodes", nodes)
     if not counts:
         raise ConfigError("nodes: name at least one node count")
-    workspace = workspace_of(options)
-    return make_plan(workspace, file_name("recipe", recipe), options, counts, say=take_remark)
+    return make_plan(options_of(recipe, 1, job), counts, PythonConsole())
 
 
-def make_plan(
-    workspace: Workspace, recipe: str, options: Options, counts: Sequence[int], *, say: Say
-) -> Plan:
+def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> Plan:
     """Plan a recipe on each node count; if it can run on none, that is an error."""
-    cluster, preset = choose_cluster(workspace, recipe, options)
-    config = config_of(workspace, recipe, options, cluster, preset, say=say)
+    chosen = choose(options)
+    config = config_of(chosen, console)
     if has_own_batch(config.recipe):
         raise ConfigError(
             f"{config.title} decides its batch itself, so there is nothing to plan: "
@@ -215,7 +194,7 @@ def make_plan(
     refused: dict[int, TrnslurmError] = {}
     for number in counts:
         try:
-            spec = make_spec(config, number, name=options["name"], need_time=False)
+            spec = make_spec(config, number, name=options.name, need_time=False)
             check_memory(spec)
             specs.append(spec)
         except (ConfigError, PlanError) as error:
@@ -223,9 +202,13 @@ def make_plan(
     if not specs:
         raise refused[counts[0]]
     return Plan(
-        recipe=recipe, preset=config.preset, cluster=cluster, specs=specs, refused=refused,
-        note=what_submit_would_use(workspace, recipe, config, options),
-    )  # fmt: skip
+        recipe=options.recipe,
+        preset=config.preset,
+        cluster=config.cluster_name,
+        specs=specs,
+        refused=refused,
+        note=what_submit_would_use(options, config),
+    )
 
 
 def _row(spec: JobSpec) -> dict[str, Any]:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
-from trnslurm.api.arguments import (
-    PathLike,
-    Paths,
-    Settings,
-    file_name,
-    flag,
-    one_line_errors,
-    options_of,
-    take_remark,
-    whole,
-)
-from trnslurm.api.choice import Say, choose_cluster, config_of
-from trnslurm.api.search import Options, workspace_of
-from trnslurm.config import Workspace
+from trnslurm.api.arguments import PathLike, PythonConsole, file_name, flag
+from trnslurm.api.choice import choose, config_of
+from trnslurm.api.options import JobArguments, JobOptions, options_of, takes_job
+from trnslurm.console import Console
 from trnslurm.errors import RenderError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import make_spec
@@ -30,47 +20,38 @@ from trnslurm.rundir import RunFiles
 from trnslurm.runs.result import no_result
 
 
-@one_line_errors
+@takes_job(JobArguments)
 def render(
-    recipe: PathLike, *, nodes: int = 1, output: PathLike | None = None, force: bool = False,
-    cluster: str | None = None, preset: str | None = None, settings: Settings = (),
-    workers: int | None = None, from_run: object = None, time: str | int | None = None,
-    name: str | None = None, sbatch: str | Sequence[str] = (), allow_idle: bool = False,
-    arguments: Sequence[str] = (), launcher: str | None = None,
-    notify: str | Sequence[str] = (), path: Paths = (),
-) -> Bundle:  # fmt: skip
+    recipe: PathLike,
+    *,
+    nodes: int = 1,
+    output: PathLike | None = None,
+    force: bool = False,
+    **job: Unpack[JobArguments],
+) -> Bundle:
     """Return the files that submit would run, and write them to a directory if asked to.
 
     The arguments are the options of `trnslurm render`; docs/python.md has them.
     """
-    options = options_of(
-        cluster=cluster, preset=preset, settings=settings, workers=workers, from_run=from_run,
-        time=time, name=name, sbatch=sbatch, allow_idle=allow_idle, arguments=arguments,
-        launcher=launcher, notify=notify, path=path,
-    )  # fmt: skip
+    options = options_of(recipe, nodes, job)
     directory = None if output is None else Path(file_name("output", output))
     replace = flag("force", force)
-    bundle = make_bundle(
-        workspace_of(options), file_name("recipe", recipe), whole("nodes", nodes), options,
-        say=take_remark,
-    )  # fmt: skip
+    bundle = make_bundle(options, PythonConsole())
     if directory is not None:
         write_bundle(bundle, directory, force=replace)
     return bundle
 
 
-def make_bundle(
-    workspace: Workspace, recipe: str, nodes: int, options: Options, *, say: Say
-) -> Bundle:
+def make_bundle(options: JobOptions, console: Console) -> Bundle:
     """Render a recipe as the options ask."""
-    cluster, preset = choose_cluster(workspace, recipe, options)
-    config = config_of(workspace, recipe, options, cluster, preset, say=say)
+    options = choose(options)
+    config = config_of(options, console)
     if problem := no_result(config):
-        say(f"warning: {problem}")
-    spec = make_spec(config, nodes, name=options["name"])
+        console.warn(problem)
+    spec = make_spec(config, options.nodes, name=options.name)
     if warning := check_memory(spec):
-        say(f"warning: {warning}")
-    return render_job(spec, workspace.template_dirs())
+        console.warn(warning)
+    return render_job(spec, options.workspace.template_dirs())
 
 
 def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:

@@ -12,12 +12,12 @@ from trnslurm.api.amounts import parse_time
 from trnslurm.api.arguments import (
     PathLike,
     Paths,
+    PythonConsole,
     file_name,
     flag,
     one_line_errors,
     one_of,
     search_path,
-    take_remark,
     text,
     texts,
     whole,
@@ -46,7 +46,7 @@ class Run:
     @one_line_errors
     def __init__(self, run: PathLike, *, path: Paths = ()) -> None:
         """Find a run by its name, a unique part of it, its directory, or `last`."""
-        workspace = workspace_of({"path": search_path(path)})
+        workspace = workspace_of(search_path(path))
         self._files = find_run(file_name("run", run), run_roots(workspace))
         self._path = path
         self.remarks: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Run:
             if folder is not None:
                 options += [f"--{name}={Path(file_name(name, folder)).absolute()}"]
         options += ["--force"] if flag("force", force) else []
-        return export_quietly(self._files, options, say=take_remark)
+        return export_quietly(self._files, options, say=PythonConsole().say)
 
     @one_line_errors
     def resume(
@@ -153,20 +153,18 @@ class Run:
         notify: str | Sequence[str] = (),
     ) -> Run:  # fmt: skip
         """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
+        from trnslurm.submit.resume import Continuation
         from trnslurm.submit.resume import resume as resume_run
 
-        workspace = workspace_of({"path": search_path(self._path)})
-        remarks: list[str] = []
-        resume_run(
-            self._files,
+        how = Continuation(
             nodes=None if nodes is None else whole("nodes", nodes),
             stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
             notify=texts("notify", notify),
-            template_dirs=workspace.template_dirs(),
-            detach=True,
-            say=lambda remark: take_remark(remark, remarks),
+            template_dirs=workspace_of(search_path(self._path)).template_dirs(),
         )
-        self.remarks = tuple(remarks)
+        console = PythonConsole(detach=True)
+        resume_run(self._files, how, console)
+        self.remarks = console.kept
         return self
 
     @one_line_errors
@@ -301,15 +299,16 @@ def runs(
     for each in states:
         one_of("state", each, STATES)
     statuses, broken = list_statuses(
-        workspace_of({"path": search_path(path)}),
+        workspace_of(search_path(path)),
         None if sweep is None else file_name("sweep", sweep),
         everything=flag("all", all),
         states=states, recipe=text("recipe", recipe),
         since="" if asked is None else parse_time(asked, "since"),
         sort=text("sort", sort), limit=None if limit is None else whole("limit", limit),
     )  # fmt: skip
+    console = PythonConsole()
     for error in broken:
-        take_remark(f"warning: {error}")
+        console.warn(str(error))
     return Runs(statuses, [Run._of(RunDir(Path(s.path)), path=path) for s in statuses])
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trnslurm.config.search import RUN_ROOT, Workspace, read_yaml
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import known_roots
 from trnslurm.sandbox.layout import search_roots
 
-Options = Mapping[str, Any]
-"""What was asked for, by the names of the command line's parameters."""
 
-
-def workspace_of(options: Options) -> Workspace:
-    """Return the search path that the options ask for."""
-    return Workspace.discover(options.get("path") or (), more=search_roots())
+def workspace_of(path: Sequence[str] = ()) -> Workspace:
+    """Return the search path, with the directories of --path first."""
+    return Workspace.discover(path, more=search_roots())
 
 
 def run_roots(workspace: Workspace) -> list[Path]:
@@ -28,7 +24,7 @@ def run_roots(workspace: Workspace) -> list[Path]:
         try:
             root = read_yaml(file).get("run_root", RUN_ROOT)
             roots.append(Path(str(root)).expanduser())
-        except (TrnslurmError, RuntimeError):  # ~name of nobody
+        except (TrnslurmError, RuntimeError):  # a ~name that no user has
             continue
-    # Unlike Path.is_dir, it is False for what can be no path at all.
+    # Unlike Path.is_dir, it is False for a text that cannot be a path.
     return [r for r in dict.fromkeys(roots) if os.path.isdir(r)]  # noqa: PTH112

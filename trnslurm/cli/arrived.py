@@ -12,21 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
+import click
+
+from trnslurm.api.options import SubmitHost
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.submit import Proposal, check_jobs, check_proposal
-from trnslurm.api.sweep import SweepProposal
+from trnslurm.api.submit import checked
 from trnslurm.cli import end_with
 from trnslurm.cli import main as run_command_line
-from trnslurm.cli.output import echo_json, say
+from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cli.site import profile_here
-from trnslurm.cli.submit import go_on, say_graphs
-from trnslurm.cluster.cache import CompileCache
+from trnslurm.cli.submit import confirm_and_submit, graphs_lines
 from trnslurm.errors import RunError
-from trnslurm.remote.parcel import Parcel, unpack
+from trnslurm.remote.parcel import unpack
 from trnslurm.rundir import RunFiles
-from trnslurm.runs.root import check_run_root
-from trnslurm.submit.job import alone
-from trnslurm.submit.precompile import needs_of_sweep
 
 _LARGEST = 64 << 20
 
@@ -45,38 +43,21 @@ def _hello(words: Sequence[str]) -> None:
 
 
 def _submit(words: Sequence[str]) -> None:
-    """Submit what was sent: it lies beside the working directory."""
-    ask = Path.cwd().parent
-    parcel = unpack(ask / "parcel", ask)
+    """Submit what was sent: it is next to the working directory."""
+    request = Path.cwd().parent
+    parcel = unpack(request / "parcel", request)
     sys.argv = [*parcel.command]
-    options = parcel.options
-    proposal: Proposal
-    if parcel.sweep:
-        proposal = _sweep(parcel)
-    else:
-        links = [alone(job) for job in parcel.jobs]
-        proposal = check_proposal(links, parcel.ahead, say, stamp=parcel.stamp)
-        say_graphs(proposal, dry_run=options["dry_run"])
-    go_on(
-        proposal, None, dry_run=options["dry_run"], yes=True, follow=options["follow"],
-        detach=False, as_json=options["as_json"],
-    )  # fmt: skip
+    console = Terminal(yes=True, **parcel.console)
+    submission = checked(parcel.submission, SubmitHost(), console)
+    for line in () if submission.sweep else graphs_lines(submission):
+        click.echo(line, err=not console.dry_run)
+    confirm_and_submit(submission, console)
 
 
-def _sweep(parcel: Parcel) -> SweepProposal:
-    assert parcel.sweep is not None
-    check_jobs(parcel.jobs, say)
-    cache = CompileCache(parcel.jobs[0].profile)
-    return SweepProposal(
-        links=[alone(job) for job in parcel.jobs], needs=needs_of_sweep(parcel.jobs, cache),
-        ahead=[], cache=cache, name=parcel.sweep["name"], points=parcel.sweep["points"],
-        at_most=parcel.sweep["at_most"],
-    )  # fmt: skip
-
-
-def _root(words: Sequence[str]) -> None:
-    """Print where a run root of a profile is here."""
-    echo_json(str(check_run_root(Path(words[0]))))
+def _settle(words: Sequence[str]) -> None:
+    """Print where a run root of a profile is here, and the time for the names of new runs."""
+    root, stamp = SubmitHost().settle(words[0], words[1:])
+    echo_json([str(root), stamp])
 
 
 def _profile(words: Sequence[str]) -> None:
@@ -89,7 +70,7 @@ def _checkpoint(words: Sequence[str]) -> None:
     """Print the checkpoint that a word of --from names."""
     from trnslurm.runs.result import find_checkpoint
 
-    found = find_checkpoint(words[0], run_roots(workspace_of({})))
+    found = find_checkpoint(words[0], run_roots(workspace_of()))
     echo_json({"path": str(found.path), "facts": found.facts, "passed_over": found.passed_over})
 
 
@@ -97,7 +78,7 @@ def _histories(words: Sequence[str]) -> None:
     """Leave what a report is made of in the working directory."""
     from trnslurm.report.history import histories_of
 
-    found = histories_of(words, run_roots(workspace_of({})))
+    found = histories_of(words, run_roots(workspace_of()))
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for history in found:
@@ -116,6 +97,6 @@ def _histories(words: Sequence[str]) -> None:
 
 
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
-    "@hello": _hello, "@profile": _profile, "@submit": _submit, "@root": _root,
+    "@hello": _hello, "@profile": _profile, "@submit": _submit, "@settle": _settle,
     "@checkpoint": _checkpoint, "@histories": _histories,
 }  # fmt: skip

@@ -17,7 +17,7 @@ import click
 from trnslurm import __version__
 from trnslurm.api.tables import count
 from trnslurm.cli.follow import INTERRUPTED, last_line, say_state
-from trnslurm.cli.output import echo_json, say
+from trnslurm.cli.output import Terminal, echo_json, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.checkup import Expected, Found, Line, expected_of, host_of, judge, read_found
 from trnslurm.config import Workspace, resolve_cluster
@@ -28,8 +28,8 @@ from trnslurm.runs.status import RunStatus
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel
 from trnslurm.submit.checkup import make_checkup, make_spec_of_checkup
-from trnslurm.submit.job import alone
-from trnslurm.submit.submit import submit_chain
+from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submit.submit import submit
 
 _WORDS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?:[0-9a-f]{1,4}::?){3,}[0-9a-f]*\b", re.I)
@@ -45,8 +45,8 @@ def run_checkup(
     expected = expected_of(spec)
     job = make_checkup(spec, workspace.template_dirs())
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    cache = CompileCache(job.profile)
-    (run,) = submit_chain([alone(job)], command, cache=cache, say=say)
+    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
+    (run,), _ = submit(submission, command, Terminal())
     workers = count(expected.workers, "worker")
     say(f"Submitted {run.name}: {count(nodes, 'node')}, {workers} on {expected.device}")
     try:

@@ -24,7 +24,7 @@ def compare_command(runs: tuple[str, ...], path: tuple[str, ...], as_json: bool)
     Example:
       trnslurm compare 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1
     """
-    found = histories_of(runs, run_roots(workspace_of({"path": path})))
+    found = histories_of(runs, run_roots(workspace_of(path)))
     if as_json:
         facts = [
             {"run": h.run.name, "state": h.status.state, "nodes": h.record.nodes,

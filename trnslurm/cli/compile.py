@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from trnslurm.api.amounts import parse_age, parse_size, size_of
-from trnslurm.api.choice import choose_cluster, choose_data_cluster, config_of
+from trnslurm.api.choice import choose, choose_data_cluster, config_of
+from trnslurm.api.options import JobOptions
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count
 from trnslurm.cli.graphs import age_since, ingredients_of
@@ -21,7 +22,7 @@ from trnslurm.cli.options import (
     recipe_argument,
     spec_options,
 )
-from trnslurm.cli.output import echo_json, echo_table, say
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.cache import CompileCache, recipe_of
 from trnslurm.cluster.cache_use import (
     GraphSource,
@@ -75,14 +76,12 @@ def key_command(
     """
     if (recipe is None) == (diff is None):
         raise click.UsageError("give either a RECIPE or --diff A B")
-    workspace = workspace_of(options)
+    job = JobOptions.of(recipe or "", nodes=nodes, **options)
     if diff is not None:
-        sys.exit(_show_differences(workspace, options, diff, as_json=as_json))
-    assert recipe is not None
-    cluster, preset = choose_cluster(workspace, recipe, options)
-    config = config_of(workspace, recipe, options, cluster, preset, say=say)
-    spec = make_spec(config, nodes, name=options["name"], need_time=False)
-    cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, workspace)
+        sys.exit(_show_differences(job, diff, as_json=as_json))
+    config = config_of(choose(job), Terminal())
+    spec = make_spec(config, nodes, name=job.name, need_time=False)
+    cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, job.workspace)
     found = cache.look_up(ingredients)
     if as_json:
         echo_json({
@@ -102,10 +101,9 @@ def key_command(
         echo_table(("ingredient", "value"), rows)
 
 
-def _show_differences(
-    workspace: Workspace, options: dict[str, Any], words: tuple[str, str], *, as_json: bool
-) -> int:
-    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
+def _show_differences(job: JobOptions, words: tuple[str, str], *, as_json: bool) -> int:
+    workspace = job.workspace
+    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, job.cluster, Terminal()))
     a, b = (find_source(word, CompileCache(cluster), run_roots(workspace)) for word in words)
     found = [*differences(_all_of(a, b), _all_of(b, a))]
     if as_json:
@@ -226,15 +224,17 @@ def gc_command(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise TrnslurmError("nobody to ask: pass --yes, or --dry-run to see only")
+            raise TrnslurmError("no terminal to ask on: pass --yes, or --dry-run to only look")
         click.confirm(f"Remove {count(len(chosen), 'key')}?", abort=True, err=True)
     freed = remove_all(cache, chosen)
     click.echo(f"Removed {count(len(chosen), 'key')}, {size_of(freed)}")
 
 
 def _cache_of(options: dict[str, Any]) -> tuple[Workspace, CompileCache]:
-    workspace = workspace_of(options)
-    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
+    workspace = workspace_of(options["path"])
+    cluster = resolve_cluster(
+        workspace, choose_data_cluster(workspace, options["cluster"], Terminal())
+    )
     return workspace, CompileCache(cluster)
 
 

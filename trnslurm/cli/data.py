@@ -19,7 +19,7 @@ from trnslurm.cli.data_options import (
     refuse_others,
 )
 from trnslurm.cli.options import config_options, recipe_argument
-from trnslurm.cli.output import say
+from trnslurm.cli.output import Terminal
 from trnslurm.cli.submit import submit_job
 from trnslurm.cluster.prepare import prepare_here
 from trnslurm.config import Config, resolve, resolve_cluster
@@ -171,8 +171,10 @@ def verify_command(target: str, **options: Any) -> None:
     elif options["preset"] or options["settings"]:
         raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
     else:
-        workspace = workspace_of(options)
-        cluster = resolve_cluster(workspace, choose_data_cluster(workspace, options, say))
+        workspace = workspace_of(options["path"])
+        cluster = resolve_cluster(
+            workspace, choose_data_cluster(workspace, options["cluster"], Terminal())
+        )
         directory = str(Path(target).absolute())
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
 
@@ -185,8 +187,8 @@ def _refuse_both(options: dict[str, Any]) -> None:
 
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
-    workspace = workspace_of(options)
-    cluster = choose_data_cluster(workspace, options, say)
+    workspace = workspace_of(options["path"])
+    cluster = choose_data_cluster(workspace, options["cluster"], Terminal())
 
     def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
         return resolve(
@@ -242,10 +244,10 @@ def _submit(
     config: Config, own: Own, options: dict[str, Any], *, follow: bool, dry_run: bool, as_json: bool
 ) -> None:
     data_job = make_data_job(config, own)
-    job = make_prepare_job(data_job, workspace_of(options).template_dirs())
+    job = make_prepare_job(data_job, workspace_of(options["path"]).template_dirs())
     click.echo(f"{_what(config)}, {_where(data_job)}", err=not dry_run)
     if not dry_run:
-        submit_job(job, follow=follow, detach=False, as_json=as_json)
+        submit_job(job, Terminal(follow=follow, as_json=as_json))
 
 
 def _where(job: DataJob) -> str:

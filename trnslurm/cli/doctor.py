@@ -67,13 +67,13 @@ def doctor_command(
     if report and not measure:
         raise click.UsageError("--report goes with --run")
     if run:
-        found = diagnose(find_run(run, run_roots(workspace_of({"path": path}))))
+        found = diagnose(find_run(run, run_roots(workspace_of(path))))
         if as_json:
             echo_json(asdict(found) | {"ok": found.ok})
         else:
             _print_diagnosis(found)
         sys.exit(int(not found.ok))
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
     if (name := cluster or workspace.cluster) is None:
         raise click.UsageError("doctor needs a RUN, or --cluster NAME")
     if measure:

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def _send(site: Site, ctx: click.Context) -> int:
     if names == ["exec"]:
         return _attached(site, [*names, *_words(ctx)])
     changes = ctx.params.get("resume") or ctx.params.get("measure")  # of watch, and of doctor
-    answer = _ask(
+    answer = ask_site(
         site, [*names, *_words(ctx)], shows=names[0] in _SHOWING and not changes,
         files=templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {},
     )  # fmt: skip
@@ -110,7 +110,7 @@ def _words(ctx: click.Context) -> list[str]:
     return [*words, "--", *arguments] if arguments else words
 
 
-def _ask(
+def ask_site(
     site: Site, argv: Sequence[str], *, shows: bool, files: Mapping[str, str] | None = None,
     parcel: bytes | None = None, what: str = "", out: io.BytesIO | None = None,
 ) -> Any:  # fmt: skip
@@ -124,66 +124,13 @@ def _ask(
     return ask(request, say=say, out=out)
 
 
-def _asked(site: Site, argv: Sequence[str]) -> bytes:
+def answer_of(site: Site, argv: Sequence[str]) -> bytes:
     """Return what a program of ours there answers; if it fails, end as it did."""
     out = io.BytesIO()
-    answer = _ask(site, argv, shows=True, out=out)
+    answer = ask_site(site, argv, shows=True, out=out)
     if answer.code:
         sys.exit(answer.code)
     return out.getvalue()
-
-
-def submit_there(
-    site: Site, proposal: Any, command: Sequence[str], options: Mapping[str, Any]
-) -> int:
-    """Send what was proposed, submit it there, and return the code to exit with."""
-    from trnslurm.api.sweep import SweepProposal
-    from trnslurm.remote.parcel import Parcel
-    from trnslurm.runs.root import time_stamp
-    from trnslurm.runs.run import RunDir
-
-    first = proposal.links[0].job
-    if first.local:
-        raise RemoteError(
-            f"--on {site.place.host}: the profile {first.cluster} is of one machine without Slurm: "
-            "pass --cluster NAME"
-        )
-    sweep = None
-    if isinstance(proposal, SweepProposal):
-        points = [dict(point) for point in proposal.points]
-        sweep = {"name": proposal.name, "points": points, "at_most": proposal.at_most}
-    jobs, stamp = [link.job for link in proposal.links], ""
-    if len(jobs) > 1 and sweep is None:
-        stamp = time_stamp()
-        root = Path(json.loads(_asked(site, ["@root", first.profile.run_root])))
-        for number, link in enumerate(proposal.links[1:], 1):
-            jobs[number] = link.after(RunDir(root / f"{stamp}-{jobs[number - 1].name}"))
-    parcel = Parcel(
-        jobs=jobs, stamp=stamp, ahead=[need.job for need in proposal.ahead],
-        command=command, options=options, sweep=sweep,
-    )  # fmt: skip
-    answer = _ask(
-        site, ["@submit"], shows=bool(options["dry_run"]), parcel=parcel.pack(),
-        what=f"the submission of {first.name}",
-    )  # fmt: skip
-    said = options["dry_run"] or options["as_json"] or answer.code
-    if not said and click.get_current_context().find_root().params["on"]:
-        say(f"It is on {site.place.host}: `trnslurm --on {site.place.host} status last`")
-    return int(answer.code)
-
-
-def find_checkpoint_there(site: Site) -> Callable[[str], Any]:
-    """Return what finds the checkpoint of --from on the host."""
-
-    def find(word: str) -> Any:
-        from trnslurm.runs.result import Checkpoint
-
-        facts = json.loads(_asked(site, ["@checkpoint", word]))
-        return Checkpoint(
-            path=Path(facts["path"]), facts=facts["facts"], passed_over=tuple(facts["passed_over"])
-        )
-
-    return find
 
 
 def _attached(site: Site, words: Sequence[str]) -> int:
@@ -196,7 +143,7 @@ def _attached(site: Site, words: Sequence[str]) -> int:
     argv = site.place.argv(name, ["run", *words], terminal=terminal)
     code = subprocess.run(argv, check=False).returncode
     if code == NO_LAUNCHER:
-        _asked(site, ["@hello"])
+        answer_of(site, ["@hello"])
         code = subprocess.run(argv, check=False).returncode
     if code == 255:
         raise RemoteError(f"{site.place.host}: the connection broke, and the command with it")
@@ -208,7 +155,7 @@ def _detect(site: Site, ctx: click.Context) -> int:
     from trnslurm.cli.site import write_profile
 
     words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
-    facts = json.loads(_asked(site, ["@profile", *words]))
+    facts = json.loads(answer_of(site, ["@profile", *words]))
     facts["text"] += f"# The login node, from where this is.\nremote: {site.place.host}\n"
     write_profile(**{key: str(facts[key]) for key in ("name", "text", "warning")})
     return 0
@@ -225,7 +172,7 @@ def _report(site: Site, ctx: click.Context) -> int:
     from trnslurm.runs.run import RunDir
     from trnslurm.runs.status import RunStatus
 
-    answer = _ask(site, ["@histories", *ctx.params["runs"]], shows=True)
+    answer = ask_site(site, ["@histories", *ctx.params["runs"]], shows=True)
     if answer.code:
         return int(answer.code)
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
@@ -251,7 +198,7 @@ def known_hosts() -> list[str]:
     from trnslurm.errors import TrnslurmError
 
     found: list[str] = []
-    for file in workspace_of({}).clusters().values():
+    for file in workspace_of().clusters().values():
         try:
             found.append(str(read_yaml(file).get("remote") or ""))
         except TrnslurmError:

@@ -11,7 +11,7 @@ import click
 from trnslurm.api.choice import choose_data_cluster
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
-from trnslurm.cli.output import say
+from trnslurm.cli.output import Terminal
 from trnslurm.cluster.export import export, export_file
 from trnslurm.config import resolve
 from trnslurm.runs.find import find_run
@@ -75,7 +75,7 @@ def export_command(
       trnslurm export last --step 20 --dtype bfloat16 -o my-gpt2
       trnslurm export ckpt_28125.pt --recipe bert_pretrain -o my-bert
     """
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
     options = [f"--format={form}", f"--dtype={dtype}"]
     options += [] if step is None else [f"--step={step}"]
     options += [] if output is None else [f"--output={Path(output).absolute()}"]
@@ -90,6 +90,6 @@ def export_command(
         sys.exit(export(find_run(run, run_roots(workspace)), options))
     if step is not None or output is None:
         raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
-    chosen = choose_data_cluster(workspace, {"cluster": cluster}, say)
+    chosen = choose_data_cluster(workspace, cluster, Terminal())
     config = resolve(workspace, recipe, cluster=chosen, preset=preset, settings=(), options={})
     sys.exit(export_file(config, Path(run), options))

@@ -11,6 +11,7 @@ import click
 from trnslurm.api.tables import figure, said_of
 from trnslurm.cli.output import echo_json
 from trnslurm.cli.standing import echo_sweep
+from trnslurm.console import Console
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
@@ -22,26 +23,22 @@ from trnslurm.submit.cancel import cancel
 INTERRUPTED = 130
 
 
-def report_started(
-    runs: Sequence[RunDir], others: Sequence[RunDir] = (), *, local: bool, follow: bool,
-    detach: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Print the runs and their jobs, and follow them if asked to.
-
-    `others` were started as well, and are not followed.
-    """
-    if as_json:
-        said = [_facts(run, local=local) for run in runs]
-        said[0] |= {"elastic": [_facts(run, local=local) for run in others]} if others else {}
-        echo_json(said if len(said) > 1 or runs[0].record().group else said[0])
+def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[RunDir] = ()) -> None:
+    """Print the runs and their jobs, and follow them if asked to; extras are not followed."""
+    local = runs[0].record().scheduler == "local"
+    group = runs[0].record().group
+    if console.as_json:
+        facts = [_facts(run, local=local) for run in runs]
+        facts[0] |= {"elastic": [_facts(run, local=local) for run in extras]} if extras else {}
+        echo_json(facts if len(facts) > 1 or group else facts[0])
     else:
-        for run in (*runs, *others):
+        for run in (*runs, *extras):
             jobs = _facts(run, local=local)["jobs"].items()
             click.echo(f"Submitted {run.name}{''.join(f'  {phase} {job}' for phase, job in jobs)}")
-    if follow or (local and not detach):
-        sys.exit(_follow_all(runs, local=local, quiet=as_json))
-    if not as_json:
-        click.echo(f"See: trnslurm status {runs[0].record().group or runs[0].name}")
+    if console.follow or (local and not console.detach):
+        sys.exit(_follow_all(runs, local=local, quiet=console.as_json))
+    if not console.as_json:
+        click.echo(f"See: trnslurm status {group or runs[0].name}")
 
 
 def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def metrics_command(
     _refuse_both({"--plot": plot, "--to": to, "--json": as_json})
     if (project or follow) and not to:
         raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
-    directory, *others = runs = find_runs(run, run_roots(workspace_of({"path": path})))
+    directory, *others = runs = find_runs(run, run_roots(workspace_of(path)))
     if to:
         from trnslurm.trackers.send import send  # other uses need less
 

@@ -24,7 +24,7 @@ _HARMLESS = r"\w[\w.-]*"
 def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
     def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
         try:
-            found = names(workspace_of(ctx.params), ctx)
+            found = names(workspace_of(ctx.params.get("path") or ()), ctx)
         except TrnslurmError:
             return []
         return [CompletionItem(n) for n in found if n.startswith(word)]
@@ -53,7 +53,7 @@ def _complete_setting(
     from trnslurm.plan.keys import keys_of
 
     try:
-        workspace = workspace_of(ctx.params)
+        workspace = workspace_of(ctx.params.get("path") or ())
         if (recipe := _recipe_of(workspace, ctx)) is None:
             return []
         cluster = ctx.params.get("cluster") or "local"  # any has the same keys
@@ -120,7 +120,7 @@ def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
 def recipe_argument(
     *, required: bool = True, with_arguments: bool = False
 ) -> Callable[[Command], Command]:
-    """Add RECIPE, and what a script of one's own is given."""
+    """Add RECIPE, and the arguments of a custom script."""
     names = _complete(lambda workspace, ctx: sorted(workspace.recipes()))
     recipe = click.argument("recipe", required=required, shell_complete=names)
     if not with_arguments:
@@ -167,7 +167,7 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),
     click.option("--name", metavar="NAME", help="Name of the run and its jobs."),
     click.option(
-        "--launcher", type=click.Choice(get_args(Launcher)), help="What starts one's own script."
+        "--launcher", type=click.Choice(get_args(Launcher)), help="What starts a custom script."
     ),
     click.option(
         "--sbatch", multiple=True, metavar="OPTION",

@@ -1,4 +1,4 @@
-"""Print results: aligned tables, JSON, remarks."""
+"""Print results: remarks, JSON, aligned tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from typing import Any
 import click
 
 from trnslurm.api.tables import text_table
+from trnslurm.console import Console
+
+
+class Terminal(Console):
+    """Prints remarks on stderr."""
+
+    def tell(self, text: str) -> None:
+        say(text)
 
 
 def say(text: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from trnslurm.api.choice import choose_cluster, config_of, parse_nodes
+from trnslurm.api.choice import choose, config_of, parse_nodes
+from trnslurm.api.options import JobOptions
 from trnslurm.api.plan import make_plan
 from trnslurm.api.search import workspace_of
 from trnslurm.api.tables import count
@@ -20,7 +21,7 @@ from trnslurm.cli.options import (
     recipe_argument,
     spec_options,
 )
-from trnslurm.cli.output import echo_json, echo_table, say
+from trnslurm.cli.output import Terminal, echo_json, echo_table, say
 from trnslurm.config import Workspace, describe, presets_of, resolve
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
@@ -48,11 +49,11 @@ def recipes_command(
       trnslurm recipes gpt2_zero1
     """
     if recipe is not None:
-        _print_keys(workspace_of({"path": path}), recipe, preset, as_json=as_json)
+        _print_keys(workspace_of(path), recipe, preset, as_json=as_json)
         return
     if preset is not None:
         raise click.UsageError("--preset goes with a RECIPE")
-    rows, broken = _listed(workspace_of({"path": path}).recipes(), _recipe_facts)
+    rows, broken = _listed(workspace_of(path).recipes(), _recipe_facts)
     if as_json:
         keys = ("recipe", "presets", "description", "directory")
         echo_json([dict(zip(keys, row, strict=True)) for row in rows])
@@ -87,7 +88,7 @@ def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
     Example:
       trnslurm clusters
     """
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
     rows, broken = _listed(workspace.clusters(), lambda file: (describe(file), str(file)))
     if as_json:
         keys = ("cluster", "description", "file")
@@ -130,9 +131,7 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
     Example:
       trnslurm show gpt2_zero1 --preset tiny --set steps=50
     """
-    workspace = workspace_of(options)
-    cluster, preset = choose_cluster(workspace, recipe, options)
-    config = config_of(workspace, recipe, options, cluster, preset, say=say)
+    config = config_of(choose(JobOptions.of(recipe, **options)), Terminal())
     if as_json:
         origins = {
             key: {"layer": origin.layer, "source": origin.source}
@@ -140,7 +139,7 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
         }
         echo_json({"config": plain(config.tree), "origins": origins})
         return
-    click.echo(f"{recipe}, preset {config.preset or '-'}, cluster {cluster}\n")
+    click.echo(f"{recipe}, preset {config.preset or '-'}, cluster {config.cluster_name}\n")
     rows = []
     for key, value in flatten(config.tree):
         origin = config.origins.get(key)
@@ -161,17 +160,17 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     Example:
       trnslurm plan gpt2_zero1 --nodes 1,2,3,4,8,16
     """
-    workspace = workspace_of(options)
+    job = JobOptions.of(recipe, **options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    found = make_plan(workspace, recipe, options, parse_nodes(nodes), say=say)
+    found = make_plan(job, parse_nodes(nodes), Terminal())
     refused = [(n, str(error)) for n, error in found.refused.items()]
     if as_json:  # what is compiled costs imports that the other commands here need not
         from trnslurm.cli.graphs import graphs_facts
         from trnslurm.cluster.cache import CompileCache
 
         cache = CompileCache(found.specs[0].config.cluster)
-        facts = [graphs_facts(spec, cache, workspace) for spec in found.specs]
+        facts = [graphs_facts(spec, cache, job.workspace) for spec in found.specs]
         rows = [row | graphs for row, graphs in zip(found.rows, facts, strict=True)]
         errors = [{"nodes": n, "error": error} for n, error in refused]
         echo_json({"recipe": recipe, "cluster": found.cluster, "plans": rows, "refused": errors})
@@ -182,7 +181,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
         if any("precompile" in spec.phases for spec in found.specs):
             from trnslurm.cli.graphs import plan_lines
 
-            graphs = plan_lines(found.specs, workspace)
+            graphs = plan_lines(found.specs, job.workspace)
         for line in (*found.lines(), *graphs, *([] if asked else found.not_on())):
             click.echo(line)
     if refused and asked:

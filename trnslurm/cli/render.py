@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from trnslurm.api.options import JobOptions
 from trnslurm.api.render import make_bundle, write_bundle
-from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.search import run_roots
 from trnslurm.cli.options import recipe_argument, spec_options
-from trnslurm.cli.output import say
+from trnslurm.cli.output import Terminal
 from trnslurm.render.bundle import Bundle, diff, read_bundle
 from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
@@ -47,11 +48,11 @@ def render_command(
     """
     if against is not None and output is not None:
         raise click.UsageError("--diff writes nothing: leave out -o")
-    workspace = workspace_of(options)
-    bundle = make_bundle(workspace, recipe, nodes, options, say=say)
+    job = JobOptions.of(recipe, nodes=nodes, **options)
+    bundle = make_bundle(job, Terminal())
     if against is not None:
         is_bundle = Path(against).is_dir()
-        other = Path(against) if is_bundle else find_run(against, run_roots(workspace)).path
+        other = Path(against) if is_bundle else find_run(against, run_roots(job.workspace)).path
         lines = list(diff(read_bundle(other), bundle))
         for line in lines:
             click.echo(line)

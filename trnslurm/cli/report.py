@@ -37,7 +37,7 @@ def report_command(
       trnslurm report last -o report.html --png
       trnslurm report 20261121-183212-gpt2_zero1 20261122-090412-gpt2_zero1 -o compared.html
     """
-    histories = histories_of(runs, run_roots(workspace_of({"path": path})))
+    histories = histories_of(runs, run_roots(workspace_of(path)))
     write_page(histories, runs, output, pictures=png)
 
 

@@ -11,11 +11,11 @@ import click
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import json_option, notify_option, path_option, run_argument
-from trnslurm.cli.output import echo_json, say
+from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.errors import ConfigError
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.watch import watch
-from trnslurm.submit.resume import Resumed, resume, resume_sweep
+from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
 
 _EVERY = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -61,30 +61,29 @@ def resume_command(
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
     """
-    workspace = workspace_of({"path": path})
-    dirs = workspace.template_dirs()
+    workspace = workspace_of(path)
+    console = Terminal(follow=follow, detach=detach, as_json=as_json)
+    how = Continuation(
+        nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=workspace.template_dirs()
+    )
     directory, *others = found = find_runs(run, run_roots(workspace))
     if others:
-        runs = resume_sweep(
-            found, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=dirs,
-            detach=detach, say=say,
-        )  # fmt: skip
-        local = directory.record().scheduler == "local"
-        report_started(runs, local=local, follow=follow, detach=detach, as_json=as_json)
+        report_started(resume_sweep(found, how, console), console)
         return
-    done = resume(
-        directory, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=dirs,
-        detach=detach, say=say,
-    )  # fmt: skip
-    if done.released and as_json:
-        echo_json({"run": directory.name, "directory": str(directory.path), "jobs": {},
-                   "released": list(done.released)})  # fmt: skip
-        return
-    if done.released:
+    done = resume(directory, how, console)
+    if not done.released:
+        report_started(done.runs, console)
+    elif as_json:
+        echo_json(
+            {
+                "run": directory.name,
+                "directory": str(directory.path),
+                "jobs": {},
+                "released": list(done.released),
+            }
+        )
+    else:
         click.echo(_done(done))
-        return
-    local = directory.record().scheduler == "local"
-    report_started(done.runs, local=local, follow=follow, detach=detach, as_json=as_json)
 
 
 @click.command("watch")
@@ -116,15 +115,15 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
       trnslurm watch last
       trnslurm watch last --resume --every 1m
     """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    directory = find_run(run, run_roots(workspace_of(path)))
 
-    def go_on() -> str:
-        return _done(resume(directory, detach=True, say=_say_when))
+    def resume_again() -> str:
+        return _done(resume(directory, Continuation(), _Timed(detach=True)))
 
     try:
         status = watch(
             directory, say=_say_when, every_s=parse_every(every),
-            resume=go_on if resuming else None, most=most,
+            resume=resume_again if resuming else None, most=most,
         )  # fmt: skip
     except KeyboardInterrupt:
         click.echo(f"\n{directory.name} is left alone: trnslurm status {directory.name}", err=True)
@@ -148,6 +147,13 @@ def _done(done: Resumed) -> str:
     if done.released:
         return f"Released job {', '.join(done.released)} of {run.name}"
     return f"Resumed {run.name}"
+
+
+class _Timed(Terminal):
+    """Prints remarks with the time."""
+
+    def tell(self, text: str) -> None:
+        _say_when(text)
 
 
 def _say_when(text: str) -> None:

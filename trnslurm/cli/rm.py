@@ -56,7 +56,7 @@ def rm_command(
         raise click.UsageError("name runs, or say which may go by --older-than or --max-size")
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
-    roots = run_roots(workspace_of({"path": path}))
+    roots = run_roots(workspace_of(path))
     named = {run.path for word in runs for run in find_runs(word, roots)}
     statuses, _ = statuses_of([RunDir(p) for p in named | {run.path for run in list_runs(roots)}])
     chosen = []
@@ -117,7 +117,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> No
       trnslurm keep 20261121-183212-gpt2_zero1
       trnslurm keep --undo 20261121-183212-gpt2_zero1
     """
-    roots = run_roots(workspace_of({"path": path}))
+    roots = run_roots(workspace_of(path))
     found = [run for word in runs for run in find_runs(word, roots)]
     for run in found:
         refuse_foreign(run.path, "keep")
@@ -141,7 +141,7 @@ def note_command(run: str, text: tuple[str, ...], clear: bool, path: tuple[str, 
       trnslurm note last "warmup doubled, after the spike at step 2000"
       trnslurm note last
     """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    directory = find_run(run, run_roots(workspace_of(path)))
     if clear and text:
         raise click.UsageError("--clear removes the note: give no text")
     if not text and not clear:

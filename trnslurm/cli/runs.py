@@ -30,11 +30,11 @@ _SHOWN_ATTEMPTS = 5
 
 
 def _runs(word: str, path: tuple[str, ...]) -> list[RunDir]:
-    return find_runs(word, run_roots(workspace_of({"path": path})))
+    return find_runs(word, run_roots(workspace_of(path)))
 
 
 def _run(word: str, path: tuple[str, ...]) -> RunDir:
-    return find_run(word, run_roots(workspace_of({"path": path})))
+    return find_run(word, run_roots(workspace_of(path)))
 
 
 @click.command("runs")
@@ -81,7 +81,7 @@ def runs_command(
     if as_csv and as_json:
         raise click.UsageError("--csv and --json: give one of them")
     statuses, broken = list_statuses(
-        workspace_of({"path": path}), sweep, everything=everything, states=states, recipe=recipe,
+        workspace_of(path), sweep, everything=everything, states=states, recipe=recipe,
         since="" if since is None else parse_time(since), sort=sort, limit=limit,
     )  # fmt: skip
     for error in broken:

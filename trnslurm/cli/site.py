@@ -186,7 +186,7 @@ def check_command(
     Example:
       trnslurm env check --cluster trn1
     """
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
     name = cluster or workspace.cluster or "local"
     profile: Cluster = resolve_cluster(workspace, name)
     instance = find(catalog(profile.instance_types), profile.instance_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,29 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.api.choice import parse_nodes
-from trnslurm.api.submit import Proposal, propose, propose_bundle
+from trnslurm.api.options import JobOptions, SubmitHost
+from trnslurm.api.submit import propose, propose_bundle, propose_presets
 from trnslurm.api.sweep import propose_sweep
 from trnslurm.api.tables import count, dollars, hours
-from trnslurm.cli.elsewhere import chosen_site, find_checkpoint_there, submit_there
+from trnslurm.cli.elsewhere import chosen_site
 from trnslurm.cli.follow import report_started
 from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
 from trnslurm.cli.options import recipe_argument, spec_options
-from trnslurm.cli.output import say
-from trnslurm.cli.sweep import proposal_lines
+from trnslurm.cli.output import Terminal
+from trnslurm.cli.remote_submit import RemoteHost, submit_remotely
+from trnslurm.cli.sweep import sweep_lines
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.config.sweep import points_of, read_points
+from trnslurm.config.sweep import Point, points_of, read_points
+from trnslurm.console import Console
 from trnslurm.errors import SubmitError
+from trnslurm.frozen import Frozen
 from trnslurm.remote.place import Site
 from trnslurm.render.project import PROJECT_CODE
 from trnslurm.submit.here import check_notify
-from trnslurm.submit.job import Job, alone
+from trnslurm.submit.job import Job
 from trnslurm.submit.precompile import Need
+from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submit.submit import submit
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
 _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_json"}
@@ -68,10 +75,8 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
 def submit_command(
-    recipe: str | None, nodes: int, elastic: str | None, sweep: tuple[str, ...],
-    sweep_file: str | None, at_most: int | None, chain: bool, rendered: str | None, dry_run: bool,
-    yes: bool, follow: bool, detach: bool, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    recipe: str | None, elastic: str | None, rendered: str | None, chain: bool, **options: Any
+) -> None:
     """Submit a job: precompile if needed, then train.
 
     No precompile job is submitted if the cluster's cache already has the graphs, or if another run
@@ -102,88 +107,112 @@ def submit_command(
     """
     if (recipe is None) == (rendered is None):
         raise click.UsageError("give either a RECIPE or --rendered DIR")
-    if dry_run and as_json:
-        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
+    console = _console(options)
+    site = chosen_site(options["cluster"], options["path"])
+    host = RemoteHost(site) if site else SubmitHost()
+    words = _Sweep(**{name: options.pop(name) for name in ("sweep", "sweep_file", "at_most")})
     if rendered is not None:
         _refuse_options()
-        site = chosen_site(None, options["path"])
-        proposal = propose_bundle(Path(rendered), say, elsewhere=site is not None)
+        submission = propose_bundle(Path(rendered), host, console)
     else:
-        assert recipe is not None
-        if site := chosen_site(options["cluster"], options["path"]):
+        _refuse_pairs({"--sweep": words, "--chain": chain, "--elastic": elastic})
+        if site:
             options["cluster"] = options["cluster"] or site.cluster or None
-            options["find_checkpoint"] = find_checkpoint_there(site)
-        several = {"--sweep": sweep or sweep_file, "--chain": chain, "--elastic": elastic}
-        if len(asked := [option for option, value in several.items() if value]) > 1:
-            raise click.UsageError(
-                f"{asked[1]} does not work with {asked[0]}: leave out one of them"
-            )
-        if at_most and not several["--sweep"]:
-            raise click.UsageError("--at-most is for --sweep")
-        if several["--sweep"]:
-            points = points_of(sweep, read_points(sweep_file) if sweep_file else ())
-            swept = propose_sweep(
-                recipe, nodes, options, points, at_most=at_most, say=say,
-                elsewhere=site is not None,
-            )  # fmt: skip
-            click.echo("\n".join(proposal_lines(swept)), err=not dry_run)
-            go_on(
-                swept, site, dry_run=dry_run, yes=yes, follow=follow, detach=detach,
-                as_json=as_json,
-            )  # fmt: skip
-            return
-        counts = parse_nodes(elastic, option="--elastic") if elastic else []
-        proposal = propose(
-            recipe, nodes, options, chain=chain, elastic=counts, say=say,
-            elsewhere=site is not None,
-        )  # fmt: skip
-    for need in proposal.needs:
-        click.echo(_size_line(need), err=not dry_run)
+        job = JobOptions.of(recipe or "", host=host, **options)
+        if words:
+            submission = propose_sweep(job, words.points, words.at_most, console)
+        elif chain:
+            submission = propose_presets(job, console)
+        else:
+            counts = parse_nodes(elastic, option="--elastic") if elastic else []
+            submission = propose(job, console, elastic=counts)
+    for line in submission_lines(submission, remote=host.remote):
+        click.echo(line, err=not console.dry_run)
+    confirm_and_submit(submission, console, site)
+
+
+class _Sweep(Frozen):
+    """The options of a sweep; false if there are none."""
+
+    sweep: tuple[str, ...]
+    sweep_file: str | None
+    at_most: int | None
+
+    def __bool__(self) -> bool:
+        return bool(self.sweep or self.sweep_file)
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """The values of each run."""
+        return points_of(self.sweep, read_points(self.sweep_file) if self.sweep_file else ())
+
+
+def _console(options: dict[str, Any]) -> Terminal:
+    """Take the options that say how results are shown, and return the console that does it."""
+    names = ("dry_run", "yes", "follow", "detach", "as_json")
+    console = Terminal(**{name: options.pop(name) for name in names})
+    if console.dry_run and console.as_json:
+        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
+    return console
+
+
+def _refuse_pairs(options: Mapping[str, object]) -> None:
+    """Refuse options that exclude each other."""
+    given = [option for option, value in options.items() if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[1]} does not work with {given[0]}: leave out one of them")
+    sweep = options["--sweep"]
+    if isinstance(sweep, _Sweep) and sweep.at_most and not sweep:
+        raise click.UsageError("--at-most is for --sweep")
+
+
+def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
+    """Yield what a submission starts and takes; a remote host says itself what is compiled."""
+    if submission.sweep:
+        yield from sweep_lines(submission)
+        return
+    for need in submission.needs:
+        yield _size_line(need)
         if line := _project_line(need.job):
-            click.echo(line, err=not dry_run)
-        if site is None and (line := graphs_line(need, proposal.cache)):
-            click.echo(line, err=not dry_run)
-    for need in proposal.ahead if site is None else ():
-        click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
-    go_on(proposal, site, dry_run=dry_run, yes=yes, follow=follow, detach=detach, as_json=as_json)
+            yield line
+        if not remote and (line := graphs_line(need, submission.cache)):
+            yield line
+    if not remote:
+        yield from _extras_lines(submission)
 
 
-def say_graphs(proposal: Proposal, *, dry_run: bool) -> None:
-    """Print of what was sent from elsewhere which graphs are compiled, and which will be."""
-    for need in proposal.needs:
-        if line := graphs_line(need, proposal.cache):
-            click.echo(line, err=not dry_run)
-    for need in proposal.ahead:
-        click.echo(graphs_ahead_line(need, proposal.cache), err=not dry_run)
+def graphs_lines(submission: Submission) -> Iterator[str]:
+    """Yield which graphs of a submission are compiled, and which will be."""
+    for need in submission.needs:
+        if line := graphs_line(need, submission.cache):
+            yield line
+    yield from _extras_lines(submission)
 
 
-def go_on(
-    proposal: Proposal, site: Site | None, *, dry_run: bool, yes: bool, follow: bool, detach: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+def _extras_lines(submission: Submission) -> Iterator[str]:
+    for extra in submission.extras:
+        if extra.need:
+            yield graphs_ahead_line(extra.need, submission.cache)
+
+
+def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:
     """Submit what was shown, here or on the host of a site, unless that was all."""
-    if not (yes or dry_run):
-        _confirm(proposal)
+    if not (console.yes or console.dry_run):
+        _confirm(submission)
     if site:
-        options = {"dry_run": dry_run, "follow": follow, "as_json": as_json}
-        sys.exit(submit_there(site, proposal, _command(), options))
-    if not dry_run:
-        _start(proposal, follow=follow, detach=detach, as_json=as_json)
+        sys.exit(submit_remotely(site, submission, _command(), console))
+    if not console.dry_run:
+        runs, extras = submit(submission, _command(), console)
+        report_started(runs, console, extras)
 
 
-def submit_job(job: Job, *, follow: bool, detach: bool, as_json: bool) -> None:
+def submit_job(job: Job, console: Console) -> None:
     """Submit a job and report it; follow the run if asked to, and exit with its result."""
     for warning in check_notify(job):
-        say(f"warning: {warning}")
-    cache = CompileCache(job.profile)
-    proposal = Proposal(links=[alone(job)], needs=[], ahead=[], cache=cache)
-    _start(proposal, follow=follow, detach=detach, as_json=as_json)
-
-
-def _start(proposal: Proposal, *, follow: bool, detach: bool, as_json: bool) -> None:
-    runs, others = proposal.start(_command(), detach=detach, say=say)
-    local = proposal.local
-    report_started(runs, others, local=local, follow=follow, detach=detach, as_json=as_json)
+        console.warn(warning)
+    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
+    runs, _ = submit(submission, _command(), console)
+    report_started(runs, console)
 
 
 def _command() -> list[str]:
@@ -206,7 +235,7 @@ def _size_line(need: Need) -> str:
 
 
 def _project_line(job: Job) -> str:
-    """Return what a script of one's own brings along, and where it stands."""
+    """Return which files of a custom script's project are submitted with it."""
     if job.project is None:
         return ""
     sizes = [len(data) for name, data in job.bundle.files.items() if name.startswith(PROJECT_CODE)]
@@ -221,8 +250,8 @@ def _project_line(job: Job) -> str:
     return f"{line}; it runs in a copy of it, work/ of the run directory"
 
 
-def _confirm(proposal: Proposal) -> None:
-    first, expected = proposal.links[0].job, proposal.expected_node_hours
+def _confirm(submission: Submission) -> None:
+    first, expected = submission.job, submission.expected_node_hours
     limit = first.profile.ask_above_node_hours
     if first.local or limit is None or expected <= limit:
         return

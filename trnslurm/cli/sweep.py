@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trnslurm.api.sweep import SweepProposal
 from trnslurm.api.tables import count, dollars, hours, text_table
 from trnslurm.cli.graphs import graphs_line
 from trnslurm.submit.precompile import graphs_of
+from trnslurm.submit.submission import Submission
 
 _IN_WORDS = {"warm": "compiled", "elsewhere": "being compiled"}
 
 
-def proposal_lines(proposal: SweepProposal) -> Iterator[str]:
+def sweep_lines(submission: Submission) -> Iterator[str]:
     """Yield what each run of a sweep has and takes, and what all of them take."""
-    jobs = [link.job for link in proposal.links]
+    jobs = [run.job for run in submission.runs]
     job = jobs[0]
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
     where = f"on {job.nodes} x {job.instance_type}"
     if job.local:
         where = f"on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
-    turns = f", {proposal.at_most} at a time" if proposal.at_most else ""
+    turns = f", {submission.at_most} at a time" if submission.at_most else ""
     yield from (f"{count(len(jobs), 'run')} of {name} {where}{turns}:", "")
-    yield from text_table(*_costs(proposal), right="run,hours,node-hours,cost")
+    yield from text_table(*_costs(submission), right="run,hours,node-hours,cost")
     yield ""
-    needs = [need for need in proposal.needs if need.decision != "before"]
-    yield from dict.fromkeys(filter(None, (graphs_line(n, proposal.cache) for n in needs)))
+    needs = [need for need in submission.needs if need.decision != "before"]
+    yield from dict.fromkeys(filter(None, (graphs_line(n, submission.cache) for n in needs)))
     if not job.local:
-        yield _in_all(proposal)
+        yield _in_all(submission)
 
 
-def _costs(proposal: SweepProposal) -> tuple[list[str], list[list[str]]]:
-    keys = list(dict.fromkeys(key for point in proposal.points for key in point))
+def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
+    keys = list(dict.fromkeys(key for run in submission.runs for key in run.values))
     header = ["run", *keys]
     rows = [
-        [str(number), *(point.get(key, "-") for key in keys)]
-        for number, point in enumerate(proposal.points, 1)
+        [str(number), *(run.values.get(key, "-") for key in keys)]
+        for number, run in enumerate(submission.runs, 1)
     ]
-    expected = [link.job.estimate for link in proposal.links]
+    expected = [run.job.estimate for run in submission.runs]
     if any(expected):
         header += ["hours", "node-hours", "cost"]
         for row, known in zip(rows, expected, strict=True):
@@ -46,10 +46,10 @@ def _costs(proposal: SweepProposal) -> tuple[list[str], list[list[str]]]:
                 if known
                 else ["-"] * 3
             )
-    if any(need.decision not in ("none", "never") for need in proposal.needs):
+    if any(need.decision not in ("none", "never") for need in submission.needs):
         header.append("graphs")
-        compiled = [graphs_of(need.job) for need in proposal.needs]
-        for row, need, own in zip(rows, proposal.needs, compiled, strict=True):
+        compiled = [graphs_of(need.job) for need in submission.needs]
+        for row, need, own in zip(rows, submission.needs, compiled, strict=True):
             same = f"those of {compiled.index(own) + 1}"
             row.append(
                 same if need.decision == "before" else _IN_WORDS.get(need.decision, "precompile")
@@ -57,13 +57,13 @@ def _costs(proposal: SweepProposal) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _in_all(proposal: SweepProposal) -> str:
-    expected = [link.job.estimate for link in proposal.links]
+def _in_all(submission: Submission) -> str:
+    expected = [run.job.estimate for run in submission.runs]
     known = [estimate for estimate in expected if estimate]
     about = ""
     if len(known) == len(expected):
         prices = [estimate.cost for estimate in known if estimate.cost is not None]
         cost = dollars(sum(prices) if len(prices) == len(known) else None)
         about = f"about {hours(sum(e.node_hours for e in known))} node-hours, {cost}; "
-    limit = sum(need.limit_node_hours for need in proposal.needs)
+    limit = sum(need.limit_node_hours for need in submission.needs)
     return f"In all: {about}at most {hours(limit)} node-hours by the time limits"

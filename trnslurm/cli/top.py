@@ -12,6 +12,7 @@ import click
 from trnslurm.api.listing import list_statuses
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import path_option, run_argument
+from trnslurm.console import Console
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import RunDir
@@ -43,7 +44,7 @@ def top_command(run: str | None, every: float, everything: bool, path: tuple[str
         from trnslurm.top.app import Top
     except ImportError:
         raise TrnslurmError("top needs textual: pip install 'trnslurm[top]'") from None
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
 
     def listed() -> Sequence[RunStatus]:
         return list_statuses(workspace, everything=everything)[0]
@@ -58,14 +59,13 @@ def top_command(run: str | None, every: float, everything: bool, path: tuple[str
         return f"Cancelling {chosen.name}: it saves a checkpoint" if saves else "Cancelled"
 
     def resume(chosen: RunDir) -> str:
+        from trnslurm.submit.resume import Continuation
         from trnslurm.submit.resume import resume as resume_run
 
-        said: list[str] = []
-        dirs = workspace.template_dirs()
-        resume_run(
-            chosen, nodes=None, stop_at=None, template_dirs=dirs, detach=True, say=said.append
-        )
-        return "\n".join([f"Resumed {chosen.name}", *said])
+        console = Console(detach=True)
+        how = Continuation(template_dirs=workspace.template_dirs())
+        resume_run(chosen, how, console)
+        return "\n".join([f"Resumed {chosen.name}", *console.remarks])
 
     def report(chosen: RunDir) -> str:
         from trnslurm.report.history import History

@@ -38,7 +38,7 @@ def triage_command(
       trnslurm triage last
       trnslurm triage last --attempt 1 --json
     """
-    directory = find_run(run, run_roots(workspace_of({"path": path})))
+    directory = find_run(run, run_roots(workspace_of(path)))
     chosen = choose_attempt(directory, phase=phase, attempt=attempt)
     found = find_cause(directory.path, chosen.phase, chosen.attempt)
     if as_json:

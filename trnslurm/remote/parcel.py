@@ -1,52 +1,59 @@
-"""Jobs as they are sent to be submitted elsewhere: their bytes, and what is recorded of them."""
+"""A submission on its way to the host that starts it: all its bytes, and what is recorded."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.console import Console
 from trnslurm.errors import RemoteError
+from trnslurm.frozen import Frozen
 from trnslurm.remote.launcher import pack
 from trnslurm.render.bundle import Bundle
 from trnslurm.runs.git import git_source
 from trnslurm.submit.job import Job, read_job
+from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 
 _FACTS = "parcel.json"
+_CONSOLE = ("dry_run", "follow", "as_json")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parcel:
-    """What one submission sends."""
+class Parcel(Frozen):
+    """A submission that was sent."""
 
-    jobs: Sequence[Job]
-    """Its runs."""
+    submission: Submission
     command: Sequence[str]
-    """What the user called here."""
-    ahead: Sequence[Job] = ()
-    """Jobs that compile for further node counts."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """What of the command line is for the other side."""
-    sweep: Mapping[str, Any] | None = None
-    """Name, points and at_most of a sweep; None: its jobs are no sweep."""
-    stamp: str = ""
-    """The time in the names of a chain's runs, by which one names another's checkpoints."""
+    """What the user called on the host that sent it."""
+    console: Mapping[str, Any]
+    """How the user wants the results."""
 
-    def pack(self) -> bytes:
-        """Return it as one file, in which each content is once."""
-        contents: dict[str, bytes] = {}
-        facts = {
-            "jobs": [_job_facts(job, contents) for job in self.jobs],
-            "ahead": [_job_facts(job, contents) for job in self.ahead],
-            "command": [*self.command], "options": dict(self.options), "sweep": self.sweep,
-            "stamp": self.stamp,
-        }  # fmt: skip
-        return pack({_FACTS: json.dumps(facts).encode()} | contents)
+
+def pack_submission(submission: Submission, command: Sequence[str], console: Console) -> bytes:
+    """Return a submission as one file, in which each content is once."""
+    contents: dict[str, bytes] = {}
+    facts = {
+        "runs": [_run_facts(planned, contents) for planned in submission.runs],
+        "extras": [_run_facts(planned, contents) for planned in submission.extras],
+        "stamp": submission.stamp,
+        "sweep": submission.sweep,
+        "at_most": submission.at_most,
+        "command": [*command],
+        "console": {name: getattr(console, name) for name in _CONSOLE},
+    }
+    return pack({_FACTS: json.dumps(facts).encode()} | contents)
+
+
+def _run_facts(planned: PlannedRun, contents: dict[str, bytes]) -> dict[str, Any]:
+    facts = _job_facts(planned.job, contents)
+    return facts | {"waits_for": asdict(planned.waits_for), "values": dict(planned.values)}
 
 
 def _job_facts(job: Job, contents: dict[str, bytes]) -> dict[str, Any]:
@@ -71,18 +78,28 @@ def unpack(file: Path, directory: Path) -> Parcel:
     for sha256, data in contents.items():
         if hashlib.sha256(data).hexdigest() != sha256:
             raise RemoteError("what was sent arrived damaged: nothing was submitted")
-    number = 0
-    jobs: dict[str, list[Job]] = {}
-    for kind in ("jobs", "ahead"):
-        for each in facts[kind]:
-            number += 1
-            place = directory / f"bundle-{number}"
-            place.mkdir(mode=0o700)
-            jobs.setdefault(kind, []).append(_job(each, contents, place))
-    return Parcel(
-        jobs=jobs["jobs"], ahead=jobs.get("ahead", []), command=facts["command"],
-        options=facts["options"], sweep=facts["sweep"], stamp=facts["stamp"],
-    )  # fmt: skip
+    places = (directory / f"bundle-{number}" for number in itertools.count(1))
+    runs, extras = (
+        [_run(each, contents, next(places)) for each in facts[kind]] for kind in ("runs", "extras")
+    )
+    submission = Submission(
+        runs=runs,
+        extras=extras,
+        cache=CompileCache(runs[0].job.profile),
+        stamp=facts["stamp"],
+        sweep=facts["sweep"],
+        at_most=facts["at_most"],
+    )
+    return Parcel(submission=submission, command=facts["command"], console=facts["console"])
+
+
+def _run(facts: Mapping[str, Any], contents: Mapping[str, bytes], place: Path) -> PlannedRun:
+    place.mkdir(mode=0o700)
+    return PlannedRun(
+        job=_job(facts, contents, place),
+        waits_for=WaitsFor(**facts["waits_for"]),
+        values=facts["values"],
+    )
 
 
 def _job(facts: Mapping[str, Any], contents: Mapping[str, bytes], place: Path) -> Job:

@@ -41,7 +41,7 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
         on, where = os.environ[ON], ON
     if on == "":
         return None
-    workspace = workspace_of({"path": path})
+    workspace = workspace_of(path)
     name = cluster or workspace.cluster
     if cluster is None and name and name not in dict(_profiles(workspace, name)):
         name = None  # damaged, or of a sandbox that is down: the command says so, if it needs it
@@ -80,7 +80,7 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
 def templates_of(path: Sequence[str]) -> dict[str, str]:
     """Return the user's own templates, for what is rendered there."""
     found: dict[str, str] = {}
-    for directory in reversed(workspace_of({"path": path}).template_dirs()):
+    for directory in reversed(workspace_of(path).template_dirs()):
         if directory != packaged_root() / "templates":
             files = (f for f in directory.rglob("*") if f.is_file())
             found |= {f"templates/{f.relative_to(directory)}": _decoded(f) for f in files}

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.errors import RunError
@@ -14,6 +15,7 @@ from trnslurm.runs.run import RunDir
 
 # Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent, and a
 # backslash, after which Slurm replaces nothing).
+_POLL_S = 0.1
 _BAD_PATH = r"[:%\\\x00-\x1f\x7f]"
 
 
@@ -33,6 +35,13 @@ def check_run_root(root: Path) -> Path:
 def time_stamp() -> str:
     """Return the time as the names of runs begin with it."""
     return time.strftime("%Y%m%d-%H%M%S")
+
+
+def free_stamp(root: Path, names: Sequence[str]) -> str:
+    """Return the time for the names of new runs; the next second if a name is taken."""
+    while any((root / f"{(stamp := time_stamp())}-{name}").exists() for name in names):
+        time.sleep(_POLL_S)
+    return stamp
 
 
 def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: str = "") -> RunDir:

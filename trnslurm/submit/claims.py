@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.console import Console
 from trnslurm.errors import RunError
 from trnslurm.node.claims import Claim, drop_claim, update_claim
 from trnslurm.node.graphs.claims import newest_claim, take_claim
@@ -25,10 +25,9 @@ _POLL_S = 0.2
 class Claims:
     """The claims of one submission; they are given back if it fails."""
 
-    def __init__(self, cache: CompileCache, say: Callable[[str], None]) -> None:
-        self._cache, self._say = cache, say
+    def __init__(self, cache: CompileCache, console: Console) -> None:
+        self._cache, self._console = cache, console
         self._taken: list[tuple[Claim, RunDir]] = []
-        self._keys: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -44,14 +43,12 @@ class Claims:
 
     def decide(self, job: Job, run: RunDir, *, waits: bool) -> Need:
         """Decide whether a run begins with a precompile job; `waits`: for another run's end."""
-        if waits:  # it would keep others waiting with it, so it claims nothing
-            need = need_of(job, self._cache, before=self._keys)
+        if waits:  # others would wait with it, so it claims nothing
+            need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
                 need = replace(need, decision="cold", other=None)
-        else:
-            need = self._claim(job, run)
-        self._keys.add(need.compiled.key)
-        return need
+            return need
+        return self._claim(job, run)
 
     def complete(self) -> None:
         """Note which jobs compile, for others to wait for."""
@@ -64,13 +61,10 @@ class Claims:
 
     def _claim(self, job: Job, run: RunDir) -> Need:
         """Return what the job needs, its key claimed if it has to be compiled."""
-        said = False
         while True:
             need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
-                if not said:
-                    self._say(f"Waiting: {need.left_out}")
-                    said = True
+                self._console.say(f"Waiting: {need.left_out}")
                 time.sleep(_POLL_S)
             elif need.decision != "cold" or self._take(need, run):
                 return need
@@ -90,7 +84,7 @@ class Claims:
             raise RunError(str(error)) from None
         except OSError as error:
             place = error.filename or root
-            self._say(f"warning: {place}: {error.strerror}: others may compile the same graphs")
+            self._console.warn(f"{place}: {error.strerror}: others may compile the same graphs")
             return True
         if claim is None:
             return False

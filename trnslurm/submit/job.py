@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from trnslurm.render.job import render_data_job, render_job, script_name
 from trnslurm.render.project import PROJECT_FACTS
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, PLAN, PREPARE
 from trnslurm.runs.foreign import refuse_foreign
-from trnslurm.runs.run import RunDir
 
 
 class Job(Frozen):
@@ -50,9 +49,9 @@ class Job(Frozen):
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> where its value is from, if that is no default. Unknown of a bundle."""
     git: Mapping[str, Any] = field(default_factory=dict)
-    """The git state of a job that was sent from elsewhere, where its recipe is."""
+    """The git state of a job that another host sent, where its recipe is."""
     patch: bytes = b""
-    """The uncommitted changes there."""
+    """The uncommitted changes on that host."""
 
     @property
     def local(self) -> bool:
@@ -61,7 +60,7 @@ class Job(Frozen):
 
     @property
     def project(self) -> Mapping[str, Any] | None:
-        """What is said of the project of a script of one's own; None: it has none."""
+        """The facts of a custom script's project; None: the job has no project."""
         text = self.bundle.files.get(PROJECT_FACTS)
         return json.loads(text) if text is not None else None
 
@@ -70,20 +69,6 @@ class Job(Frozen):
         """What shapes its graphs; None if its bundle does not say."""
         text = self.bundle.files.get(INGREDIENTS)
         return json.loads(text) if text is not None else None
-
-
-class Link(Frozen, kw_only=False):
-    """One job of a chain."""
-
-    job: Job
-    """As it is checked and shown beforehand."""
-    after: Callable[[RunDir], Job]
-    """The same, once the run that it continues has a directory."""
-
-
-def alone(job: Job) -> Link:
-    """Return the link of a job that continues no other."""
-    return Link(job, lambda _: job)
 
 
 def make_job(

@@ -21,6 +21,7 @@ from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmErro
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, overriding, own_words
+from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
 # A controller that was busy answers again before it has read all that was sent to it meanwhile.
@@ -50,12 +51,13 @@ class RenderedSlurm(SlurmExecutor):
         return job_id
 
 
-def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "", behind: str = "") -> None:
-    """Submit every phase of every run, each to start when the one before it has succeeded.
+def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
+    """Submit every phase of a chain of runs, each to start when the one before it has succeeded.
 
-    The first waits for the job `after`, if there is one, and for the end of the job `behind`.
+    `waits_for` has the other runs for which the first of the chain waits.
     """
-    previous = after
+    previous = last_job(runs[0], waits_for.success)
+    room = last_job(runs[0], waits_for.end)
     records = [(run, run.record()) for run in runs]
     phases = [(run, record, phase) for run, record in records for phase in record.phases]
     with _interrupts_deferred() as interrupts:
@@ -64,8 +66,8 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "", behind: str 
             compiling = str(record.precompile.get("waits_for", "")) if first else ""
             awaited = ":".join(filter(None, [previous, compiling]))
             dependencies = [f"afterok:{awaited}"] if awaited else []
-            if behind and not runs[0].record().jobs:
-                dependencies.append(f"afterany:{behind}")
+            if room and run == runs[0] and first:
+                dependencies.append(f"afterany:{room}")
             try:
                 previous = _submit(run, phase, slurm, dependencies)
             except TrnslurmError as error:
@@ -76,6 +78,14 @@ def start(runs: Sequence[RunDir], slurm: Slurm, *, after: str = "", behind: str 
             if interrupts:
                 take_back(runs, slurm, SubmitError("interrupted"))
                 return
+
+
+def last_job(run: RunDir, other: str) -> str:
+    """Return the last job of another run in the same run root; empty for no run."""
+    if not other:
+        return ""
+    record = run.beside(other).record()
+    return record.jobs[record.phases[-1]]
 
 
 @contextlib.contextmanager

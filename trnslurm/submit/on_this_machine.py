@@ -20,6 +20,7 @@ from submitit.local.local import LocalExecutor
 from trnslurm.rundir import RunFiles
 from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
+from trnslurm.submit.submission import WaitsFor
 
 # What the local run gets from this shell's environment; everything else is in its script.
 _ENVIRONMENT = (
@@ -62,10 +63,10 @@ class GuardedLocal(LocalExecutor):
         return int(job_id)
 
 
-def start(runs: Sequence[RunDir], python: str, *, detach: bool, behind: str = "") -> None:
-    """Start the phases of the runs one after another; unless detached, they end with us.
+def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: bool) -> None:
+    """Start the phases of a chain of runs one after another; unless detached, they end with us.
 
-    The first waits for the end of the local job `behind`, if there is one.
+    The first begins when the run of its sweep has ended that it waits for.
     """
     run = runs[0]  # its guard runs the others as well
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
@@ -74,7 +75,8 @@ def start(runs: Sequence[RunDir], python: str, *, detach: bool, behind: str = ""
     argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
-    argv += ["--behind", behind] if behind else []
+    if waits_for.end:
+        argv += ["--behind", run.beside(waits_for.end).record().jobs["local"]]
     argv += ["--output", str(RunFiles(Path()).batch_log("%s", "local")), "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir(exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.claims import Claim
 from trnslurm.node.graphs.claims import newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
-from trnslurm.submit.job import Job, Link, make_job
+from trnslurm.submit.job import Job, make_job
 
 ELSEWHERE = "it is asked when this arrives there"
 Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
@@ -74,37 +74,13 @@ class Need(Frozen):
         return {name: value for name, value in facts.items() if value}
 
 
-def needs_of(links: Sequence[Link], cache: CompileCache | None) -> list[Need]:
-    """Return what the jobs of a chain need as things stand."""
-    needs: list[Need] = []
-    for link in links:
-        needs.append(need_of(link.job, cache, before={n.compiled.key for n in needs}))
-    return needs
-
-
-def needs_of_sweep(jobs: Sequence[Job], cache: CompileCache | None) -> list[Need]:
-    """Return what the runs of a sweep need as things stand: what is the same is compiled once."""
-    needs: list[Need] = []
-    compiling: dict[str, Need] = {}
-    for job in jobs:
-        shared = compiling.get(graphs_of(job))
-        need = replace(shared, job=job, decision="before") if shared else need_of(job, cache)
-        if PRECOMPILE in need.phases:
-            compiling[graphs_of(job)] = need
-        needs.append(need)
-    return needs
-
-
 def graphs_of(job: Job) -> str:
     """Return what is the same for jobs whose graphs are; jobs that compile none have that alike."""
     return json.dumps(job.ingredients if PRECOMPILE in job.phases else None, sort_keys=True)
 
 
-def need_of(job: Job, cache: CompileCache | None, *, before: Collection[str] = ()) -> Need:
-    """Return what a job needs as things stand; `before`: keys of the runs ahead in its chain.
-
-    Without a cache it is for the host to find out that the job is sent to.
-    """
+def need_of(job: Job, cache: CompileCache | None) -> Need:
+    """Return what a job needs now; without a cache, the host that it is sent to finds out."""
     if PRECOMPILE not in job.phases:
         ahead = job.precompile == "never" and (job.ingredients or {}).get("device") in COMPILING
         return Need(job=job, decision="never" if ahead else "none")
@@ -123,8 +99,6 @@ def need_of(job: Job, cache: CompileCache | None, *, before: Collection[str] = (
         return replace(known, decision="unknown")
     if compiled.warm:
         return replace(known, decision="warm")
-    if compiled.key in before:
-        return replace(known, decision="before")
     claim = newest_claim(cache.root, compiled.key)
     # What is compiled by somebody who is not trusted would be refused.
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):

@@ -9,31 +9,66 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.console import Console
 from trnslurm.errors import ConfigError, NotYetError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
 from trnslurm.runs.process import local_job_alive
-from trnslurm.runs.run import Record, RunDir, utc_now
+from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
-from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import Job, read_job
 from trnslurm.submit.lock import lock_run
-from trnslurm.submit.precompile import Need
-from trnslurm.submit.resize import adopt_files, lay_aside, resize, set_notify, set_stop_at
-from trnslurm.submit.submit import privacy_of, starter
+from trnslurm.submit.resize import adopt_files, resize, set_notify, set_stop_at
+from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
+from trnslurm.submit.submit import submit
 
 _ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
 _POLL_S = 0.5
 _SILENT_S = 65  # two heartbeats were missed
+
+
+class Continuation(Frozen):
+    """How a run continues, where that is not as it was submitted."""
+
+    nodes: int | None = None
+    stop_at: int | None = None
+    """The step after which it ends; 0: its last. None: where it was to end, or after that."""
+    notify: Sequence[str] = ()
+    """The values of --notify, for the runs that wait for it too."""
+    template_dirs: Sequence[Path] = ()
+
+    def check(self) -> None:
+        """Refuse numbers that no run can have."""
+        if self.nodes is not None and self.nodes < 1:
+            raise ConfigError(f"--nodes {self.nodes}: a job needs at least one node")
+        if self.stop_at is not None and self.stop_at < 0:
+            raise ConfigError(f"--stop-at {self.stop_at}: steps count from 1; 0: the last")
+
+    def changes(self, nodes: int) -> bool:
+        """Check whether a run on so many nodes is changed."""
+        return self.nodes not in (None, nodes) or self.stop_at is not None or bool(self.notify)
+
+    def job_of(self, run: RunDir) -> Job:
+        """Return the job to submit: the files of the run, or those for another node count."""
+        job = read_job(run.path)
+        now = job.bundle.sha256()
+        if changed := [n for n, sha in run.record().sha256.items() if now.get(n) != sha]:
+            raise RunError(
+                f"{run.path / changed[0]} is not as it was submitted: submit it as a new run"
+            )
+        check_here(job)
+        if self.nodes in (None, job.nodes):
+            return job
+        return resize(run, job, self.nodes, self.template_dirs)
 
 
 class Resumed(Frozen):
@@ -45,22 +80,12 @@ class Resumed(Frozen):
     """Jobs that were held and now continue; nothing was submitted then."""
 
 
-def resume(
-    run: RunDir, *, nodes: int | None = None, stop_at: int | None = None,
-    notify: Sequence[str] = (), template_dirs: Sequence[Path] = (), detach: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-) -> Resumed:  # fmt: skip
-    """Submit a run again, on `nodes` nodes if that is another number, and those that wait for it.
-
-    It ends after the step `stop_at` (0: its last). Without one it ends where it was to end, or if
-    it has ended there, with its last step. `notify` are the values of --notify, for all of them.
+def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
+    """Submit a run again, and those of its chain that wait for it.
 
     A run that is only held by Slurm, because its launch failed, is released instead.
     """
-    if nodes is not None and nodes < 1:
-        raise ConfigError(f"--nodes {nodes}: a job needs at least one node")
-    if stop_at is not None and stop_at < 0:
-        raise ConfigError(f"--stop-at {stop_at}: steps count from 1; 0: the last")
+    how.check()
     chain = list(_with_waiting(run))
     with contextlib.ExitStack() as locks:
         for each in chain:
@@ -68,44 +93,34 @@ def resume(
         statuses = [_refuse_unfit(each, waiting=each != run) for each in chain]
         record = run.record()
         if statuses[0].state == "COMPLETED":
-            stop_at = stop_at or 0
-        other = nodes not in (None, record.nodes) or stop_at is not None or bool(notify)
-        held = not other and statuses[0].state == "HELD"
+            how = replace(how, stop_at=how.stop_at or 0)
+        held = not how.changes(record.nodes) and statuses[0].state == "HELD"
         if held and (released := _held_after_launch(run, record, statuses[0])):
             for released_job in released:
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
-        jobs = [_job_again(each, nodes, template_dirs) for each in chain]
+        jobs = [how.job_of(each) for each in chain]
         _refuse_to_begin_anew(run, jobs[0])
-        if stop_at is not None:
-            jobs[0] = set_stop_at(run, jobs[0], stop_at)
-        if notify:
-            jobs = [set_notify(each, job, notify) for each, job in zip(chain, jobs, strict=True)]
+        if how.stop_at is not None:
+            jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
+        if how.notify:
+            jobs = [set_notify(r, job, how.notify) for r, job in zip(chain, jobs, strict=True)]
             for warning in check_notify(jobs[0]):
-                say(f"warning: {warning}")
-        start = starter(
-            jobs[0], detach=detach, after=_job_ahead(run), behind=_making_room(run, record)
-        )
+                console.warn(warning)
+        waits_for = [_waits_for(run, record)]
+        waits_for += [WaitsFor(success=previous.name) for previous in chain[:-1]]
         # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
         for each in reversed(chain):
             _end_leftovers(each, each.record())
-        with privacy_of(jobs[0]), Claims(CompileCache(jobs[0].profile), say) as claims:
-            needs = [
-                claims.decide(job, each, waits=bool(each.record().after))
-                for job, each in zip(jobs, chain, strict=True)
-            ]
-            for need, each, status in zip(needs, chain, statuses, strict=True):
-                _begin_again(need, each, status)
-            start(chain)
-            claims.complete()
+        planned = [
+            PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
+            for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
+        ]
+        submit(Submission(runs=planned, cache=CompileCache(jobs[0].profile)), (), console)
     return Resumed(runs=chain)
 
 
-def resume_sweep(
-    runs: Sequence[RunDir], *, nodes: int | None = None, stop_at: int | None = None,
-    notify: Sequence[str] = (), template_dirs: Sequence[Path] = (), detach: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[RunDir]:  # fmt: skip
+def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) -> list[RunDir]:
     """Resume those runs of a sweep that have ended and did not complete; return them."""
     statuses, broken = statuses_of(runs)
     if broken:
@@ -119,10 +134,7 @@ def resume_sweep(
         group = statuses[0].group
         raise RunError(f"{group}: no run of it stopped short: trnslurm status {group}")
     for run in ended:
-        resume(
-            run, nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=template_dirs,
-            detach=detach, say=say,
-        )  # fmt: skip
+        resume(run, how, console)
     return ended
 
 
@@ -178,7 +190,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 
 
 def _refuse_to_begin_anew(run: RunDir, job: Job) -> None:
-    """Refuse a script that takes {resume}, and has saved something of which it never told."""
+    """Refuse a script that takes {resume} and has saved something without calling saved()."""
     takes = b'"$TRNSLURM_RESUME"' in job.bundle.files[NODE_SCRIPT]
     if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):
         raise RunError(
@@ -195,65 +207,21 @@ def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[s
     return held if all(is_live(find_job(queue, job, run.path)) for job in unfinished) else []
 
 
-def _job_again(run: RunDir, nodes: int | None, template_dirs: Sequence[Path]) -> Job:
-    """Return what is submitted: the very files that were, or those for another node count."""
-    job = read_job(run.path)
-    now = job.bundle.sha256()
-    if changed := [name for name, sha in run.record().sha256.items() if now.get(name) != sha]:
-        raise RunError(
-            f"{run.path / changed[0]} is not as it was submitted: submit it as a new run"
-        )
-    check_here(job)
-    return job if nodes in (None, job.nodes) else resize(run, job, nodes, template_dirs)
-
-
-def _job_ahead(run: RunDir) -> str:
-    """Return the job to wait for: the last one of the run ahead, if that run still goes on."""
-    record = run.record()
-    if not record.after:
-        return ""
-    ahead = run.beside(record.after)
-    status = run_status(ahead)
-    if status.state == "COMPLETED":
-        return ""
-    if status.final or record.scheduler == "local":
-        raise RunError(f"{run.name} continues {ahead.name}, which is {status.state}")
-    return ahead.record().jobs[record.phases[-1]]
-
-
-def _making_room(run: RunDir, record: Record) -> RunDir | None:
-    """Return the run of its sweep whose end makes room for it, unless that has ended."""
-    if not record.behind:
-        return None
-    behind = run.beside(record.behind)
+def _waits_for(run: RunDir, record: Record) -> WaitsFor:
+    """Return the runs for which a run waits that have not ended since."""
+    success = ""
+    if record.after:
+        previous = run.beside(record.after)
+        status = run_status(previous)
+        if status.state != "COMPLETED":
+            if status.final or record.scheduler == "local":
+                raise RunError(f"{run.name} continues {previous.name}, which is {status.state}")
+            success = previous.name
     try:
-        return None if run_status(behind).final else behind
-    except RunError:  # deleted since
-        return None
-
-
-def _begin_again(need: Need, run: RunDir, status: RunStatus) -> None:
-    """Make its record that of a run not yet submitted; the count of its attempts continues."""
-    job, record = need.job, run.record()
-    before = {
-        "nodes": record.nodes, "jobs": dict(record.jobs), "state": status.state,
-        "reason": status.reason, "resumed": utc_now(),
-    }  # fmt: skip
-    again = replace(
-        record,
-        nodes=job.nodes,
-        phases=need.phases or job.phases,
-        jobs={},
-        refused="",
-        precompile=need.record(),
-        earlier={p: last[-1].attempt for p in job.phases if (last := run.attempts(p))},
-        history=(*record.history, before) if record.jobs else record.history,
-        sha256=job.bundle.sha256(),
-    )
-    lay_aside(run, job.bundle)
-    run.write_record(again)
-    adopt_files(run)
-    run.cancelled_file.unlink(missing_ok=True)
+        ended = not record.behind or run_status(run.beside(record.behind)).final
+    except RunError:  # removed since
+        ended = True
+    return WaitsFor(success=success, end="" if ended else record.behind)
 
 
 def _end_leftovers(run: RunDir, record: Record) -> None:

@@ -1,0 +1,34 @@
+"""Console: who is told what a command does, and how its user wants the results."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from trnslurm.frozen import Frozen
+
+
+class Console(Frozen):
+    """This one collects remarks: the command line has one that prints, Python one that warns."""
+
+    as_json: bool = False
+    follow: bool = False
+    """Show a run on Slurm until it ends."""
+    detach: bool = False
+    """Return at once from a run on this machine, which continues."""
+    yes: bool = False
+    """Do not ask for confirmation."""
+    dry_run: bool = False
+    remarks: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Tell the user something, once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+            self.tell(text)
+
+    def warn(self, text: str) -> None:
+        """Tell the user of a problem that does not stop the request, once."""
+        self.say(f"warning: {text}")
+
+    def tell(self, text: str) -> None:
+        """Show the user a text, where the console has a way to."""

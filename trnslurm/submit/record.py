@@ -1,0 +1,79 @@
+"""run.json of a run that is submitted, or submitted again."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trnslurm import __version__
+from trnslurm.runs.run import Record, RunDir, utc_now
+from trnslurm.submit.precompile import Need
+from trnslurm.submit.resize import adopt_files, lay_aside
+from trnslurm.submit.submission import PlannedRun
+
+
+def new_record(
+    run: RunDir, planned: PlannedRun, need: Need, git: Mapping[str, Any], command: Sequence[str]
+) -> Record:
+    """Return the record of a new run."""
+    job, waits_for = need.job, planned.waits_for
+    return Record(
+        run=run.name,
+        name=job.name,
+        recipe=job.recipe,
+        preset=job.preset,
+        cluster=job.cluster,
+        scheduler=job.profile.scheduler,
+        nodes=job.nodes,
+        # A job that only precompiles finds out by itself that there is nothing to do.
+        phases=need.phases or job.phases,
+        created=utc_now(),
+        user=getpass.getuser(),
+        host=socket.gethostname(),
+        bin_dir=job.profile.slurm.bin_dir,
+        command=tuple(command),
+        versions={
+            "trnslurm": __version__,
+            "python": platform.python_version(),
+            "submitit": importlib.metadata.version("submitit"),
+        },
+        git=git,
+        sha256=job.bundle.sha256(),
+        after=waits_for.success,
+        values=planned.values,
+        behind=waits_for.end,
+        precompile=need.record(),
+        origins=job.origins,
+    )
+
+
+def renew_record(run: RunDir, planned: PlannedRun, need: Need) -> None:
+    """Reset run.json for resubmission, and put changed files in place; attempt numbers continue."""
+    job, record, status = need.job, run.record(), planned.ended
+    before = {
+        "nodes": record.nodes,
+        "jobs": dict(record.jobs),
+        "state": status.state if status else "",
+        "reason": status.reason if status else "",
+        "resumed": utc_now(),
+    }
+    again = replace(
+        record,
+        nodes=job.nodes,
+        phases=need.phases or job.phases,
+        jobs={},
+        refused="",
+        precompile=need.record(),
+        earlier={p: last[-1].attempt for p in job.phases if (last := run.attempts(p))},
+        history=(*record.history, before) if record.jobs else record.history,
+        sha256=job.bundle.sha256(),
+    )
+    lay_aside(run, job.bundle)
+    run.write_record(again)
+    adopt_files(run)
+    run.cancelled_file.unlink(missing_ok=True)

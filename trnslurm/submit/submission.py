@@ -1,0 +1,115 @@
+"""Submission: runs to start, which of them wait for others, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.frozen import Frozen
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus
+from trnslurm.submit.job import Job
+from trnslurm.submit.precompile import Need, graphs_of, need_of
+
+
+class WaitsFor(Frozen):
+    """The runs in the same run root that a run waits for; empty: none."""
+
+    success: str = ""
+    """The previous run of its chain, from whose result it starts."""
+    end: str = ""
+    """The run of its sweep whose end, however it ends, makes room for it."""
+    graphs: str = ""
+    """The run of the same submission that compiles its graphs."""
+
+
+class PlannedRun(Frozen):
+    """A run to be started: a new one, or one that is resumed."""
+
+    job: Job
+    waits_for: WaitsFor = WaitsFor()
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What a sweep sets for this run."""
+    resumes: RunDir | None = None
+    """The directory of a run that exists already."""
+    ended: RunStatus | None = None
+    """How that run ended."""
+    need: Need | None = None
+    """Whether its graphs must be compiled first, as known before the submission."""
+
+
+class Submission(Frozen):
+    """Runs of one cluster, checked as far as the host can; all of them are started, or none."""
+
+    runs: Sequence[PlannedRun]
+    cache: CompileCache
+    stamp: str = ""
+    """The time in the names of its runs; empty: that of their start."""
+    sweep: str = ""
+    """The name of its sweep, without the time; empty: it is no sweep."""
+    at_most: int | None = None
+    """How many runs of the sweep run at a time."""
+    extras: Sequence[PlannedRun] = ()
+    """Runs that compile for further node counts; if one is refused, the others start."""
+
+    @property
+    def job(self) -> Job:
+        """The job of the first run."""
+        return self.runs[0].job
+
+    @property
+    def resumes(self) -> bool:
+        """Check whether its runs exist already."""
+        return self.runs[0].resumes is not None
+
+    @property
+    def needs(self) -> list[Need]:
+        """What is known about the graphs of its runs."""
+        return [planned.need for planned in self.runs if planned.need]
+
+    @property
+    def expected_node_hours(self) -> float:
+        """The node-hours it is expected to take, or those of its time limits."""
+        needs = [planned.need for planned in (*self.runs, *self.extras) if planned.need]
+        return sum(
+            need.job.estimate.node_hours if need.job.estimate else need.limit_node_hours
+            for need in needs
+            if need.phases
+        )
+
+    @property
+    def chains(self) -> Iterator[list[PlannedRun]]:
+        """The runs that start together, because each waits for the success of the one before."""
+        names = {self.name_of(planned) for planned in self.runs if planned.resumes or self.stamp}
+        chain: list[PlannedRun] = []
+        for planned in self.runs:
+            if chain and planned.waits_for.success not in names:
+                yield chain
+                chain = []
+            chain.append(planned)
+        yield chain
+
+    def name_of(self, planned: PlannedRun) -> str:
+        """Return the name of a run, if it is settled: it begins with the stamp."""
+        return planned.resumes.name if planned.resumes else f"{self.stamp}-{planned.job.name}"
+
+
+def with_needs(submission: Submission, *, remote: bool) -> Submission:
+    """Return the submission with what is known of its graphs: the same are compiled once."""
+    cache = None if remote else submission.cache
+    runs: list[PlannedRun] = []
+    compiling: dict[str, PlannedRun] = {}
+    for planned in submission.runs:
+        same = compiling.get(graphs_of(planned.job))
+        if same and same.need:
+            need = replace(same.need, job=planned.job, decision="before")
+            graphs = submission.name_of(same)
+            planned = replace(planned, waits_for=replace(planned.waits_for, graphs=graphs))
+        else:
+            need = need_of(planned.job, cache)
+        runs.append(replace(planned, need=need))
+        if PRECOMPILE in need.phases:
+            compiling[graphs_of(planned.job)] = runs[-1]
+    extras = [replace(extra, need=need_of(extra.job, cache)) for extra in submission.extras]
+    return replace(submission, runs=runs, extras=extras)
