@@ -10,11 +10,13 @@ from pathlib import Path
 
 from trnslurm.submit import on_slurm
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+ROOT = Path(__file__).parents[1]
 # What bash starts after the trap inherits these as ignored, and so does what that starts.
 PROGRAM = f"""
-import runpy, subprocess
-runpy.run_path({str(CONFTEST)!r})["pytest_configure"]()
+import subprocess, sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.conftest import pytest_configure
+pytest_configure()
 print(open("/proc/self/status").read(), flush=True)
 subprocess.run(["cat", "/proc/self/status"])
 """
