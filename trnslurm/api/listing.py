@@ -17,10 +17,16 @@ _NEWEST = 20
 
 
 def list_statuses(
-    workspace: Workspace, sweep: str | None = None, *, everything: bool = False,
-    states: Collection[str] = (), recipe: str | None = None, since: str = "",
-    sort: str | None = None, limit: int | None = None,
-) -> tuple[list[RunStatus], list[RunError]]:  # fmt: skip
+    workspace: Workspace,
+    sweep: str | None = None,
+    *,
+    everything: bool = False,
+    states: Collection[str] = (),
+    recipe: str | None = None,
+    since: str = "",
+    sort: str | None = None,
+    limit: int | None = None,
+) -> tuple[list[RunStatus], list[RunError]]:
     """Return how runs stand, newest last, and the damaged ones.
 
     Of the newest 20, unless something is asked of them. `since` is a time as records have it; with

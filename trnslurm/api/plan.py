@@ -114,9 +114,19 @@ class Plan(Frozen):
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         header: Sequence[str] = (
-            "nodes", "workers", "global batch", "micro-batch", "accumulation", "padding %",
-            "tokens/step", "steps", "epochs", "hours", "node-hours", "cost",
-        )  # fmt: skip
+            "nodes",
+            "workers",
+            "global batch",
+            "micro-batch",
+            "accumulation",
+            "padding %",
+            "tokens/step",
+            "steps",
+            "epochs",
+            "hours",
+            "node-hours",
+            "cost",
+        )
         rows: Sequence[Sequence[str]] = [_cells(spec) for spec in self.specs]
         for name in ("steps", "epochs"):
             if not self._differ(name):
@@ -153,9 +163,17 @@ class Plan(Frozen):
             return None
         rows = [(",".join(nodes), *cells) for cells, nodes in alike.items()]
         header = (
-            "nodes", "parameters", "gradients", "optimizer", "gathered", "activations",
-            "other way", "runtime", "total", "device",
-        )  # fmt: skip
+            "nodes",
+            "parameters",
+            "gradients",
+            "optimizer",
+            "gathered",
+            "activations",
+            "other way",
+            "runtime",
+            "total",
+            "device",
+        )
         used = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
         recomputes = self.specs[0].config.recipe.train.get("gradient_checkpointing")
         other = f"({'kept' if recomputes else 'recomputed'})"
@@ -243,11 +261,16 @@ def _on(counts: list[str]) -> str:
 def _cells(spec: JobSpec) -> tuple[str, ...]:
     batch, estimate = spec.batch, spec.estimate
     return (
-        str(batch.nodes), str(batch.workers), f"{batch.global_batch:,}", str(batch.micro_batch),
-        str(batch.accumulation), f"{100 * batch.padding:.1f}",
-        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-", f"{spec.steps:,}",
+        str(batch.nodes),
+        str(batch.workers),
+        f"{batch.global_batch:,}",
+        str(batch.micro_batch),
+        str(batch.accumulation),
+        f"{100 * batch.padding:.1f}",
+        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-",
+        f"{spec.steps:,}",
         str(spec.epochs or "-"),
         hours(estimate.hours if estimate else None),
         hours(estimate.node_hours if estimate else None),
         dollars(estimate.cost if estimate else None),
-    )  # fmt: skip
+    )

@@ -116,9 +116,13 @@ class Run:
 
     @one_line_errors
     def logs(
-        self, node: int = 0, *, tail: int | None = None, phase: str | None = None,
+        self,
+        node: int = 0,
+        *,
+        tail: int | None = None,
+        phase: str | None = None,
         batch: bool = False,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Return the log of a node, or of the batch script: all of it, or its last lines."""
         lines = None if tail is None else whole("tail", tail)
         rank = whole("node", node, least=0)
@@ -129,9 +133,14 @@ class Run:
 
     @one_line_errors
     def export(
-        self, *, step: int | str | None = None, output: PathLike | None = None,
-        dtype: str = "float32", tokenizer: PathLike | None = None, force: bool = False,
-    ) -> Path:  # fmt: skip
+        self,
+        *,
+        step: int | str | None = None,
+        output: PathLike | None = None,
+        dtype: str = "float32",
+        tokenizer: PathLike | None = None,
+        force: bool = False,
+    ) -> Path:
         """Write a checkpoint as a Hugging Face folder, and return that.
 
         By default it is the newest good checkpoint; `step` is a number, or `best`.
@@ -149,9 +158,12 @@ class Run:
 
     @one_line_errors
     def resume(
-        self, *, nodes: int | None = None, stop_at: int | None = None,
+        self,
+        *,
+        nodes: int | None = None,
+        stop_at: int | None = None,
         notify: str | Sequence[str] = (),
-    ) -> Run:  # fmt: skip
+    ) -> Run:
         """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
         from trnslurm.submit.resume import Continuation
         from trnslurm.submit.resume import resume as resume_run
@@ -286,10 +298,16 @@ class Runs(Sequence[Run]):
 
 @one_line_errors
 def runs(
-    sweep: PathLike | None = None, *, all: bool = False,  # noqa: A002  as the option
-    state: str | Sequence[str] = (), recipe: str | None = None, since: str | None = None,
-    sort: str | None = None, limit: int | None = None, path: Paths = (),
-) -> Runs:  # fmt: skip
+    sweep: PathLike | None = None,
+    *,
+    all: bool = False,  # noqa: A002  as the option
+    state: str | Sequence[str] = (),
+    recipe: str | None = None,
+    since: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    path: Paths = (),
+) -> Runs:
     """Return the newest 20 runs, or all, or those of a sweep; a damaged one is a warning.
 
     The others choose among all, as the options of `trnslurm runs` do.
@@ -302,10 +320,12 @@ def runs(
         workspace_of(search_path(path)),
         None if sweep is None else file_name("sweep", sweep),
         everything=flag("all", all),
-        states=states, recipe=text("recipe", recipe),
+        states=states,
+        recipe=text("recipe", recipe),
         since="" if asked is None else parse_time(asked, "since"),
-        sort=text("sort", sort), limit=None if limit is None else whole("limit", limit),
-    )  # fmt: skip
+        sort=text("sort", sort),
+        limit=None if limit is None else whole("limit", limit),
+    )
     console = PythonConsole()
     for error in broken:
         console.warn(str(error))
@@ -314,9 +334,13 @@ def runs(
 
 @one_line_errors
 def resume(
-    run: Run | PathLike, *, nodes: int | None = None, stop_at: int | None = None,
-    notify: str | Sequence[str] = (), path: Paths = (),
-) -> Run:  # fmt: skip
+    run: Run | PathLike,
+    *,
+    nodes: int | None = None,
+    stop_at: int | None = None,
+    notify: str | Sequence[str] = (),
+    path: Paths = (),
+) -> Run:
     """Submit a run again from its newest checkpoint, on other nodes too, and return it at once."""
     return _run(run, path).resume(nodes=nodes, stop_at=stop_at, notify=notify)
 
@@ -363,6 +387,10 @@ def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
 def cells(status: RunStatus) -> tuple[str, ...]:
     """Return its row in a table under HEADER."""
     return (
-        status.run, status.state, status.cluster, str(status.nodes), *progress(status),
+        status.run,
+        status.state,
+        status.cluster,
+        str(status.nodes),
+        *progress(status),
         status.reason,
-    )  # fmt: skip
+    )

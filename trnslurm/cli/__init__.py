@@ -51,8 +51,16 @@ _COMMANDS = {
 }
 # Commands that are of this host wherever runs are, and `submit`, which sends its own.
 _HERE = {
-    "recipes", "show", "plan", "render", "new", "clusters", "completion", "reconnect", "submit",
-}  # fmt: skip
+    "recipes",
+    "show",
+    "plan",
+    "render",
+    "new",
+    "clusters",
+    "completion",
+    "reconnect",
+    "submit",
+}
 _INTERRUPTED = 130
 _LONGEST = 2000
 # Python looks for garbage whenever it has made 700 objects more. Those of imports stay, and to look

@@ -84,9 +84,12 @@ def _histories(words: Sequence[str]) -> None:
         for history in found:
             files = RunFiles(history.run.path)
             named = (
-                files.record_file, files.plan_file, files.config_file, files.metrics_file,
+                files.record_file,
+                files.plan_file,
+                files.config_file,
+                files.metrics_file,
                 *sorted(files.state.glob("*.json")),
-            )  # fmt: skip
+            )
             for file in named:
                 if file.is_file() and not file.is_symlink():
                     tar.add(file, f"{history.run.name}/{file.relative_to(files.path)}")
@@ -97,6 +100,10 @@ def _histories(words: Sequence[str]) -> None:
 
 
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
-    "@hello": _hello, "@profile": _profile, "@submit": _submit, "@settle": _settle,
-    "@checkpoint": _checkpoint, "@histories": _histories,
-}  # fmt: skip
+    "@hello": _hello,
+    "@profile": _profile,
+    "@submit": _submit,
+    "@settle": _settle,
+    "@checkpoint": _checkpoint,
+    "@histories": _histories,
+}

@@ -27,11 +27,18 @@ def compare_command(runs: tuple[str, ...], path: tuple[str, ...], as_json: bool)
     found = histories_of(runs, run_roots(workspace_of(path)))
     if as_json:
         facts = [
-            {"run": h.run.name, "state": h.status.state, "nodes": h.record.nodes,
-             "note": h.record.note, "steps": len(h.steps), "last": h.last,
-             "node_hours": h.node_hours(), "lost_node_hours": h.lost_node_hours}
+            {
+                "run": h.run.name,
+                "state": h.status.state,
+                "nodes": h.record.nodes,
+                "note": h.record.note,
+                "steps": len(h.steps),
+                "last": h.last,
+                "node_hours": h.node_hours(),
+                "lost_node_hours": h.lost_node_hours,
+            }
             for h in found
-        ]  # fmt: skip
+        ]
         echo_json({"runs": facts, "differs": differing(found)})
         return
     standing, configuration = tables_of_many(found)

@@ -59,9 +59,13 @@ def compile_command() -> None:
 @click.option("--diff", nargs=2, metavar="A B", help="Show how two runs, bundles or keys differ.")
 @json_option
 def key_command(
-    recipe: str | None, nodes: int, explain: bool, diff: tuple[str, str] | None, as_json: bool,
+    recipe: str | None,
+    nodes: int,
+    explain: bool,
+    diff: tuple[str, str] | None,
+    as_json: bool,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Show the key of a job's graphs: jobs with the same key share them.
 
     The key includes package versions, for which the cluster's Python on this host is asked; on a
@@ -84,10 +88,15 @@ def key_command(
     cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, job.workspace)
     found = cache.look_up(ingredients)
     if as_json:
-        echo_json({
-            "key": found.key or None, "warm": found.warm, "unknown": cache.unknown,
-            "ingredients": ingredients, "versions": cache.versions,
-        })  # fmt: skip
+        echo_json(
+            {
+                "key": found.key or None,
+                "warm": found.warm,
+                "unknown": cache.unknown,
+                "ingredients": ingredients,
+                "versions": cache.versions,
+            }
+        )
         return
     if cache.unknown and not explain:
         raise TrnslurmError(
@@ -245,16 +254,26 @@ def _cells(entry: CachedKey, used: dict[str, str]) -> tuple[str, ...]:
     if user := used.get(entry.key):
         state += f", in use by {Path(user).name}"
     return (
-        entry.key, recipe or "-", str(nodes or "-"), size_of(entry.bytes), age_since(entry.made),
-        age_since(entry.used), state,
-    )  # fmt: skip
+        entry.key,
+        recipe or "-",
+        str(nodes or "-"),
+        size_of(entry.bytes),
+        age_since(entry.made),
+        age_since(entry.used),
+        state,
+    )
 
 
 def _facts(entry: CachedKey, used: dict[str, str]) -> dict[str, Any]:
     manifest = entry.manifest
     return {
-        "key": entry.key, "compiled": manifest is not None, "problem": entry.problem,
+        "key": entry.key,
+        "compiled": manifest is not None,
+        "problem": entry.problem,
         "recipe": recipe_of(manifest.ingredients) if manifest else None,
-        "nodes": len(manifest.nodes) if manifest else None, "bytes": entry.bytes,
-        "made": entry.made, "used": entry.used, "in_use_by": used.get(entry.key),
-    }  # fmt: skip
+        "nodes": len(manifest.nodes) if manifest else None,
+        "bytes": entry.bytes,
+        "made": entry.made,
+        "used": entry.used,
+        "in_use_by": used.get(entry.key),
+    }

@@ -44,9 +44,15 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
 @path_option
 @json_option
 def doctor_command(
-    run: str | None, cluster: str | None, nodes: int | None, timeout: float, measure: bool,
-    report: str | None, path: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    run: str | None,
+    cluster: str | None,
+    nodes: int | None,
+    timeout: float,
+    measure: bool,
+    report: str | None,
+    path: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
     They are checked as a job does when it starts. --run is for a new cluster, image or instance
@@ -98,10 +104,15 @@ def _print_nodes(nodes: Sequence[NodeFitness]) -> None:
     same = [name for name in _SAME if any(name in node.same for node in nodes)]
     header = ("node", "fit", "clock s", *facts, *same)
     rows = [
-        (node.host, "no" if node.problems else "yes", f"{node.clock_s:+.1f}",
-         *(node.facts.get(name, "-") for name in facts), *(node.same.get(n, "-") for n in same))
+        (
+            node.host,
+            "no" if node.problems else "yes",
+            f"{node.clock_s:+.1f}",
+            *(node.facts.get(name, "-") for name in facts),
+            *(node.same.get(n, "-") for n in same),
+        )
         for node in nodes
-    ]  # fmt: skip
+    ]
     echo_table(header, rows, right="clock s")
     lines = [f"{node.host}: {text}" for node in nodes for text in node.problems]
     lines += [f"{node.host}: warning: {text}" for node in nodes for text in node.warnings]

@@ -50,9 +50,13 @@ class _Sendable(click.Command):
 
     def __init__(self, command: click.Command) -> None:
         super().__init__(
-            command.name, context_settings=command.context_settings, params=command.params,
-            help=command.help, epilog=command.epilog, short_help=command.short_help,
-        )  # fmt: skip
+            command.name,
+            context_settings=command.context_settings,
+            params=command.params,
+            help=command.help,
+            epilog=command.epilog,
+            short_help=command.short_help,
+        )
         self._command = command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -79,9 +83,11 @@ def _send(site: Site, ctx: click.Context) -> int:
         return _attached(site, [*names, *_words(ctx)])
     changes = ctx.params.get("resume") or ctx.params.get("measure")  # of watch, and of doctor
     answer = ask_site(
-        site, [*names, *_words(ctx)], shows=names[0] in _SHOWING and not changes,
+        site,
+        [*names, *_words(ctx)],
+        shows=names[0] in _SHOWING and not changes,
         files=templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {},
-    )  # fmt: skip
+    )
     for name, data in answer.files.items():
         wanted = ctx.params.get("report")
         if wanted and Path(wanted).name == name:
@@ -111,16 +117,27 @@ def _words(ctx: click.Context) -> list[str]:
 
 
 def ask_site(
-    site: Site, argv: Sequence[str], *, shows: bool, files: Mapping[str, str] | None = None,
-    parcel: bytes | None = None, what: str = "", out: io.BytesIO | None = None,
-) -> Any:  # fmt: skip
+    site: Site,
+    argv: Sequence[str],
+    *,
+    shows: bool,
+    files: Mapping[str, str] | None = None,
+    parcel: bytes | None = None,
+    what: str = "",
+    out: io.BytesIO | None = None,
+) -> Any:
     from trnslurm.remote.ask import ask
     from trnslurm.remote.request import Request
 
     request = Request(
-        place=site.place, argv=argv, shows=shows, site={**site.files, **(files or {})},
-        cluster=site.cluster, parcel=parcel, what=what or f"`trnslurm {' '.join(argv)}`",
-    )  # fmt: skip
+        place=site.place,
+        argv=argv,
+        shows=shows,
+        site={**site.files, **(files or {})},
+        cluster=site.cluster,
+        parcel=parcel,
+        what=what or f"`trnslurm {' '.join(argv)}`",
+    )
     return ask(request, say=say, out=out)
 
 

@@ -57,10 +57,19 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 @path_option
 @json_option
 def export_command(
-    run: str, step: str | None, output: str | None, form: str, dtype: str, tokenizer: str | None,
-    force: bool, recipe: str | None, preset: str | None, cluster: str | None,
-    path: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    run: str,
+    step: str | None,
+    output: str | None,
+    form: str,
+    dtype: str,
+    tokenizer: str | None,
+    force: bool,
+    recipe: str | None,
+    preset: str | None,
+    cluster: str | None,
+    path: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Write a checkpoint as a Hugging Face folder.
 
     from_pretrained reads it. The command runs on this host with the Python of the run's cluster,

@@ -22,9 +22,15 @@ from trnslurm.runs.foreign import printable
 from trnslurm.runs.run import RunDir
 
 _COLUMNS = {
-    "step": "d", "attempt": "d", "loss": ".4f", "grad_norm": ".4f", "lr": ".3g",
-    "samples_per_s": ".1f", "step_s": ".3f", "eval_loss": ".4f",
-}  # fmt: skip
+    "step": "d",
+    "attempt": "d",
+    "loss": ".4f",
+    "grad_norm": ".4f",
+    "lr": ".3g",
+    "samples_per_s": ".1f",
+    "step_s": ".3f",
+    "eval_loss": ".4f",
+}
 _MOST_OWN = 5
 _WIDEST = 120
 
@@ -32,13 +38,21 @@ _WIDEST = 120
 @click.command("metrics")
 @run_argument
 @click.option(
-    "-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
+    "-n",
+    "--lines",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
     help="Show only the last N steps.",
-)  # fmt: skip
+)
 @click.option(
-    "--plot", is_flag=False, flag_value="loss", metavar="[KEY]",
+    "--plot",
+    is_flag=False,
+    flag_value="loss",
+    metavar="[KEY]",
     help="Draw a number over all steps, or the last N.  [default: loss]",
-)  # fmt: skip
+)
 @click.option(
     "--to", type=click.Choice(["wandb", "mlflow"]), help="Send what is new to this tracker."
 )
@@ -47,9 +61,15 @@ _WIDEST = 120
 @path_option
 @json_option
 def metrics_command(
-    run: str, lines: int, plot: str | None, to: str | None, project: str | None, follow: bool,
-    path: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    run: str,
+    lines: int,
+    plot: str | None,
+    to: str | None,
+    project: str | None,
+    follow: bool,
+    path: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Print, draw or send the numbers of each step, or of a sweep's runs.
 
     What a later attempt has done again is left out, so that every step is there once. --json prints
@@ -120,10 +140,12 @@ def _plot(run: RunDir, key: str, lines: int | None) -> None:
     begun = [b["step"] for a, b in pairwise(steps) if a["attempt"] != b["attempt"]]
     points = [(float(s["step"]), float(s[key])) for s in told]
     for line in curve_lines(
-        points, title=f"{key} of {run.name}, last {points[-1][1]:.4g}",
+        points,
+        title=f"{key} of {run.name}, last {points[-1][1]:.4g}",
         width=min(shutil.get_terminal_size().columns, _WIDEST),
-        marks=[step for step in begun if first <= step <= told[-1]["step"]], marked="resumed",
-    ):  # fmt: skip
+        marks=[step for step in begun if first <= step <= told[-1]["step"]],
+        marked="resumed",
+    ):
         click.echo(line)
 
 

@@ -79,9 +79,11 @@ def _sweep_names(workspace: Workspace) -> Sequence[str]:
 def path_option(command: Command) -> Command:
     """Add --path."""
     return click.option(
-        "--path", multiple=True, metavar="DIR",
+        "--path",
+        multiple=True,
+        metavar="DIR",
         help="Search here first for jobs/, cluster-config/ and templates/.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def json_option(command: Command) -> Command:
@@ -92,9 +94,11 @@ def json_option(command: Command) -> Command:
 def notify_option(command: Command) -> Command:
     """Add --notify."""
     return click.option(
-        "--notify", multiple=True, metavar="COMMAND|@FILE",
+        "--notify",
+        multiple=True,
+        metavar="COMMAND|@FILE",
         help="Tell a command, or the webhook whose URL is in FILE, what becomes of the run.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 def run_argument(command: Command, *, required: bool = True) -> Command:
@@ -112,9 +116,12 @@ def sweep_argument(command: Command) -> Command:
 def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
     """Add RUN..., one or several."""
     return click.argument(
-        "runs", metavar="RUN..." if required else "[RUN...]", nargs=-1, required=required,
+        "runs",
+        metavar="RUN..." if required else "[RUN...]",
+        nargs=-1,
+        required=required,
         shell_complete=_complete(_run_names),
-    )  # fmt: skip
+    )
 
 
 def recipe_argument(
@@ -140,9 +147,12 @@ def cluster_option(command: Command) -> Command:
 def preset_option(command: Command) -> Command:
     """Add --preset."""
     return click.option(
-        "-p", "--preset", metavar="NAME", shell_complete=_complete(_preset_names),
+        "-p",
+        "--preset",
+        metavar="NAME",
+        shell_complete=_complete(_preset_names),
         help="Preset of the recipe.",
-    )(command)  # fmt: skip
+    )(command)
 
 
 _CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
@@ -150,18 +160,22 @@ _CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
     cluster_option,
     preset_option,
     click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
         shell_complete=_complete_setting,
         help="Set any key of `trnslurm show`, e.g. batch.micro_batch=2.",
     ),
-]  # fmt: skip
+]
 _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
     *_CONFIG_OPTIONS,
+    click.option("--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."),
     click.option(
-        "--workers", "workers_per_node", type=int, metavar="N", help="Workers per node."
-    ),
-    click.option(
-        "--from", "from_run", metavar="RUN", shell_complete=_complete(_run_names),
+        "--from",
+        "from_run",
+        metavar="RUN",
+        shell_complete=_complete(_run_names),
         help="Start from a run's newest checkpoint (parameters only), or from a checkpoint.",
     ),
     click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),
@@ -170,14 +184,16 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "--launcher", type=click.Choice(get_args(Launcher)), help="What starts a custom script."
     ),
     click.option(
-        "--sbatch", multiple=True, metavar="OPTION",
+        "--sbatch",
+        multiple=True,
+        metavar="OPTION",
         help="Any other sbatch option, e.g. --sbatch=--comment=x; it is written into the script.",
     ),
     notify_option,
     click.option(
         "--allow-idle", is_flag=True, help="Allow more workers than micro-batches per step."
     ),
-]  # fmt: skip
+]
 
 
 def config_options(command: Command) -> Command:

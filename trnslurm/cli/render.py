@@ -18,9 +18,15 @@ from trnslurm.rundir import CONFIG, NODE_SCRIPT, PLAN, STRATEGY
 from trnslurm.runs.find import find_run
 
 _READING_ORDER = (
-    "precompile.sbatch", "precompile.sh", "train.sbatch", "train.sh", NODE_SCRIPT, PLAN, STRATEGY,
+    "precompile.sbatch",
+    "precompile.sh",
+    "train.sbatch",
+    "train.sh",
+    NODE_SCRIPT,
+    PLAN,
+    STRATEGY,
     CONFIG,
-)  # fmt: skip
+)
 
 
 @click.command("render")

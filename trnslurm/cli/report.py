@@ -18,9 +18,11 @@ from trnslurm.runs.foreign import printable
 @click.command("report")
 @runs_argument()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
     help="The page to write.  [default: RUN.html]",
-)  # fmt: skip
+)
 @click.option("--png", is_flag=True, help="Also write each figure as a PNG beside the page.")
 @path_option
 def report_command(

@@ -35,9 +35,15 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 )
 @json_option
 def resume_command(
-    run: str, nodes: int | None, stop_at: int | None, notify: tuple[str, ...],
-    path: tuple[str, ...], follow: bool, detach: bool, as_json: bool,
-) -> None:  # fmt: skip
+    run: str,
+    nodes: int | None,
+    stop_at: int | None,
+    notify: tuple[str, ...],
+    path: tuple[str, ...],
+    follow: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
     """Resume a run or a sweep from its newest checkpoint.
 
     Whatever ended a run that is not at its last step, it is submitted again in the same directory,
@@ -98,9 +104,13 @@ def resume_command(
     "--every", metavar="TIME", default="30s", show_default=True, help="Interval: 30s, 5m, 1h."
 )
 @click.option(
-    "--max", "most", type=click.IntRange(min=1), default=3, show_default=True,
+    "--max",
+    "most",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
     help="Give up after this many resumes without a newer checkpoint.",
-)  # fmt: skip
+)
 @path_option
 def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[str, ...]) -> None:
     """Print each change of a run's state until it ends.
@@ -122,9 +132,12 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
 
     try:
         status = watch(
-            directory, say=_say_when, every_s=parse_every(every),
-            resume=resume_again if resuming else None, most=most,
-        )  # fmt: skip
+            directory,
+            say=_say_when,
+            every_s=parse_every(every),
+            resume=resume_again if resuming else None,
+            most=most,
+        )
     except KeyboardInterrupt:
         click.echo(f"\n{directory.name} is left alone: trnslurm status {directory.name}", err=True)
         sys.exit(INTERRUPTED)

@@ -37,9 +37,15 @@ _LONGEST_NOTE = 1000
 @path_option
 @json_option
 def rm_command(
-    runs: tuple[str, ...], checkpoints: bool, older_than: str | None, max_size: str | None,
-    dry_run: bool, yes: bool, path: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    runs: tuple[str, ...],
+    checkpoints: bool,
+    older_than: str | None,
+    max_size: str | None,
+    dry_run: bool,
+    yes: bool,
+    path: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Remove runs that have ended, or their checkpoints.
 
     Runs are named, or chosen among all by age and size. Never removed are a run that may still run,

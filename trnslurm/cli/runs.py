@@ -63,10 +63,17 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
 @path_option
 @json_option
 def runs_command(
-    sweep: str | None, everything: bool, states: tuple[str, ...], recipe: str | None,
-    since: str | None, sort: str | None, limit: int | None, as_csv: bool, path: tuple[str, ...],
+    sweep: str | None,
+    everything: bool,
+    states: tuple[str, ...],
+    recipe: str | None,
+    since: str | None,
+    sort: str | None,
+    limit: int | None,
+    as_csv: bool,
+    path: tuple[str, ...],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """List runs and their states, newest last, or those of one sweep.
 
     Where they are chosen by state, recipe, time or a number, it is among all runs.
@@ -81,9 +88,15 @@ def runs_command(
     if as_csv and as_json:
         raise click.UsageError("--csv and --json: give one of them")
     statuses, broken = list_statuses(
-        workspace_of(path), sweep, everything=everything, states=states, recipe=recipe,
-        since="" if since is None else parse_time(since), sort=sort, limit=limit,
-    )  # fmt: skip
+        workspace_of(path),
+        sweep,
+        everything=everything,
+        states=states,
+        recipe=recipe,
+        since="" if since is None else parse_time(since),
+        sort=sort,
+        limit=limit,
+    )
     for error in broken:
         click.echo(f"warning: {error}", err=True)
     if as_json:
@@ -113,9 +126,17 @@ def runs_command(
 def _echo_csv(statuses: Sequence[RunStatus]) -> None:
     """Print runs with every number that they said last."""
     columns = (
-        "run", "state", "recipe", "preset", "cluster", "nodes", "created", "group", "note",
+        "run",
+        "state",
+        "recipe",
+        "preset",
+        "cluster",
+        "nodes",
+        "created",
+        "group",
+        "note",
         "reason",
-    )  # fmt: skip
+    )
     numbers = [numbers_of(status) for status in statuses]
     more = list(dict.fromkeys(name for each in numbers for name in each))
     out = csv.writer(sys.stdout, lineterminator="\n")
@@ -162,10 +183,18 @@ def status_command(
     click.echo(f"{status.recipe}{preset} on {count(status.nodes, 'node')} of {status.cluster}\n")
     header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")
     rows = [
-        (p.phase, p.state, p.job_id or "-", str(p.attempt or "-"), p.started or "-",
-         p.ended or "-", brief(p.hosts.split(",")) or "-", p.reason)
+        (
+            p.phase,
+            p.state,
+            p.job_id or "-",
+            str(p.attempt or "-"),
+            p.started or "-",
+            p.ended or "-",
+            brief(p.hosts.split(",")) or "-",
+            p.reason,
+        )
         for p in status.phases
-    ]  # fmt: skip
+    ]
     echo_table(header, rows)
     click.echo()
     if left_out := status.precompile.get("left_out"):
@@ -226,9 +255,14 @@ def _say_attempts(status: RunStatus) -> None:
 )
 @path_option
 def logs_command(
-    run: str, node: int, phase: str | None, batch: bool, follow: bool, lines: int,
+    run: str,
+    node: int,
+    phase: str | None,
+    batch: bool,
+    follow: bool,
+    lines: int,
     path: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Print the log of a node or of the batch script.
 
     \b

@@ -47,9 +47,14 @@ def _types(ctx: click.Context, param: click.Parameter, word: str) -> list[Comple
 
 def _name_option(command: Command) -> Command:
     return click.option(
-        "--name", metavar="NAME", envvar=_VARIABLE, default=DEFAULT_NAME, show_default=True,
-        shell_complete=_names, help="Name of the sandbox.",
-    )(command)  # fmt: skip
+        "--name",
+        metavar="NAME",
+        envvar=_VARIABLE,
+        default=DEFAULT_NAME,
+        show_default=True,
+        shell_complete=_names,
+        help="Name of the sandbox.",
+    )(command)
 
 
 @click.group("sandbox")
@@ -72,34 +77,56 @@ def sandbox_command() -> None:
 @_name_option
 @click.option("-n", "--nodes", type=int, default=4, show_default=True, help="Number of nodes.")
 @click.option(
-    "--like", metavar="TYPE", default="trn1.32xlarge", show_default=True, shell_complete=_types,
+    "--like",
+    metavar="TYPE",
+    default="trn1.32xlarge",
+    show_default=True,
+    shell_complete=_types,
     help="Instance type whose CPUs, memory and features the nodes claim.",
-)  # fmt: skip
+)
 @click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
     help="A line of slurm.conf, or a word of its node lines, as in --set KillWait=5 --set CPUs=8.",
-)  # fmt: skip
+)
 @click.option(
-    "--neuron-stand-ins", is_flag=True,
+    "--neuron-stand-ins",
+    is_flag=True,
     help="With stand-ins of neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
-)  # fmt: skip
+)
 @click.option(
-    "--slurm", metavar="DIR", envvar="TRNSLURM_SANDBOX_SLURM", default="",
+    "--slurm",
+    metavar="DIR",
+    envvar="TRNSLURM_SANDBOX_SLURM",
+    default="",
     help="Run the Slurm of this prefix, from its bin and sbin  [default: that of srun on PATH].",
-)  # fmt: skip
+)
 @click.option(
-    "--users", type=int, default=0, metavar="N",
+    "--users",
+    type=int,
+    default=0,
+    metavar="N",
     help="Give it N users besides you, alice, bob, …, for `exec --user`. Needs root.",
-)  # fmt: skip
+)
 @click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
-    name: str, nodes: int, like: str, accounting: bool, settings: tuple[str, ...],
-    neuron_stand_ins: bool, slurm: str, users: int, python: str | None, owner: int | None,
+    name: str,
+    nodes: int,
+    like: str,
+    accounting: bool,
+    settings: tuple[str, ...],
+    neuron_stand_ins: bool,
+    slurm: str,
+    users: int,
+    python: str | None,
+    owner: int | None,
     quiet: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Start a sandbox; if it is up already, nothing happens.
 
     It looks like AWS ParallelCluster: node names, features, settings, no accounting.
@@ -114,10 +141,15 @@ def up_command_line(
     """
     layout = Layout.named(name)
     asked = SandboxSettings(
-        nodes=nodes, like=like, accounting=accounting, set=settings,
-        neuron_stand_ins=neuron_stand_ins, users=users, python=_interpreter(python),
+        nodes=nodes,
+        like=like,
+        accounting=accounting,
+        set=settings,
+        neuron_stand_ins=neuron_stand_ins,
+        users=users,
+        python=_interpreter(python),
         slurm=str(Path(slurm).absolute()) if slurm else "",
-    )  # fmt: skip
+    )
     started = time.monotonic()
 
     def say(line: str) -> None:
@@ -180,8 +212,13 @@ def _row(layout: Layout) -> dict[str, Any]:
         nodes, like = settings.nodes, settings.like
     except SandboxError:
         nodes, like = 0, "?"
-    return {"name": layout.name, "cluster": layout.cluster, "state": state, "nodes": nodes,
-            "like": like}  # fmt: skip
+    return {
+        "name": layout.name,
+        "cluster": layout.cluster,
+        "state": state,
+        "nodes": nodes,
+        "like": like,
+    }
 
 
 @sandbox_command.command("status")
@@ -203,8 +240,10 @@ def status_command(name: str, as_json: bool) -> None:
 
 def _print_state(state: SandboxState) -> None:
     nodes = f"{count(len(state.nodes), 'node')} like {state.like}"
-    click.echo(f"{state.name}: cluster {state.cluster}, {nodes}, Slurm {state.slurm}; "
-               f"running: {', '.join(state.daemons)}\n")  # fmt: skip
+    click.echo(
+        f"{state.name}: cluster {state.cluster}, {nodes}, Slurm {state.slurm}; "
+        f"running: {', '.join(state.daemons)}\n"
+    )
     header = ("node", "name", "address", "power", "state", "reason")
     rows = [(str(n.number), n.name, n.address, n.power, n.state, n.reason) for n in state.nodes]
     echo_table(header, rows, right="node")
@@ -243,9 +282,11 @@ def env_command_line(name: str, unset: bool) -> None:
 @_name_option
 @click.option("--node", metavar="NODE", help="Node number or name  [default: the head node].")
 @click.option(
-    "--user", metavar="USER", shell_complete=_users,
+    "--user",
+    metavar="USER",
+    shell_complete=_users,
     help="One of its further users (up --users)  [default: you].",
-)  # fmt: skip
+)
 @click.argument("command", nargs=-1, required=True)
 def exec_command_line(
     name: str, node: str | None, user: str | None, command: tuple[str, ...]

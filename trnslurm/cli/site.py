@@ -133,10 +133,16 @@ def _print_site(site: Site, chosen: Partition) -> None:
     click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
     header = ("partition", "nodes", "instance type", "cpus", "gpus", "max minutes")
     rows = [
-        (f"{p.name} *" if p is chosen else p.name, str(p.nodes), p.instance_type or "?",
-         str(p.cpus), str(p.gpus), str(p.max_time_min or "-"))
+        (
+            f"{p.name} *" if p is chosen else p.name,
+            str(p.nodes),
+            p.instance_type or "?",
+            str(p.cpus),
+            str(p.gpus),
+            str(p.max_time_min or "-"),
+        )
         for p in site.partitions
-    ]  # fmt: skip
+    ]
     echo_table(header, rows, right="nodes,cpus,gpus,max minutes")
     click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
 

@@ -17,20 +17,31 @@ def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:
     best, statuses, metric = standing.best, standing.statuses, standing.metric
     beside = list(zip(statuses, standing.scores, strict=True))
     if as_json:
-        echo_json({
-            "sweep": standing.group, "states": standing.states, "metric": metric,
-            "best": best.run if best else None, "next": standing.mend,
-            "runs": [{**asdict(status), "score": score} for status, score in beside],
-        })  # fmt: skip
+        echo_json(
+            {
+                "sweep": standing.group,
+                "states": standing.states,
+                "metric": metric,
+                "best": best.run if best else None,
+                "next": standing.mend,
+                "runs": [{**asdict(status), "score": score} for status, score in beside],
+            }
+        )
         return
     states = ", ".join(f"{number} {state}" for state, number in standing.states.items())
     click.echo(f"{standing.group}: {count(len(statuses), 'run')}: {states}\n")
     keys = swept_keys(statuses)
     rows = [
-        (s.run, *(s.values.get(key, "-") for key in keys), s.state, progress(s)[0],
-         figure(score, ".4f"), s.reason)
+        (
+            s.run,
+            *(s.values.get(key, "-") for key in keys),
+            s.state,
+            progress(s)[0],
+            figure(score, ".4f"),
+            s.reason,
+        )
         for s, score in beside
-    ]  # fmt: skip
+    ]
     echo_table(("run", *keys, "state", "step", metric, "reason"), rows, right=f"step,{metric}")
     click.echo()
     for status, score in beside:

@@ -22,9 +22,13 @@ from trnslurm.runs.status import RunStatus, run_status
 @click.command("top")
 @functools.partial(run_argument, required=False)
 @click.option(
-    "--every", type=click.FloatRange(min=0.5), default=5.0, show_default=True, metavar="S",
+    "--every",
+    type=click.FloatRange(min=0.5),
+    default=5.0,
+    show_default=True,
+    metavar="S",
     help="Look again after so many seconds; each look is one squeue.",
-)  # fmt: skip
+)
 @click.option("-a", "--all", "everything", is_flag=True, help="Show all runs, not the newest 20.")
 @path_option
 def top_command(run: str | None, every: float, everything: bool, path: tuple[str, ...]) -> None:

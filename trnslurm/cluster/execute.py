@@ -43,9 +43,15 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     if node >= len(hosts) or not hosts[node]:
         raise RunError(f"{run.name} has not said yet which nodes it runs on: try again")
     argv = [
-        Slurm(record.bin_dir).path("srun"), f"--jobid={phase.job_id}", "--overlap", "--nodes=1",
-        "--ntasks=1", f"--nodelist={hosts[node]}", f"--chdir={run.path}", "--export=ALL",
-    ]  # fmt: skip
+        Slurm(record.bin_dir).path("srun"),
+        f"--jobid={phase.job_id}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={hosts[node]}",
+        f"--chdir={run.path}",
+        "--export=ALL",
+    ]
     argv += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     return _attached([*argv, *command], path=search_path("", record.bin_dir))
 
@@ -127,18 +133,30 @@ def _probe(
     if cluster.scheduler == "slurm":
         slurm = cluster.slurm
         argv = [
-            Slurm(slurm.bin_dir).path("srun"), "--nodes=1", "--ntasks=1", "--time=5", "--quiet",
-            "--job-name=trnslurm-env-check", "--export=NONE", *srun_options(cluster),
-            *map(passed_through, slurm.sbatch), *argv,
-        ]  # fmt: skip
+            Slurm(slurm.bin_dir).path("srun"),
+            "--nodes=1",
+            "--ntasks=1",
+            "--time=5",
+            "--quiet",
+            "--job-name=trnslurm-env-check",
+            "--export=NONE",
+            *srun_options(cluster),
+            *map(passed_through, slurm.sbatch),
+            *argv,
+        ]
     if container.image and container.runtime == "pyxis":  # options of srun, as words of bash
         words = " ".join(container_words(container, ["/tmp"]))
         argv = ["/bin/bash", "-c", f'exec "${{@:1:$#-2}}" {words} "${{@: -2}}"', "bash", *argv]
     try:
         done = subprocess.run(
-            argv, input=script, capture_output=True, text=True, timeout=timeout_s, check=False,
+            argv,
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
             env=without_overrides(os.environ),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise SlurmError(
             f"no node answered in {timeout_s:g} s: one may still be booting; "

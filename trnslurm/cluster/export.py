@@ -78,9 +78,14 @@ def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
 
 
 def _run_script(
-    cluster: Cluster, files: RunFiles, recipe: str, options: Sequence[str], *, whose: str,
+    cluster: Cluster,
+    files: RunFiles,
+    recipe: str,
+    options: Sequence[str],
+    *,
+    whose: str,
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     script = files.code / "jobs" / recipe / "export.py"
     if not script.is_file():
         raise RunError(f"{whose}: {recipe} has no export.py, so it exports nothing")

@@ -28,8 +28,9 @@ def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) 
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
     if cluster.scheduler == "slurm":  # elsewhere the program's own ~ is the same
-        arguments = [_HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word)
-                     for word in arguments]  # fmt: skip
+        arguments = [
+            _HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word) for word in arguments
+        ]
     umask = 0o027 if cluster.group_readable else 0o077  # as the scripts set it
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         here = Path(directory)

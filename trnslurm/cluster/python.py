@@ -115,9 +115,15 @@ def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
         raise TrnslurmError(f"there is no {python} on this host")
     try:
         done = subprocess.run(
-            ["/bin/bash", "-s"], input=probe_script(cluster, names), cwd="/", capture_output=True,
-            encoding="utf-8", timeout=_ANSWER_S, check=False, env=without_overrides(os.environ),
-        )  # fmt: skip
+            ["/bin/bash", "-s"],
+            input=probe_script(cluster, names),
+            cwd="/",
+            capture_output=True,
+            encoding="utf-8",
+            timeout=_ANSWER_S,
+            check=False,
+            env=without_overrides(os.environ),
+        )
     except subprocess.TimeoutExpired:
         raise TrnslurmError(f"{python} gave no answer on this host in {_ANSWER_S} s") from None
     if done.returncode == _NOT_FOUND:
@@ -153,11 +159,15 @@ def run_python(
     try:
         child = subprocess.Popen(
             ["/bin/bash", "-c", _script(cluster, arguments, pythonpath, modules)],
-            cwd=cwd, env=without_overrides(os.environ), stdin=subprocess.DEVNULL, stdout=out,
-            stderr=err, umask=umask,
+            cwd=cwd,
+            env=without_overrides(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            umask=umask,
             process_group=0,  # Ctrl-C comes from us, once, whoever sent it
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )  # fmt: skip
+        )
     except OSError as error:
         raise TrnslurmError(f"{error.filename or cwd}: {error.strerror}") from None
     try:

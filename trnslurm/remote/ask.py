@@ -208,9 +208,12 @@ class _Connection:
             code = process.wait(_SILENT_S)
             errors.seek(0)
             raise ended(
-                self._request.place, code, errors.read().decode(errors="replace"), noise,
+                self._request.place,
+                code,
+                errors.read().decode(errors="replace"),
+                noise,
                 reached=self.reached,
-            )  # fmt: skip
+            )
 
     def _find_mark(self) -> bytes | None:
         """Skip what a login shell prints; return that if it was all."""
@@ -233,10 +236,15 @@ class _Connection:
                 answer.asked = answer.asked or kind == PARCEL
             elif kind == REQUEST:
                 facts = {
-                    "token": request.token, "argv": list(request.argv), "shows": request.shows,
-                    "site": dict(request.site), "cluster": request.cluster,
-                    "parcel": request.parcel is not None, "begun": answer.begun, **answer.offsets,
-                }  # fmt: skip
+                    "token": request.token,
+                    "argv": list(request.argv),
+                    "shows": request.shows,
+                    "site": dict(request.site),
+                    "cluster": request.cluster,
+                    "parcel": request.parcel is not None,
+                    "begun": answer.begun,
+                    **answer.offsets,
+                }
                 self._write(json.dumps(facts).encode() + b"\n")
                 answer.asked = answer.asked or request.parcel is None
             elif kind == BEGUN:

@@ -18,9 +18,15 @@ from trnslurm.errors import TrnslurmError
 _PACKAGE = Path(__file__).resolve().parent.parent
 # What pyproject.toml asks for, and what that needs.
 _NEEDED = (
-    "click", "PyYAML", "Jinja2", "MarkupSafe", "pathspec", "submitit", "cloudpickle",
+    "click",
+    "PyYAML",
+    "Jinja2",
+    "MarkupSafe",
+    "pathspec",
+    "submitit",
+    "cloudpickle",
     "typing_extensions",
-)  # fmt: skip
+)
 _SHARE = ("templates", "cluster-config", "jobs")
 _MAIN = b"""\
 import sys

@@ -31,13 +31,16 @@ NO_LAUNCHER = 42
 """The exit code where the launcher has to be sent first."""
 # What ssh says where trying again is of no use, and what to do.
 _HOPELESS = {
-    r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)":
-        "`ssh {host}` must work by itself: see to its keys",
-    r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED":
-        "run `ssh {host}` once, and look at its key",
-    r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad":
-        "see ssh's configuration",
-}  # fmt: skip
+    r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)": (
+        "`ssh {host}` must work by itself: see to its keys"
+    ),
+    r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED": (
+        "run `ssh {host}` once, and look at its key"
+    ),
+    r"Bad configuration option|Bad owner or permissions|no such identity|terminating, \d+ bad": (
+        "see ssh's configuration"
+    ),
+}
 _UNKNOWN = {"Could not resolve hostname": "is its name right, and in ~/.ssh/config?"}
 
 # For bash, whatever shell the account has. A login shell is asked only where Slurm's commands are
@@ -92,9 +95,14 @@ class Place:
         """What ssh's own configuration says of this host."""
         try:
             done = subprocess.run(
-                [*_ssh(), "-G", "--", self.host], capture_output=True, text=True, timeout=30,
-                errors="replace", stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+                [*_ssh(), "-G", "--", self.host],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             why = getattr(error, "strerror", None) or "does not answer"
             raise RemoteError(f"{_ssh()[0]}: {why}: --on needs OpenSSH") from None
@@ -113,8 +121,10 @@ class Place:
             options |= {"ServerAliveInterval": str(_ALIVE_S), "ServerAliveCountMax": str(_MISSED)}
         if own.get("controlpath", "none") == "none" and (directory := _sockets()):
             options |= {
-                "ControlMaster": "auto", "ControlPersist": _KEPT, "ControlPath": f"{directory}/%C",
-            }  # fmt: skip
+                "ControlMaster": "auto",
+                "ControlPersist": _KEPT,
+                "ControlPath": f"{directory}/%C",
+            }
         return [f"-o{key}={value}" for key, value in options.items()]
 
     def argv(
@@ -127,10 +137,14 @@ class Place:
         script = _SCRIPT.format(
             sbatch=shlex.quote(f"{self.bin_dir}/sbatch"),
             pythons=shlex.join([*_PYTHONS, *([self.python] if self.python else [])]),
-            activate="\n".join(self.activate), unable=_UNABLE, launcher=launcher,
-            words=shlex.join(words), attached=int(bool(words)), no_launcher=NO_LAUNCHER,
+            activate="\n".join(self.activate),
+            unable=_UNABLE,
+            launcher=launcher,
+            words=shlex.join(words),
+            attached=int(bool(words)),
+            no_launcher=NO_LAUNCHER,
             receiver=_coded(Path(receive.__file__).read_text()),
-        )  # fmt: skip
+        )
         # Any shell takes these words; what is coded has neither quotes nor newlines.
         decode = """exec bash -c 'eval "$(printf %s "$1" | base64 -d)"' trnslurm"""
         how = "-t" if terminal else "-T"
@@ -143,9 +157,12 @@ class Place:
         """
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
-                [*_ssh(), *self._options(), "-O", "stop", "--", self.host], capture_output=True,
-                timeout=5, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+                [*_ssh(), *self._options(), "-O", "stop", "--", self.host],
+                capture_output=True,
+                timeout=5,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
 
 
 def _ssh() -> list[str]:

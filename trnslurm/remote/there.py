@@ -147,9 +147,14 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
     argv = [sys.executable, "-X", "utf8", "-I", str(launcher), "run", *request["argv"]]
     with (ask / "out").open("wb") as out, (ask / "err").open("wb") as err:
         child = subprocess.Popen(
-            argv, cwd=ask / "files", env=environment, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=err, process_group=0,
-        )  # fmt: skip
+            argv,
+            cwd=ask / "files",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            process_group=0,
+        )
         told, touched = False, 0.0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):

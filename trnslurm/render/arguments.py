@@ -15,10 +15,14 @@ RESUME = "resume"
 # {{word}} stands for {word} itself; other braces, as those of JSON, mean nothing.
 _PLACE = r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}"
 _ON_NODE = {
-    "run": "TRNSLURM_RUN_DIR", CHECKPOINTS: "TRNSLURM_CHECKPOINTS", RESUME: "TRNSLURM_RESUME",
-    "attempt": "TRNSLURM_ATTEMPT", "node": "SLURM_NODEID",
-    "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT",
-}  # fmt: skip
+    "run": "TRNSLURM_RUN_DIR",
+    CHECKPOINTS: "TRNSLURM_CHECKPOINTS",
+    RESUME: "TRNSLURM_RESUME",
+    "attempt": "TRNSLURM_ATTEMPT",
+    "node": "SLURM_NODEID",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+}
 """What is known only when the script starts, and the variables that have it."""
 _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
@@ -27,12 +31,18 @@ def known_places(spec: JobSpec) -> dict[str, str]:
     """Return the places that the plan fills."""
     batch, recipe = spec.batch, spec.config.recipe
     return {
-        "global_batch": str(batch.global_batch), "micro_batch": str(batch.micro_batch),
-        "accumulation": str(batch.accumulation), "workers": str(batch.workers),
-        "workers_per_node": str(batch.workers_per_node), "nodes": str(batch.nodes),
-        "steps": str(recipe.steps), "seed": str(recipe.seed), "seq_len": str(recipe.seq_len),
-        "device": spec.device, "name": spec.name,
-    }  # fmt: skip
+        "global_batch": str(batch.global_batch),
+        "micro_batch": str(batch.micro_batch),
+        "accumulation": str(batch.accumulation),
+        "workers": str(batch.workers),
+        "workers_per_node": str(batch.workers_per_node),
+        "nodes": str(batch.nodes),
+        "steps": str(recipe.steps),
+        "seed": str(recipe.seed),
+        "seq_len": str(recipe.seq_len),
+        "device": spec.device,
+        "name": spec.name,
+    }
 
 
 def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:

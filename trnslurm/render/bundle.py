@@ -31,9 +31,16 @@ _PROGRAMS = (b"#!", b"\x7fELF")
 _MAX_CODE_MIB = 64
 _MAX_BYTES = _MAX_CODE_MIB << 20
 _PATTERNS = (
-    "*.sbatch", "precompile.sh", "train.sh", NODE_SCRIPT, NOTIFY, PLAN, CONFIG, STRATEGY,
+    "*.sbatch",
+    "precompile.sh",
+    "train.sh",
+    NODE_SCRIPT,
+    NOTIFY,
+    PLAN,
+    CONFIG,
+    STRATEGY,
     INGREDIENTS,
-)  # fmt: skip
+)
 
 
 class Bundle(Frozen):

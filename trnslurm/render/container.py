@@ -14,9 +14,12 @@ from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import COMPILING, JobSpec
 
 _NONE: dict[str, Any] = {
-    "made": [], "inside": [], "in_container": "", "workdir": None,
+    "made": [],
+    "inside": [],
+    "in_container": "",
+    "workdir": None,
     "python_setting": "python: in the cluster profile",
-}  # fmt: skip
+}
 _ONE_TASK = "srun --nodes=1 --ntasks=1 --cpu-bind=none "
 _HERE, _CACHE = "$PWD", "$TRNSLURM_CACHE"
 

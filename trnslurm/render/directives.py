@@ -12,25 +12,53 @@ from trnslurm.plan.spec import JobSpec
 
 # Options that the template or a key of the configuration decides, and what to set instead.
 _OWN_OPTIONS = {
-    "--job-name": "--name", "--nodes": "--nodes", "--time": "--time",
-    "--partition": "--set slurm.partition", "--account": "--set slurm.account",
-    "--qos": "--set slurm.qos", "--constraint": "--set slurm.constraint",
-    "--reservation": "--set slurm.reservation", "--exclusive": "--set slurm.exclusive",
-    "--requeue": "--set slurm.requeue", "--no-requeue": "--set slurm.requeue",
+    "--job-name": "--name",
+    "--nodes": "--nodes",
+    "--time": "--time",
+    "--partition": "--set slurm.partition",
+    "--account": "--set slurm.account",
+    "--qos": "--set slurm.qos",
+    "--constraint": "--set slurm.constraint",
+    "--reservation": "--set slurm.reservation",
+    "--exclusive": "--set slurm.exclusive",
+    "--requeue": "--set slurm.requeue",
+    "--no-requeue": "--set slurm.requeue",
     "--cpus-per-task": "--set slurm.cpus_per_task",
     "--gpus-per-node": "--set slurm.gpus_per_node",
     "--gpus-per-task": "--set slurm.gpus_per_node",
     "--gpus-per-socket": "--set slurm.gpus_per_node",
-    "--cpus-per-gpu": "--set slurm.cpus_per_task", "--tres-per-task": "",
-    "--ntasks-per-gpu": "", "--ntasks-per-core": "", "--ntasks-per-socket": "",
-    "--ntasks-per-node": "", "--ntasks": "", "--output": "", "--error": "", "--open-mode": "",
-    "--export": "", "--export-file": "", "--get-user-env": "", "--propagate": "",
-    "--wait-all-nodes": "", "--chdir": "", "--dependency": "", "--array": "", "--wrap": "",
-    "--clusters": "", "--uid": "", "--gid": "", "--nodefile": "", "--parsable": "",
-    "--quiet": "", "--help": "", "--usage": "", "--version": "",
-    "--test-only": "", "--kill-on-invalid-dep": "",
+    "--cpus-per-gpu": "--set slurm.cpus_per_task",
+    "--tres-per-task": "",
+    "--ntasks-per-gpu": "",
+    "--ntasks-per-core": "",
+    "--ntasks-per-socket": "",
+    "--ntasks-per-node": "",
+    "--ntasks": "",
+    "--output": "",
+    "--error": "",
+    "--open-mode": "",
+    "--export": "",
+    "--export-file": "",
+    "--get-user-env": "",
+    "--propagate": "",
+    "--wait-all-nodes": "",
+    "--chdir": "",
+    "--dependency": "",
+    "--array": "",
+    "--wrap": "",
+    "--clusters": "",
+    "--uid": "",
+    "--gid": "",
+    "--nodefile": "",
+    "--parsable": "",
+    "--quiet": "",
+    "--help": "",
+    "--usage": "",
+    "--version": "",
+    "--test-only": "",
+    "--kill-on-invalid-dep": "",
     "--signal": "--set slurm.stop_before_s",
-}  # fmt: skip
+}
 _OPTION = r"--[a-z][a-z0-9-]*(=[^\n\r\0]+)?"
 
 
@@ -38,19 +66,32 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     """Return the options of a job that trains, or compiles for training."""
     slurm = spec.config.cluster.slurm
     options = _named(
-        spec.config, partition=slurm.partition, account=slurm.account, qos=slurm.qos,
-        constraint=slurm.constraint, reservation=slurm.reservation,
-    )  # fmt: skip
+        spec.config,
+        partition=slurm.partition,
+        account=slurm.account,
+        qos=slurm.qos,
+        constraint=slurm.constraint,
+        reservation=slurm.reservation,
+    )
     gpus = slurm.gpus_per_node
     if gpus is None:
         gpus = spec.instance.gpus
     if gpus:
-        _refuse(slurm.sbatch, "--gres", "gpu", f"the script has --gpus-per-node={gpus}: set that "
-                "with --set slurm.gpus_per_node, or to 0")  # fmt: skip
+        _refuse(
+            slurm.sbatch,
+            "--gres",
+            "gpu",
+            f"the script has --gpus-per-node={gpus}: set that "
+            "with --set slurm.gpus_per_node, or to 0",
+        )
         options.append((f"--gpus-per-node={gpus}", "a GRES, unlike Neuron devices"))
     if slurm.exclusive:
-        _refuse(slurm.sbatch, "--oversubscribe", "", "the script has --exclusive: set that with "
-                "--set slurm.exclusive=false")  # fmt: skip
+        _refuse(
+            slurm.sbatch,
+            "--oversubscribe",
+            "",
+            "the script has --exclusive: set that with --set slurm.exclusive=false",
+        )
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
     # Never most of a short time limit.
     early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)

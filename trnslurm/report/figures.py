@@ -37,30 +37,56 @@ _INK, _GRID = "#3c4149", "#dfe2e7"
 # Okabe and Ito's, which people who see colours differently can tell apart; yellow is too pale.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#8c564b")
 PARTS = {
-    COMPILING: "#cc79a7", PREPARING: "#cc79a7", STARTING: "#e69f00", TRAINING: "#009e73",
-    UNDONE: "#d55e00", ENDING: "#7f7f7f",
-}  # fmt: skip
+    COMPILING: "#cc79a7",
+    PREPARING: "#cc79a7",
+    STARTING: "#e69f00",
+    TRAINING: "#009e73",
+    UNDONE: "#d55e00",
+    ENDING: "#7f7f7f",
+}
 _PART_KEYS = {
-    STARTING: "starting, until the first step", TRAINING: "training",
-    UNDONE: "training that was lost, and done again", ENDING: "after the last step",
-}  # fmt: skip
+    STARTING: "starting, until the first step",
+    TRAINING: "training",
+    UNDONE: "training that was lost, and done again",
+    ENDING: "after the last step",
+}
 _MOST_POINTS = 2000
 _SIZE = (5.4, 2.7)
 _RESUMED = (_INK, "¦ a restart")
 _STEP_PARTS = {
-    "compute_s": "compute", "collectives_s": "collectives", "data_s": "data",
-    "eval_s": "evaluation", "checkpoint_s": "saving",
-}  # fmt: skip
+    "compute_s": "compute",
+    "collectives_s": "collectives",
+    "data_s": "data",
+    "eval_s": "evaluation",
+    "checkpoint_s": "saving",
+}
 _TITLES = {
-    "loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate",
-    "tokens_per_s": "Tokens per second", "samples_per_s": "Samples per second",
-}  # fmt: skip
+    "loss": "Loss",
+    "grad_norm": "Gradient norm",
+    "lr": "Learning rate",
+    "tokens_per_s": "Tokens per second",
+    "samples_per_s": "Samples per second",
+}
 # Of our own numbers, those that have a figure of their own, are told with another, or never change.
 _TOLD = {
-    *_TITLES, *_STEP_PARTS, "attempt", "step", "steps", "time", "samples", "eval_loss", "step_s",
-    "tokens_per_s_per_device", "padding", "graphs", "late_graphs", "host_memory_mb", "perplexity",
-    "device_memory_mb", "mfu",
-}  # fmt: skip
+    *_TITLES,
+    *_STEP_PARTS,
+    "attempt",
+    "step",
+    "steps",
+    "time",
+    "samples",
+    "eval_loss",
+    "step_s",
+    "tokens_per_s_per_device",
+    "padding",
+    "graphs",
+    "late_graphs",
+    "host_memory_mb",
+    "perplexity",
+    "device_memory_mb",
+    "mfu",
+}
 _MOST_OWN = 6
 _MOST_KEYS = 12
 
@@ -144,8 +170,9 @@ def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
         name=re.sub(r"\W+", "-", f"{name}-over-time" if over == "time" else name).strip("-"),
         title=f"{title} over time" if over == "time" else title,
         about="dashed: held out; lowest at the end first" if several and any(held_out) else "",
-        draw=draw, keys=keys,
-    )  # fmt: skip
+        draw=draw,
+        keys=keys,
+    )
 
 
 def _ranked(
@@ -208,9 +235,13 @@ def _timeline(run: History) -> Drawing:
         for row, stay in enumerate(stays):
             for what, start, end in stay.parts:
                 axes.barh(
-                    row, (end - start) * factor, left=(start - zero) * factor, height=0.62,
-                    color=PARTS[what], lw=0,
-                )  # fmt: skip
+                    row,
+                    (end - start) * factor,
+                    left=(start - zero) * factor,
+                    height=0.62,
+                    color=PARTS[what],
+                    lw=0,
+                )
             times = [line.get("time") for line in stay.lines if line.get("checkpoint_s")]
             marks = [(t - zero) * factor for t in times if t is not None and is_number(t)]
             axes.plot(marks, [row] * len(marks), ls="", marker="|", ms=9, mew=1.2, color=_INK)
@@ -247,10 +278,17 @@ def png(drawing: Drawing, file: Path) -> None:
 def variables() -> Mapping[str, str]:
     """Return each colour of the figures, and what it is in a dark page."""
     return {
-        _INK: "#c9ced6", _GRID: "#363b43", "#0072b2": "#4aa8e0", "#d55e00": "#ff8a3d",
-        "#009e73": "#2cc797", "#cc79a7": "#e59ac3", "#56b4e9": "#7cc7f2", "#e69f00": "#f2b632",
-        "#7f7f7f": "#9aa0a8", "#8c564b": "#c08a7e",
-    }  # fmt: skip
+        _INK: "#c9ced6",
+        _GRID: "#363b43",
+        "#0072b2": "#4aa8e0",
+        "#d55e00": "#ff8a3d",
+        "#009e73": "#2cc797",
+        "#cc79a7": "#e59ac3",
+        "#56b4e9": "#7cc7f2",
+        "#e69f00": "#f2b632",
+        "#7f7f7f": "#9aa0a8",
+        "#8c564b": "#c08a7e",
+    }
 
 
 def _saved(drawing: Drawing, kind: str) -> bytes:
@@ -261,11 +299,19 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
     except ImportError:
         raise TrnslurmError("a report needs matplotlib: pip install 'trnslurm[report]'") from None
     settings: dict[Any, Any] = {
-        "svg.fonttype": "none", "svg.hashsalt": drawing.name, "font.size": 9,
-        "font.family": "sans-serif", "text.color": _INK, "axes.labelcolor": _INK,
-        "axes.edgecolor": _GRID, "xtick.color": _INK, "ytick.color": _INK, "grid.color": _GRID,
-        "text.parse_math": False, "path.simplify": True,
-    }  # fmt: skip
+        "svg.fonttype": "none",
+        "svg.hashsalt": drawing.name,
+        "font.size": 9,
+        "font.family": "sans-serif",
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "axes.edgecolor": _GRID,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "grid.color": _GRID,
+        "text.parse_math": False,
+        "path.simplify": True,
+    }
     written = io.BytesIO()
     with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of glyphs that its own font lacks
@@ -279,9 +325,14 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
             if handles := handles[:_MOST_KEYS]:
                 columns = _columns([text for _, text in drawing.keys], 15 * width)
                 figure.legend(
-                    handles=handles, loc="outside lower center", frameon=False,
-                    fontsize=8, ncols=columns, handlelength=1, handleheight=1,
-                )  # fmt: skip
+                    handles=handles,
+                    loc="outside lower center",
+                    frameon=False,
+                    fontsize=8,
+                    ncols=columns,
+                    handlelength=1,
+                    handleheight=1,
+                )
                 height += 0.2 * -(-len(handles) // columns)
             figure.set_size_inches(width, height + 0.25)  # for the title, and these rows
             figure.savefig(written, format="png", dpi=180, facecolor="white")

@@ -28,8 +28,14 @@ TRAIN = "train"
 COMPILING, PREPARING = "compiling", "preparing data"
 STARTING, TRAINING, UNDONE, ENDING = "starting", "training", "undone", "ending"
 _UNREADABLE = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, TrnslurmError, yaml.YAMLError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    TrnslurmError,
+    yaml.YAMLError,
+)
 Point = tuple[int, float, float, int]
 """Step, time and value of a number, and the attempt that told it."""
 _MOST_RUNS = 100
@@ -153,9 +159,13 @@ class History(Frozen, kw_only=False):
             alive = newest and self.status.state not in FINAL
             ended = time.time() if alive else max(told, began)
         return Stay(
-            attempt=attempt, nodes=self._nodes_at(began), began=began, ended=max(began, ended),
-            lines=lines, kept=kept,
-        )  # fmt: skip
+            attempt=attempt,
+            nodes=self._nodes_at(began),
+            began=began,
+            ended=max(began, ended),
+            lines=lines,
+            kept=kept,
+        )
 
     def _nodes_at(self, moment: float) -> int:
         """Return on how many nodes it ran then: a resume may have changed that."""

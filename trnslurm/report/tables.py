@@ -16,8 +16,12 @@ from trnslurm.runs.foreign import printable
 
 _MOST_STEPS = 200
 _FORMS = {
-    "loss": ".4f", "eval_loss": ".4f", "grad_norm": ".4f", "lr": ".3g", "tokens_per_s": ",.0f",
-}  # fmt: skip
+    "loss": ".4f",
+    "eval_loss": ".4f",
+    "grad_norm": ".4f",
+    "lr": ".3g",
+    "tokens_per_s": ",.0f",
+}
 
 
 class Table(Frozen, kw_only=False):
@@ -50,12 +54,16 @@ def _attempts(run: History) -> Iterator[Table]:
             steps = f"{stay.lines[0]['step']:,} – {stay.lines[-1]['step']:,}"
         rows.append(
             [
-                f"{attempt.phase} {attempt.attempt}", _clock(stay.began), stay.end,
-                brief(attempt.hosts.split(",")), _span(stay.ended - stay.began), steps,
+                f"{attempt.phase} {attempt.attempt}",
+                _clock(stay.began),
+                stay.end,
+                brief(attempt.hosts.split(",")),
+                _span(stay.ended - stay.began),
+                steps,
                 f"{stay.redone:,}" if stay.redone else "",
                 hours_of(costs[id(stay)]) if id(stay) in costs else "",
             ]
-        )  # fmt: skip
+        )
     header = (
         "attempt",
         "began (UTC)",
@@ -80,9 +88,11 @@ def _hours_spent(run: History) -> Iterator[Table]:
         return
     kinds = dict.fromkeys(part[0] for stay in run.stays for part in stay.parts)
     known = {
-        TRAINING: "steps that count", UNDONE: "steps done again", STARTING: "until the first step",
+        TRAINING: "steps that count",
+        UNDONE: "steps done again",
+        STARTING: "until the first step",
         ENDING: "after the last step",
-    }  # fmt: skip
+    }
     rows = []
     for kind in kinds:
         spent = run.node_hours(kind)
@@ -110,12 +120,13 @@ def _plan_and_fact(run: History) -> Iterator[Table]:
         ["micro-batch", str(batch.get("micro_batch", "-")), ""],
         ["micro-batches a worker and step", str(batch.get("accumulation", "-")), ""],
         [
-            "padding", f"{_share(batch.get('padding_units'), batch.get('units'))}",
+            "padding",
+            f"{_share(batch.get('padding_units'), batch.get('units'))}",
             figure(padding, ".1%"),
         ],
         ["steps", figure(plan.get("steps"), ","), figure(step, ",")],
         ["samples", "", figure(samples, ",")],
-    ]  # fmt: skip
+    ]
     yield Table("Batch: the plan, and what ran", ("", "plan", "ran"), rows)
 
 
@@ -139,17 +150,23 @@ def _graphs(run: History) -> Iterator[Table]:
         about.append(f"Training used {run.last['graphs']:,.0f}; ")
         about[-1] += f"{late:,.0f} were missing." if late else "none was missing."
     yield Table(
-        "Compiled graphs", ("node", "found", "compiled", "failed", "seconds"), rows,
-        about=" ".join(filter(None, about)), folded=len(rows) > 8,
-    )  # fmt: skip
+        "Compiled graphs",
+        ("node", "found", "compiled", "failed", "seconds"),
+        rows,
+        about=" ".join(filter(None, about)),
+        folded=len(rows) > 8,
+    )
 
 
 def _steps(run: History) -> Table:
     """Return the numbers themselves, of as many steps as one reads."""
     every = -(-len(run.steps) // _MOST_STEPS) or 1
     shown = [*run.steps[:-1:every], *run.steps[-1:]]
-    known = [name for name in ("loss", "eval_loss", "grad_norm", "lr", "tokens_per_s") if any(
-        name in line for line in shown)]  # fmt: skip
+    known = [
+        name
+        for name in ("loss", "eval_loss", "grad_norm", "lr", "tokens_per_s")
+        if any(name in line for line in shown)
+    ]
     rows = [
         [f"{line['step']:,}", str(line["attempt"]), _moment(line.get("time"))]
         + [figure(line.get(name), _FORMS.get(name, ",.1f")) for name in known]
@@ -181,12 +198,16 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
         done = run.steps[-1]["step"] if run.steps else None
         rows.append(
             [
-                run.run.name, said_of(run.record.values), run.status.state, str(run.record.nodes),
+                run.run.name,
+                said_of(run.record.values),
+                run.status.state,
+                str(run.record.nodes),
                 figure(done, ","),
                 *(figure(run.last.get(n), _FORMS.get(n, ",.4g")) for n in columns),
-                hours_of(run.node_hours()), hours_of(run.lost_node_hours),
+                hours_of(run.node_hours()),
+                hours_of(run.lost_node_hours),
             ]
-        )  # fmt: skip
+        )
     header = ["run", "values", "state", "nodes", "step", *columns, "node-hours", "lost"]
     if not any(row[1] for row in rows):
         rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
@@ -194,9 +215,12 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
     rows = [[key, *map(_text, values)] for key, values in differing(runs).items()]
     about = "" if rows else "They have the same configuration."
     yield Table(
-        "Configuration that differs", ("key", *(run.run.name for run in runs)), rows, about=about,
+        "Configuration that differs",
+        ("key", *(run.run.name for run in runs)),
+        rows,
+        about=about,
         numbers=len(runs) + 1,
-    )  # fmt: skip
+    )
 
 
 def differing(runs: Sequence[History]) -> dict[str, list[Any]]:

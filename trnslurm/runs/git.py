@@ -38,8 +38,11 @@ def _git(directory: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(directory), *arguments],
-            capture_output=True, timeout=_GIT_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

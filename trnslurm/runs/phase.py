@@ -15,11 +15,24 @@ from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import QueueEntry, find_job
 
 FINAL = {
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST",
-}  # fmt: skip
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "STOPPED",
+    "LOST",
+}
 STATES = (
-    "PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED", *sorted(FINAL),
-)  # fmt: skip
+    "PENDING",
+    "HELD",
+    "CONFIGURING",
+    "PRECOMPILING",
+    "RUNNING",
+    "REQUEUED",
+    *sorted(FINAL),
+)
 """Every word that says how a run stands."""
 _STALE_S = 120  # four missed heartbeats
 WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}

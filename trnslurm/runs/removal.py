@@ -54,9 +54,11 @@ def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
     run = RunDir(Path(status.path))
     ends = [phase.ended for phase in status.phases if phase.ended]
     return Removable(
-        run=run, status=status, bytes=_size(run.checkpoints if checkpoints else run.path),
+        run=run,
+        status=status,
+        bytes=_size(run.checkpoints if checkpoints else run.path),
         ended=max([status.created, *ends]),
-    )  # fmt: skip
+    )
 
 
 def choose_oldest(

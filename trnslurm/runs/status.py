@@ -221,14 +221,28 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     if state == "RUNNING" and run.cancelled_file.exists():
         reason = reason or "cancelled: it saves a checkpoint and ends"
     return RunStatus(
-        run=run.name, path=str(run.path), state=state, reason=ended or reason, recipe=record.recipe,
-        preset=record.preset, cluster=record.cluster, nodes=record.nodes,
-        created=record.created, phases=tuple(phases), after=record.after, then=record.then,
-        group=record.group, values=record.values, precompile=record.precompile, metrics=metrics,
+        run=run.name,
+        path=str(run.path),
+        state=state,
+        reason=ended or reason,
+        recipe=record.recipe,
+        preset=record.preset,
+        cluster=record.cluster,
+        nodes=record.nodes,
+        created=record.created,
+        phases=tuple(phases),
+        after=record.after,
+        then=record.then,
+        group=record.group,
+        values=record.values,
+        precompile=record.precompile,
+        metrics=metrics,
         mend=_next_command(run, record, state, ended, phases, ahead_mend),
-        attempts=_attempts(run, record, phases[-1]), history=record.history,
-        note=record.note, kept=record.kept,
-    )  # fmt: skip
+        attempts=_attempts(run, record, phases[-1]),
+        history=record.history,
+        note=record.note,
+        kept=record.kept,
+    )
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:

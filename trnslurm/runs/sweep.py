@@ -71,6 +71,8 @@ def standing_of(
     sign = -1 if highest else 1
     said = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
     return Standing(
-        statuses=statuses, metric=metric, scores=scores,
+        statuses=statuses,
+        metric=metric,
+        scores=scores,
         best=statuses[min(said)[1]] if said else None,
-    )  # fmt: skip
+    )

@@ -33,9 +33,13 @@ def tell_end(run: RunDir, status: RunStatus, say: Callable[[str], None]) -> None
     if told.exists():
         return
     message = compose(
-        run, event, phase=ended.phase, attempt=ended.attempt, state=status.state,
+        run,
+        event,
+        phase=ended.phase,
+        attempt=ended.attempt,
+        state=status.state,
         reason=status.reason,
-    )  # fmt: skip
+    )
     try:
         end_sender(start_sender(run, message, _LIMIT_S), _LIMIT_S + 1)
     except OSError as error:

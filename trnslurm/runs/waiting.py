@@ -19,15 +19,27 @@ _WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")
 _UNUSABLE = ("down", "drained")
 # Flags of a node's state, the first that is there; then its base state.
 _FLAGS = {
-    "DRAIN": "drained", "FAIL": "down", "INVALID_REG": "down", "NOT_RESPONDING": "down",
-    "POWERING_UP": "booting", "POWERING_DOWN": "powering down", "POWER_DOWN": "powering down",
-    "MAINTENANCE": "reserved", "RESERVED": "reserved",
-}  # fmt: skip
+    "DRAIN": "drained",
+    "FAIL": "down",
+    "INVALID_REG": "down",
+    "NOT_RESPONDING": "down",
+    "POWERING_UP": "booting",
+    "POWERING_DOWN": "powering down",
+    "POWER_DOWN": "powering down",
+    "MAINTENANCE": "reserved",
+    "RESERVED": "reserved",
+}
 _STATES = {
-    "DOWN": "down", "ERROR": "down", "FUTURE": "down", "DRAINED": "drained",
-    "DRAINING": "drained", "ALLOCATED": "in use", "MIXED": "in use", "COMPLETING": "in use",
+    "DOWN": "down",
+    "ERROR": "down",
+    "FUTURE": "down",
+    "DRAINED": "drained",
+    "DRAINING": "drained",
+    "ALLOCATED": "in use",
+    "MIXED": "in use",
+    "COMPLETING": "in use",
     "IDLE": "idle",
-}  # fmt: skip
+}
 _PARTITION = {
     "UP": "",
     "INACTIVE": "inactive: on ParallelCluster its fleet is stopped, or protected after nodes that "

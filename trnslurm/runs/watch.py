@@ -48,9 +48,13 @@ def follow(
 
 
 def watch(
-    run: RunDir, *, say: Say, every_s: float | None = None,
-    resume: Callable[[], str] | None = None, most: int = 3,
-) -> RunStatus:  # fmt: skip
+    run: RunDir,
+    *,
+    say: Say,
+    every_s: float | None = None,
+    resume: Callable[[], str] | None = None,
+    most: int = 3,
+) -> RunStatus:
     """Say every change of a run's state until it has ended for good, and return the last.
 
     Whenever it has ended, people are told whom no node of it has told.

@@ -152,18 +152,26 @@ class Slurm(Frozen, kw_only=False):
     def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
         """Return every job of these users that the controller remembers, by id."""
         text = self.call(
-            "squeue", "--noheader", "--states=all", f"--users={','.join(users)}",
-            "--format=%A|%T|%r|%S|%N|%Z", timeout_s=timeout_s,
-        )  # fmt: skip
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--users={','.join(users)}",
+            "--format=%A|%T|%r|%S|%N|%Z",
+            timeout_s=timeout_s,
+        )
         found = {}
         for line in text.splitlines():
             parts = line.strip().split("|", 5)
             if len(parts) >= 5:
                 job_id, state, reason, start, nodes, directory = [*parts, ""][:6]
                 found[job_id] = QueueEntry(
-                    job_id=job_id, state=state, reason=reason, start=start, nodes=nodes,
+                    job_id=job_id,
+                    state=state,
+                    reason=reason,
+                    start=start,
+                    nodes=nodes,
                     directory=directory,
-                )  # fmt: skip
+                )
         return found
 
     def jobs_in(self, directory: str, user: str) -> list[str]:
@@ -180,9 +188,14 @@ class Slurm(Frozen, kw_only=False):
             return {}
         try:
             text = self.call(
-                "sacct", "--allocations", "--noheader", "--parsable2", "--duplicates",
-                f"--jobs={','.join(job_ids)}", "--format=JobIDRaw,State,ExitCode,NodeList",
-            )  # fmt: skip
+                "sacct",
+                "--allocations",
+                "--noheader",
+                "--parsable2",
+                "--duplicates",
+                f"--jobs={','.join(job_ids)}",
+                "--format=JobIDRaw,State,ExitCode,NodeList",
+            )
         except SlurmError:
             return {}  # "Slurm accounting storage is disabled": ParallelCluster's default
         found = {}

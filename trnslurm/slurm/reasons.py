@@ -36,7 +36,7 @@ _JOB = {
     "AssocGrpNodeLimit": "your group's node limit is reached",
     "AssocGrpBillingMinutes": "your group's budget is used up",
     "MaxJobsPerAccount": "your account's job limit is reached",
-}  # fmt: skip
+}
 _LIMIT = r"(Assoc|QOS|Max)(Grp|Max|Min|Jobs)?\w+"
 _CODE = r"\(Code:(\w+)\)"
 
@@ -59,7 +59,7 @@ _CODES = {
     "UnauthorizedOperation": "the head node may not start instances: see its IAM role",
     "Unsupported": "its zone does not offer the instance type",
     "UnsupportedOperation": "AWS refuses the launch: see slurm_resume.log on the head node",
-}  # fmt: skip
+}
 
 
 def job_reason(reason: str) -> str:

@@ -33,9 +33,11 @@ class Claims:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if error is not None:
             for claim, _ in self._taken:
                 with contextlib.suppress(OSError):

@@ -24,9 +24,16 @@ from trnslurm.submit.submission import WaitsFor
 
 # What the local run gets from this shell's environment; everything else is in its script.
 _ENVIRONMENT = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ", "LD_LIBRARY_PATH",
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
     "CUDA_VISIBLE_DEVICES",  # which GPUs of this machine are the user's own
-)  # fmt: skip
+)
 _NO_LIMIT_MIN = 10 * 365 * 24 * 60  # submitit's own default is two minutes
 _STOP_S = 45  # the guard gives the script and its nodes less than this
 
@@ -48,9 +55,14 @@ class GuardedLocal(LocalExecutor):
                 argv: Sequence[str], *, shell: bool, env: Mapping[str, str]
             ) -> subprocess.Popen[bytes]:
                 process = subprocess.Popen(
-                    argv, shell=shell, env=env, start_new_session=True, stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=log,
-                )  # fmt: skip
+                    argv,
+                    shell=shell,
+                    env=env,
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
                 # This process may live for days: it leaves no zombie.
                 threading.Thread(target=process.wait, daemon=True).start()
                 return process

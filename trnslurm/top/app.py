@@ -24,9 +24,14 @@ _MOST_LOG_LINES = 1000
 _WIDE = 110
 _LEFT_OUT = ("nodes", "speed")  # in a narrow terminal, for the reason
 _COLOURS = {
-    "COMPLETED": "green", "RUNNING": "cyan", "PRECOMPILING": "cyan", "FAILED": "red",
-    "LOST": "red", "NODE_FAIL": "red", "TIMEOUT": "red",
-}  # fmt: skip
+    "COMPLETED": "green",
+    "RUNNING": "cyan",
+    "PRECOMPILING": "cyan",
+    "FAILED": "red",
+    "LOST": "red",
+    "NODE_FAIL": "red",
+    "TIMEOUT": "red",
+}
 
 List = Callable[[], Sequence[RunStatus]]
 Act = Callable[[RunDir], str]
@@ -212,8 +217,9 @@ class RunScreen(_Looking):
     """One run: how far it is, how its loss goes, and what it says."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,left", "app.pop_screen", "Back", key_display="esc"), *_ACTIONS,
-    ]  # fmt: skip
+        Binding("escape,left", "app.pop_screen", "Back", key_display="esc"),
+        *_ACTIONS,
+    ]
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()
@@ -307,8 +313,9 @@ class Confirm(ModalScreen[bool]):
     """A question; y is yes, everything else no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("y", "dismiss(True)", "Yes"), ("n,escape,enter,q", "dismiss(False)", "No"),
-    ]  # fmt: skip
+        ("y", "dismiss(True)", "Yes"),
+        ("n,escape,enter,q", "dismiss(False)", "No"),
+    ]
 
     def __init__(self, question: str) -> None:
         super().__init__()

@@ -39,10 +39,15 @@ def row_of(status: RunStatus) -> tuple[str, ...]:
     metrics = status.metrics
     step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
     return (
-        status.run, status.state, step, figure(metrics.get("loss"), ".4f"),
-        time_left(status, metrics.get("step_s")), str(status.nodes), speed_of(metrics),
+        status.run,
+        status.state,
+        step,
+        figure(metrics.get("loss"), ".4f"),
+        time_left(status, metrics.get("step_s")),
+        str(status.nodes),
+        speed_of(metrics),
         status.reason,
-    )  # fmt: skip
+    )
 
 
 def view_of(run: RunDir, *, lines: int) -> View:
@@ -70,11 +75,14 @@ def view_of(run: RunDir, *, lines: int) -> View:
         ("left", time_left(status, statistics.median(recent) if recent else None).strip("-")),
         ("next", status.mend),
         ("note", status.note),
-    ]  # fmt: skip
+    ]
     return View(
-        status=status, losses=losses[::every], share=share,
-        facts=[(name, text) for name, text in facts if text], log=log_lines(run, lines),
-    )  # fmt: skip
+        status=status,
+        losses=losses[::every],
+        share=share,
+        facts=[(name, text) for name, text in facts if text],
+        log=log_lines(run, lines),
+    )
 
 
 def log_lines(run: RunDir, lines: int) -> list[str]:

@@ -73,9 +73,11 @@ def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
     record = history.record
     config = {k: v for k, v in history.config.items() if not k.startswith(_OF_THIS_HOST)}
     tags = {
-        "recipe": record.recipe, "preset": record.preset or "", "cluster": record.cluster,
+        "recipe": record.recipe,
+        "preset": record.preset or "",
+        "cluster": record.cluster,
         "sweep": record.group,
-    }  # fmt: skip
+    }
     return config | {"nodes": record.nodes}, {key: tag for key, tag in tags.items() if tag}
 
 

@@ -48,15 +48,26 @@ class WandbRun:
         config, tags = about(history)
         # What it says of machine, packages and repository would be of this host.
         settings = wandb.Settings(
-            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
-            x_disable_meta=True, x_save_requirements=False,
-        )  # fmt: skip
+            silent=True,
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        )
         run: Any = wandb.init(
-            project=self._project, id=remote_name(history.run.name), name=history.run.name,
-            resume="allow", config=config, tags=[*dict.fromkeys(tags.values())],
-            notes=record.note or None, group=record.group or None, settings=settings,
+            project=self._project,
+            id=remote_name(history.run.name),
+            name=history.run.name,
+            resume="allow",
+            config=config,
+            tags=[*dict.fromkeys(tags.values())],
+            notes=record.note or None,
+            group=record.group or None,
+            settings=settings,
             dir=None if os.environ.get("WANDB_DIR") else str(history.run.path),
-        )  # fmt: skip
+        )
         run.config.update(config, allow_val_change=True)  # as the nodes, after a resume
         return run
 
