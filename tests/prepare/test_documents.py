@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.prepare.text.documents import Lines, Rule
+from trnslurm.prepare.text.documents import Rule, TextFile
 
 RULES = [
     Rule(per="line"),
@@ -40,7 +40,7 @@ LINES = st.lists(
 
 
 def documents(path: Path, rule: Rule, chunk_bytes: int = 1 << 20) -> list[str]:
-    lines = Lines(path=path, rule=rule)
+    lines = TextFile(path=path, rule=rule)
     cuts = lines.cuts(chunk_bytes)
     assert cuts[0] == 0 and cuts[-1] == path.stat().st_size and cuts == sorted(set(cuts))
     return [d for i in range(len(cuts) - 1) for d in lines.documents(cuts[i], cuts[i + 1])]

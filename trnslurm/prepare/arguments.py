@@ -11,7 +11,7 @@ from trnslurm.prepare import options
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.options import Option
 from trnslurm.prepare.text.documents import BY_FILE, JSON_LINES, Rule
-from trnslurm.prepare.text.sources import TABLES, Found, dataset_notes, text_files
+from trnslurm.prepare.text.sources import TABLES, InputFile, dataset_notes, text_files
 from trnslurm.prepare.tokenizer import FILE
 
 _DESCRIPTIONS = {
@@ -103,7 +103,7 @@ def source_tokenizer(given: argparse.Namespace) -> str:
     raise PrepareError("--tokenizer: name a tokenizer.json, a directory with one, or train:V")
 
 
-def own_text(paths: list[Path]) -> list[Found]:
+def own_text(paths: list[Path]) -> list[InputFile]:
     """Return the files that were named instead of a dataset."""
     files = text_files(paths)
     for file in files:
@@ -115,7 +115,7 @@ def own_text(paths: list[Path]) -> list[Found]:
     return files
 
 
-def rule(given: argparse.Namespace, files: list[Found]) -> Rule:
+def rule(given: argparse.Namespace, files: list[InputFile]) -> Rule:
     """Return the rule for where documents begin and end, from the options or the files."""
     notes = dataset_notes(given.dataset) if given.dataset else {}
     start = given.document_start

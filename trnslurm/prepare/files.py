@@ -1,15 +1,32 @@
-"""Files and directories that appear whole or not at all, whatever kills their writer."""
+"""Files and directories that appear whole or not at all, and JSON that others wrote."""
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from trnslurm.prepare.errors import KeptError, PrepareError
+
+
+def parse(data: str | bytes) -> Any:
+    """Read JSON; all that is wrong with it is a ValueError."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the contents of a JSON file; None if it is missing or damaged."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.prepared import FORMAT, INDEX, describe, find_finished
 from trnslurm.prepare.text.cutting import choose_chunk_bytes
-from trnslurm.prepare.text.sources import Found, Source, read_through
+from trnslurm.prepare.text.sources import InputFile, Source, read_through
 
 # Imported when named: a format may need packages that the others do without.
 _MODULES = {"tokens": "tokens", "bert": "bert.preparation", "labelled": "labelled.preparation"}
@@ -34,7 +34,7 @@ class Preparation(ABC):
     resumes_finished: ClassVar[bool] = False
     """The files in finished/ of an interrupted run are used again."""
 
-    files: list[Found]
+    files: list[InputFile]
     tokenizer: str
     """A path, or train:V."""
 

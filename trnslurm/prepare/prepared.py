@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.files import read_json
 
 FORMAT = 1
 INDEX = "index.json"

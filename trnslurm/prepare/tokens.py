@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare import arguments, bytepairs, tokenizer, workers
-from trnslurm.prepare.arrays import path_of, read_arrays
 from trnslurm.prepare.bytepairs import BytePairs
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
@@ -21,6 +20,7 @@ from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.text.cutting import Chunk, cut, in_turn
 from trnslurm.prepare.text.sources import Source, dataset_files
 from trnslurm.prepare.tokenizer import Loaded
+from trnslurm.prepare.workers import path_of, read_arrays
 
 HOLDOUT = 0.005
 

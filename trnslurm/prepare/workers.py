@@ -5,11 +5,15 @@ import multiprocessing
 import os
 import signal
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.progress import Progress
@@ -55,6 +59,20 @@ class Work(Protocol[P_contra, M_co]):
 
     def start(self) -> Callable[[P_contra], M_co]:
         """Set up one worker; return what it does with a piece."""
+
+
+def path_of(directory: Path, number: int) -> Path:
+    """Return the file of a finished piece."""
+    return directory / f"{number:07}.npz"
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
+    """Read a file of arrays; None if it is missing or damaged (the format has checksums)."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare import wordpiece
-from trnslurm.prepare.arrays import path_of, read_arrays
 from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.text.cutting import Chunk
 from trnslurm.prepare.wordpiece import TOKEN, WordPieces
+from trnslurm.prepare.workers import path_of, read_arrays
 
 
 @dataclass(frozen=True, kw_only=True)

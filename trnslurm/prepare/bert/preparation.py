@@ -20,7 +20,7 @@ from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.text.cutting import cut, in_turn
 from trnslurm.prepare.text.documents import Rule
-from trnslurm.prepare.text.sources import TEXT_OPTION, Found, Source, dataset_files
+from trnslurm.prepare.text.sources import TEXT_OPTION, InputFile, Source, dataset_files
 from trnslurm.prepare.wordpiece import WordPieces
 
 HOLDOUT = 0.005
@@ -186,7 +186,7 @@ def _find_articles(given: argparse.Namespace) -> None:
     given.text, given.wikiextractor = None, theirs
 
 
-def _source(given: argparse.Namespace) -> tuple[list[Found], Rule]:
+def _source(given: argparse.Namespace) -> tuple[list[InputFile], Rule]:
     """Return the input files, and where their documents begin and end."""
     if given.text:
         files = arguments.own_text(given.text)

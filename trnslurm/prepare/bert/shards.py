@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare import wordpiece
-from trnslurm.prepare.arrays import read_arrays
 from trnslurm.prepare.bert.corpus import Corpus
 from trnslurm.prepare.bert.pairs import RANDOM_NEXT, make_pairs
 from trnslurm.prepare.bert.samples import make_samples
@@ -21,6 +20,7 @@ from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
+from trnslurm.prepare.workers import read_arrays
 
 # libdeflate, if it is there: HDF5's own zlib needs twice as long for files a twentieth larger. The
 # same samples are always the same bytes (github.com/ebiggers/libdeflate/issues/400); Intel's igzip,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.text.documents import Rule
-from trnslurm.prepare.text.sources import Found, files_below
+from trnslurm.prepare.text.sources import InputFile, files_below
 
 RULE = Rule(per="start", start="^<doc ")
 _BEGIN, _END = "<doc ", "</doc>"
@@ -16,7 +16,7 @@ def is_output(path: Path) -> bool:
     return path.is_dir() and any(file.is_file() for file in path.rglob(_FILES))
 
 
-def article_files(directories: list[Path]) -> list[Found]:
+def article_files(directories: list[Path]) -> list[InputFile]:
     """Return the files, such as AA/wiki_00; each must begin with an article."""
     found = []
     for directory in directories:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from trnslurm.prepare import options
 from trnslurm.prepare.arguments import add_option
 from trnslurm.prepare.fetch import published
-from trnslurm.prepare.fetch.dataset import Wanted, fetch_dataset
-from trnslurm.prepare.fetch.model import Model, fetch_model
+from trnslurm.prepare.fetch.dataset import HubDataset, fetch_dataset
+from trnslurm.prepare.fetch.model import HubModel, fetch_model
 
 
 def dataset(arguments: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def dataset(arguments: Sequence[str]) -> None:
     which.add_argument("--all-columns", dest="column", action="store_const", const=None, help=every)
     add_option(parser, options.FORCE)
     given = parser.parse_args(arguments)
-    print(fetch_dataset(Wanted(**vars(given))))
+    print(fetch_dataset(HubDataset(**vars(given))))
 
 
 def model(arguments: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def model(arguments: Sequence[str]) -> None:
     add_option(parser, options.REVISION)
     add_option(parser, options.FORCE)
     given = parser.parse_args(arguments)
-    wanted = Model(model=given.model, revision=given.revision)
+    wanted = HubModel(model=given.model, revision=given.revision)
     print(fetch_model(wanted, given.output, force=given.force))
 
 
@@ -60,4 +60,4 @@ def published_file(arguments: Sequence[str]) -> None:
     add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
     add("--max-pred", type=int, metavar="N", help="most masked tokens that they must have")
     add_option(parser, options.FORCE)
-    print(published.fetch(published.Wanted(**vars(parser.parse_args(arguments)))))
+    print(published.fetch(published.PublishedFile(**vars(parser.parse_args(arguments)))))

@@ -10,8 +10,7 @@ from typing import Any
 from trnslurm.prepare import tokenizer
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.hub import ask_hub, library
-from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.files import partial, publish, read_json, replacing
 from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import DATASET
 
@@ -22,7 +21,7 @@ _DOCUMENT_STARTS = {"wikitext": r"^ = [^=].* = $"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class HubDataset:
     """What to fetch."""
 
     output: Path
@@ -47,7 +46,7 @@ class Wanted:
         }
 
 
-def fetch_dataset(wanted: Wanted) -> str:
+def fetch_dataset(wanted: HubDataset) -> str:
     """Fetch what is not there; return in one line what was done."""
     if wanted.output.exists() and any(wanted.output.iterdir()):
         before = read_json(wanted.output / DATASET)
@@ -83,7 +82,7 @@ def fetch_dataset(wanted: Wanted) -> str:
     return f"Fetched {wanted.output}: {splits}"
 
 
-def _fetch_rows(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
+def _fetch_rows(wanted: HubDataset, finished: Path, cache: Path) -> dict[str, int]:
     load_dataset = library("datasets").load_dataset
     splits = ask_hub(
         f"dataset {wanted.dataset}",
@@ -96,7 +95,7 @@ def _fetch_rows(wanted: Wanted, finished: Path, cache: Path) -> dict[str, int]:
     return {name: _write_rows(wanted, name, rows, finished) for name, rows in splits.items()}
 
 
-def _write_rows(wanted: Wanted, split: str, rows: Any, finished: Path) -> int:
+def _write_rows(wanted: HubDataset, split: str, rows: Any, finished: Path) -> int:
     columns = [wanted.column] if wanted.column else rows.column_names
     if columns[0] not in rows.column_names:
         raise PrepareError(

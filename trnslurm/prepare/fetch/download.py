@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trnslurm.prepare.errors import KeptError, PrepareError
-from trnslurm.prepare.files import replacing
-from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.files import read_json, replacing
 from trnslurm.prepare.progress import Progress
 
 TIMEOUT_S = 60

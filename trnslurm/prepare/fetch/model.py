@@ -7,8 +7,7 @@ from pathlib import Path
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.hub import ask_hub, library
-from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.files import partial, publish, read_json, replacing
 
 NOTES = "model.json"
 # Weights without pickle, whole or in parts, and the files that describe them.
@@ -17,14 +16,14 @@ _FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "token
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class HubModel:
     """A model of the Hub."""
 
     model: str
     revision: str | None
 
 
-def fetch_model(wanted: Model, output: Path, *, force: bool) -> str:
+def fetch_model(wanted: HubModel, output: Path, *, force: bool) -> str:
     """Fetch the model if it is not there; return in one line what was done."""
     if output.exists() and any(output.iterdir()):
         before = read_json(output / NOTES)

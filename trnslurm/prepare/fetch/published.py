@@ -10,8 +10,7 @@ from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch.download import download, file_name
-from trnslurm.prepare.files import partial, publish, replacing
-from trnslurm.prepare.parsing import read_json
+from trnslurm.prepare.files import partial, publish, read_json, replacing
 from trnslurm.prepare.pipeline import import_late
 from trnslurm.prepare.progress import Progress
 
@@ -21,7 +20,7 @@ SHARD = ".hdf5"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PublishedFile:
     """What to fetch."""
 
     url: str
@@ -33,7 +32,7 @@ class Wanted:
     force: bool
 
 
-def fetch(wanted: Wanted) -> str:
+def fetch(wanted: PublishedFile) -> str:
     """Fetch what is not there; return in one line what was done."""
     if not wanted.url.startswith(("http://", "https://")) or not file_name(wanted.url):
         raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
@@ -61,7 +60,7 @@ def fetch(wanted: Wanted) -> str:
     return f"Fetched {wanted.output}: {what}"
 
 
-def _is_there(wanted: Wanted) -> bool:
+def _is_there(wanted: PublishedFile) -> bool:
     """Return whether it was fetched before, whole; refuse to replace what was not fetched."""
     output = wanted.output
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.files import parse
 from trnslurm.prepare.text import tables
 from trnslurm.prepare.text.documents import JSON_LINES
 from trnslurm.prepare.text.sources import TABLES

@@ -22,7 +22,7 @@ from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.text.sources import (
     TEXT_OPTION,
-    Found,
+    InputFile,
     Source,
     dataset_files,
     split_of,
@@ -173,7 +173,7 @@ class LabelledPreparation(Preparation):
 start = LabelledPreparation
 
 
-def _files(given: argparse.Namespace) -> list[Found]:
+def _files(given: argparse.Namespace) -> list[InputFile]:
     """Return the files of every split; --eval replaces a dataset's evaluation files."""
     if given.dataset:
         found = [_split_of(file) for file in dataset_files(given.dataset, FOUND)]
@@ -190,13 +190,13 @@ def _files(given: argparse.Namespace) -> list[Found]:
     return found
 
 
-def _split_of(file: Found) -> Found:
+def _split_of(file: InputFile) -> InputFile:
     """Return the file, with MNLI's second evaluation split, validation_mismatched, kept apart."""
     mismatched = file.split == "eval" and "mismatched" in file.name
     return replace(file, split="eval_mismatched") if mismatched else file
 
 
-def _to_train_on(file: Found, named: list[Path]) -> Found:
+def _to_train_on(file: InputFile, named: list[Path]) -> InputFile:
     """Refuse files of another split: scores would not show that they were trained on."""
     inside = Path(*Path(file.name).parts[1:])
     if file.path not in named and (split := split_of(inside)) not in (None, "train"):

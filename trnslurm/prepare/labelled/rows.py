@@ -13,7 +13,7 @@ from trnslurm.prepare.labelled.formats import Values, read_rows, unit
 from trnslurm.prepare.labelled.labels import Labels
 from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.text.documents import JSON_LINES
-from trnslurm.prepare.text.sources import Found
+from trnslurm.prepare.text.sources import InputFile
 
 NO_TEXT = "no text"
 NOT_TEXT = "a value that is no text"
@@ -48,7 +48,7 @@ class RowBlock:
 
 
 def gather(
-    files: list[Found],
+    files: list[InputFile],
     columns: list[str],
     labels: Labels,
     chunk_bytes: int,
@@ -91,7 +91,7 @@ def gather(
 
 
 def _checked(
-    file: Found,
+    file: InputFile,
     columns: list[str],
     labels: Labels,
     left_out: list[dict[str, Any]],

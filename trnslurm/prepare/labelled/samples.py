@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from trnslurm.prepare import tokenizer
-from trnslurm.prepare.arrays import path_of, read_arrays
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.labelled import framing
 from trnslurm.prepare.labelled.rows import RowBlock
 from trnslurm.prepare.prepared import describe
+from trnslurm.prepare.workers import path_of, read_arrays
 
 _ROWS_AT_ONCE = 1000
 SPLITS = ("train", "eval", "eval_mismatched")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.text import tables
-from trnslurm.prepare.text.documents import JSON_LINES, Lines, Rule
-from trnslurm.prepare.text.sources import TABLES, Found, Source
+from trnslurm.prepare.text.documents import JSON_LINES, Rule, TextFile
+from trnslurm.prepare.text.sources import TABLES, InputFile, Source
 
 _MOST_CHUNKS = 4096
 # Characters per call of a tokenizer, whose answer takes some fifty times as much memory.
@@ -22,7 +22,7 @@ class Chunk:
 
     number: int
     split: str
-    lines: Lines
+    lines: TextFile
     first: int
     end: int
 
@@ -53,7 +53,7 @@ def choose_chunk_bytes(sources: list[Source]) -> int:
     return min(max(total // _MOST_CHUNKS, 1 << 20), 64 << 20)
 
 
-def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> list[Chunk]:
+def cut(files: list[InputFile], rule: Rule, chunk_bytes: int, directory: Path) -> list[Chunk]:
     """Cut the files into chunks; tables are first unpacked into the directory."""
     chunks: list[Chunk] = []
     for number, file in enumerate(files):
@@ -62,7 +62,7 @@ def cut(files: list[Found], rule: Rule, chunk_bytes: int, directory: Path) -> li
             path = directory / f"{number:05}{JSON_LINES}"
             if not path.exists():
                 tables.unpack(file.path, rule.column, path)
-        lines = Lines(path=path.absolute(), rule=rule.of(path))
+        lines = TextFile(path=path.absolute(), rule=rule.of(path))
         for first, end in itertools.pairwise(lines.cuts(chunk_bytes)):
             chunks.append(
                 Chunk(number=len(chunks), split=file.split, lines=lines, first=first, end=end)

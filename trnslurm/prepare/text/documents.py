@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.files import parse
 
 PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
@@ -42,7 +42,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class TextFile:
     """A file whose lines are text or, in JSON lines, rows with a text."""
 
     path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.parsing import parse
+from trnslurm.prepare.files import parse
 from trnslurm.prepare.progress import Progress
 
 DATASET = "dataset.json"
@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class InputFile:
     """A file to read, by the name that the index will give it."""
 
     name: str
@@ -45,12 +45,12 @@ class Source:
 
 def text_files(
     paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
-) -> list[Found]:
+) -> list[InputFile]:
     """Return the named text files, and those in the named directories, all to train on."""
     found = []
     for path in paths:
         if not path.is_dir():
-            found.append(Found(name=path.name, path=path, split="train"))
+            found.append(InputFile(name=path.name, path=path, split="train"))
             continue
         inside = [file for file in files_below(path, "*") if file.path.suffix in suffixes]
         if not inside:
@@ -60,10 +60,10 @@ def text_files(
     return found
 
 
-def files_below(directory: Path, pattern: str) -> list[Found]:
+def files_below(directory: Path, pattern: str) -> list[InputFile]:
     """Return the files in a directory, to train on; hidden ones are skipped."""
     return [
-        Found(name=f"{directory.name}/{path.relative_to(directory)}", path=path, split="train")
+        InputFile(name=f"{directory.name}/{path.relative_to(directory)}", path=path, split="train")
         for path in _files(directory)
         if path.match(pattern)
     ]
@@ -82,7 +82,9 @@ def _files(directory: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)) -> list[Found]:
+def dataset_files(
+    directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)
+) -> list[InputFile]:
     """Return the files of a dataset, whose names or directories begin with their split."""
     if not directory.is_dir():
         raise PrepareError(f"--dataset {directory}: no such directory")
@@ -90,7 +92,7 @@ def dataset_files(directory: Path, suffixes: tuple[str, ...] = (*TEXTS, *TABLES)
     for path in _files(directory):
         name = path.relative_to(directory)
         if path.suffix in suffixes:
-            found.append(Found(name=str(name), path=path, split=split_of(name) or "train"))
+            found.append(InputFile(name=str(name), path=path, split=split_of(name) or "train"))
     if not any(file.split == "train" for file in found):
         raise PrepareError(
             f"--dataset {directory}: has no file of a split train ({', '.join(suffixes)})"
@@ -118,7 +120,7 @@ def dataset_notes(directory: Path) -> dict[str, Any]:
     return notes
 
 
-def read_through(files: list[Found]) -> list[Source]:
+def read_through(files: list[InputFile]) -> list[Source]:
     """Read every file once, for its checksum, and check that text is UTF-8."""
     sizes = []
     for file in files:
