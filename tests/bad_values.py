@@ -8,10 +8,10 @@ NER = "bert_ner"
 
 # Recipe, settings (section.key: value), and the refusal.
 BAD = [
-    (GPT2, {"train.optimizer": "adam"},
-     "train.optimizer is 'adam' (did you mean \"adamw\"?); expected one of adamw, sgd"),
+    (GPT2, {"train.optimizer": "adamv"},
+     "train.optimizer is 'adamv' (did you mean \"adam\"?); expected one of adamw, adam, sgd"),
     (GPT2, {"train.optimizer": "lamb"},
-     "train.optimizer is 'lamb'; expected one of adamw, sgd"),
+     "train.optimizer is 'lamb'; expected one of adamw, adam, sgd"),
     (GPT2, {"train.schedule": "cosin"},
      "train.schedule is 'cosin' (did you mean \"cosine\"?); expected one of cosine, linear, "
      "constant"),

@@ -33,8 +33,8 @@ from trnslurm.train.settings import CommonSettings, Free, Positive
 class Settings(CommonSettings):
     """The recipe's train section."""
 
-    optimizer: Literal["adamw", "sgd"]
-    """AdamW; or plain SGD, for comparing runs exactly: ZeRO-1 has no norms of whole parameters."""
+    optimizer: Literal["adamw", "adam", "sgd"]
+    """AdamW, Adam; or SGD, to compare runs exactly: ZeRO-1 has no norms of whole parameters."""
     optimizer_precision: Literal["fp32_copy", "as_model"]
     """In bf16, what ZeRO-1 divides: copies of the parameters in fp32, or parameters as they are."""
     eval_samples: Free[Positive[int]]

@@ -59,8 +59,8 @@ def main():
     device = open_device(sys.argv[1], read_environment())
     for name, precision in itertools.product(("adamw", "lamb"), OPTIMIZER_PRECISIONS):
         print(json.dumps(train(name, precision, device)), flush=True)
-    for precision in ("fp32_copy", "as_model"):
-        print(json.dumps(train("adamw", precision, device, zero1=True)), flush=True)
+    for name, precision in itertools.product(("adamw", "adam"), ("fp32_copy", "as_model")):
+        print(json.dumps(train(name, precision, device, zero1=True)), flush=True)
     device.close()
 
 

@@ -74,9 +74,28 @@ def test_small_updates_of_bf16_live_in_a_copy_only(cpu, on_xla, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32_copy", "as_model"])
-def test_zero1_divides_copies_or_the_parameters_themselves(on_xla, precision):
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_zero1_divides_copies_or_the_parameters_themselves(on_xla, name, precision):
     """torch_xla's optimizer_dtype: what it updates, and keeps in checkpoints, is in that type."""
-    check(on_xla["adamw+zero1", precision])
+    check(on_xla[f"{name}+zero1", precision])
+
+
+def test_adam_decays_with_the_gradient_as_pytorchs(cpu):
+    """AdamW would take the decay from the parameter itself."""
+    parameter, other = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(4, 3)) for _ in range(2))
+    settings = optimizer_settings("adam", weight_decay=0.1)
+    optimizer = make_optimizer(settings, cpu, [("weight", parameter)], zero1=False)
+    betas = (settings.beta1, settings.beta2)
+    plain = torch.optim.Adam([other], lr=0.1, betas=betas, eps=settings.eps, weight_decay=0.1)
+    for _ in range(5):
+        for each in (parameter, other):
+            (each**2).sum().backward()
+        torch.nn.utils.clip_grad_norm_([other], settings.max_norm or 1e9)
+        optimizer.step(0.1)
+        plain.step()
+        optimizer.zero_grad()
+        plain.zero_grad()
+    assert torch.allclose(parameter, other, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

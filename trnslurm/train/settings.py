@@ -33,8 +33,8 @@ copies for a step only and keeps its state in fp32; or does all in the parameter
 class OptimizerSettings:
     """What the optimizer is made from."""
 
-    optimizer: Literal["adamw", "lamb", "sgd"]
-    """AdamW; LAMB (needs timm); or plain SGD, for comparing runs exactly."""
+    optimizer: Literal["adamw", "adam", "lamb", "sgd"]
+    """AdamW; Adam; LAMB (needs timm); or plain SGD, for comparing runs exactly."""
     weight_decay: float
     """Decay of matrices; biases and norms have none."""
     beta1: Share[float]

@@ -40,7 +40,7 @@ class DataParallel(GlobalOptimizer):
 
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
         # The fused AdamW reads memory once; the plain one reads it for each of its operations.
-        return spec.make(0.0, adamw={"fused": True})
+        return spec.make(0.0, adam={"fused": True})
 
     def _make_gradients(self) -> list[Tensor]:
         dtype = self._parameters[0].dtype

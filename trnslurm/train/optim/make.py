@@ -13,7 +13,12 @@ from trnslurm.train.optim.lamb import Lamb
 from trnslurm.train.optim.optimizer import OPTIMIZERS, UNCLIPPED, GlobalOptimizer, OptimizerSpec
 from trnslurm.train.settings import OptimizerSettings
 
-_CLASSES: dict[str, Any] = {"adamw": torch.optim.AdamW, "lamb": Lamb, "sgd": torch.optim.SGD}
+_CLASSES: dict[str, Any] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "lamb": Lamb,
+    "sgd": torch.optim.SGD,
+}
 
 
 def make_optimizer(

@@ -17,11 +17,14 @@ from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 from trnslurm.train.devices.device import Device
 
 OPTIMIZERS = {
+    "adam": ("exp_avg", "exp_avg_sq"),
     "adamw": ("exp_avg", "exp_avg_sq"),
     "lamb": ("exp_avg", "exp_avg_sq"),
     "sgd": (),
 }
 """The state that each keeps per parameter, by PyTorch's names."""
+
+ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 UNCLIPPED = 1e30
 """A bound of the norm that scales no gradient, in bf16 too; the norm is known all the same.
@@ -49,11 +52,11 @@ class OptimizerSpec:
     """OptimizerPrecision in settings.py."""
 
     def make(
-        self, lr: float | Tensor, *, adamw: Mapping[str, Any], **more: Any
+        self, lr: float | Tensor, *, adam: Mapping[str, Any], **more: Any
     ) -> torch.optim.Optimizer:
-        """Make PyTorch's optimizer; the options `adamw` are for AdamW only."""
-        if self.cls is torch.optim.AdamW:
-            more |= adamw
+        """Make PyTorch's optimizer; the options `adam` are for Adam and AdamW only."""
+        if self.cls in ADAMS:
+            more |= adam
         return self.cls(self.groups, lr=lr, **self.options, **more)
 
     def with_masters(self, masters: Mapping[nn.Parameter, nn.Parameter]) -> "OptimizerSpec":

@@ -12,7 +12,7 @@ from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
+from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec
 
 # As Python numbers, lr = 0 and a bias correction that rounds to 1 (k = 16628 at beta2 = 0.999) are
 # compiled in: a new graph in the middle of a run.
@@ -27,7 +27,7 @@ class Zero1(GlobalOptimizer):
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         assert spec.precision != "fp32_state"
         super().__init__(device, spec)
-        self._tensor_lr = spec.cls is torch.optim.AdamW
+        self._tensor_lr = spec.cls in ADAMS
         self._everyone = [list(range(device.world))]
         options = {**spec.options, **(CAPTURABLE if self._tensor_lr else {})}
         # It reduces, clips and updates in one type.
@@ -114,7 +114,7 @@ class XlaDataParallel(DataParallel):
 
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
         self._tensor_lr = spec.cls is not torch.optim.SGD
-        return spec.make(self._rate(0.0), adamw=CAPTURABLE, foreach=False)
+        return spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
         # Not in one piece: XLA has no views, and joins tensors of a collective by itself.

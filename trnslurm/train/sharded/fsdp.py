@@ -47,7 +47,7 @@ class Fsdp(Sharded):
         # Goes through memory once, where the plain one does so for each of its operations.
         spec = spec_of(request, self._parameters.items())
         self._max_norm = spec.max_norm
-        self._base = spec.make(0.0, adamw={"fused": True})
+        self._base = spec.make(0.0, adam={"fused": True})
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""

@@ -77,7 +77,7 @@ class XlaFsdp(Sharded):
         self._tensor_lr = request.settings.optimizer == "adamw"
         # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
         # graph in the middle of a run.
-        self._base = spec.make(self._rate(0.0), adamw={"capturable": True}, foreach=False)
+        self._base = spec.make(self._rate(0.0), adam={"capturable": True}, foreach=False)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph differ from the next.
         for part in self._parts:

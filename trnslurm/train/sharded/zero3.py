@@ -28,7 +28,7 @@ class Zero3(Sharded):
             model: Any = request.make_model()
         if request.settings.gradient_checkpointing:
             model._set_gradient_checkpointing(gradient_checkpointing_func=request.device.checkpoint)
-        base = spec_of(request, model.named_parameters()).make(0.0, adamw={"fused": True})
+        base = spec_of(request, model.named_parameters()).make(0.0, adam={"fused": True})
         self._engine, *_ = self._deepspeed.initialize(model=model, optimizer=base, config=config)
         self._check_world(self._engine.dp_world_size)
         self.model = self._engine
