@@ -22,7 +22,7 @@ BASE = "import jinja2, yaml"
 TORCHX = "torchx run --dryrun"
 OURS = ["-m", "trnslurm"]
 COMPLETION = "completion of a word"
-AFRESH = "render, nothing kept"
+AFRESH = "render, empty cache"
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "import click": ["-c", "import click"],
@@ -88,7 +88,7 @@ def cpu_s(name: str, argv: list[str], directory: str) -> float:
 
 
 def ratio(mine: list[float], others: list[float] | None) -> float | None:
-    """Return the median of the ratios within a round; None beside nobody."""
+    """Return the median of the ratios within a round; None without a peer."""
     if others is None:
         return None
     return statistics.median(a / b for a, b in zip(mine, others, strict=True))
