@@ -1,4 +1,4 @@
-"""What a training script of one's own may tell trnslurm, and ask it.
+"""What a custom training script reports to trnslurm, and what it can ask.
 
     import trnslurm
 
@@ -10,10 +10,10 @@
             trnslurm.saved(step, path)                        # what the next attempt begins with
             break
 
-All workers call these alike; worker 0 writes. Outside a run of trnslurm they do nothing, and
-should_stop() is False. What they do with files and variables any language can; docs/scripts.md is
-the whole contract. Standard library only: PyTorch is asked where the script has opened a process
-group of it.
+All workers make the same calls; worker 0 writes. Outside a run of trnslurm they do nothing, and
+should_stop() is False. Files and variables do the work, so any language can do the
+same; docs/scripts.md is the whole contract. Standard library only: PyTorch is used only if the
+script has opened a process group.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from typing import Any
 
 from trnslurm.rundir import RunFiles, write_json
 
-# The workers come together about so often to agree on a stop.
+# How often, about, the workers meet to agree on a stop.
 _LOOK_S = 1.0
 _MOST_CALLS = 1000
-# A worker that gets TERM waits so long for a request to stop, which another node wrote.
+# How long a worker that gets TERM waits for a stop request, which another node may write.
 _TERM_PATIENCE_S = 5.0
 _TERMINATED, _USAGE = 128 + signal.SIGTERM, 2
 
 
 def report(*, step: int, steps: int | None = None, **numbers: Any) -> None:
-    """Tell that a step is done, of how many, and any numbers of it, such as its loss."""
+    """Report that a step is done, the number of all steps, and metrics such as the loss."""
     if worker := _here():
         worker.report(int(step), steps, numbers)
 
 
 def should_stop() -> bool:
-    """Return whether to save and to end now: a time limit, a cancel or a preemption is near.
+    """Return whether to save and end now: a time limit, a cancel or a preemption is near.
 
     All workers get the same answer at the same call, so all must call it, after every step.
     """
@@ -55,7 +55,7 @@ def should_stop() -> bool:
 
 
 def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
-    """Tell that the checkpoint of a step is whole, and where it is: {resume} will name it.
+    """Report that the checkpoint of a step is whole, and its path: {resume} will name it.
 
     Without a path it is step-N, with at least eight digits, in {checkpoints}.
     """
@@ -93,7 +93,7 @@ class _Worker:
             file.write(f"{json.dumps(line)}\n")
 
     def saved(self, step: int, path: Path | None) -> None:
-        """Note a whole checkpoint."""
+        """Record a whole checkpoint."""
         if not self._rank:
             where = "" if path is None else str(path)
             facts = {"step": step, "path": where, "attempt": self._attempt, "time": time.time()}
@@ -127,7 +127,7 @@ class _Worker:
         write_json(self._files.stopped_file("train", self._attempt), facts)
 
     def _follow_term(self) -> None:
-        """End on TERM unless a stop is asked for, unless the script has a handler of its own.
+        """End on TERM unless a stop is requested; leave the signal to a script that handles it.
 
         A thread does so: Python runs no handler while the main thread waits in a collective.
         """
@@ -155,7 +155,7 @@ class _Worker:
 
 
 def _refuse_lonely(world: int) -> None:
-    """End a worker that trains alone though it is one of many: its copy would be no result."""
+    """End a worker that trains alone though it is one of many: its copy would be worthless."""
     distributed = sys.modules.get("torch.distributed")
     if world < 2 or distributed is None or not distributed.is_available():
         return

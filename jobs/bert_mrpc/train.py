@@ -124,13 +124,13 @@ def predict_all(run: TrainingRun, model: Any, text: Labelled, samples: int) -> T
     Not by Trainer.evaluate, and so without what AWS's tutorial has to work around there:
 
     - During graph extraction (NEURON_EXTRACT_GRAPHS_ONLY=1) accelerate's pad_across_processes cuts
-      and pads by sizes that nobody has computed: "Input dimension should be either 1 or equal to
+      and pads by sizes that have not been computed: "Input dimension should be either 1 or equal to
       the output dimension". Here no shape depends on a number from the device.
     - Trainer joins the logits of all batches so far on the device, a new graph for each
       (huggingface/transformers#37593; in 4.52 only with eval_do_concat_batches=False), and its last
       batch is shorter. Here every unit is as large as in training, and its logits stay apart.
     - accelerate gathers with pickles or xm.mesh_reduce ("EOFError: Ran out of input", torch-neuronx
-      2.1). Here numbers are summed, as those of every report are.
+      2.1). Here numbers are summed, as in every report.
     """
     plan, device = run.plan, run.device
     count = min(samples or text.num_samples, text.num_samples)

@@ -1,4 +1,4 @@
-"""Fine-tune BERT to tell what words are, such as names. In a run directory, on each node:
+"""Fine-tune BERT to label words, such as names. In a run directory, on each node:
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_ner/train.py plan.json
 
@@ -33,7 +33,7 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, ScoredSettings
 
 PARTS = ("loss", "accuracy")
-"""What is reported of a step: the loss, and the share of its words that was told right."""
+"""What is reported of a step: the loss, and the share of words that were labelled correctly."""
 
 RATES = {"samples/s": "samples_per_s"}
 """What the console shows of the speed."""
@@ -61,7 +61,7 @@ class Model(Encoder):
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Fine-tune BERT to tell what words are.", model=Model)
+    job = open_job(Settings, "Fine-tune BERT to label words.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_split(plan, "train", of_words=True)
     held_out = open_split(plan, "eval", of_words=True) if settings.eval_every else text
@@ -89,7 +89,7 @@ def main() -> None:
         each=f"{plan.batch.global_batch:,} samples",
     )
 
-    # Go! Every unit is a graph of its own, and so is the end of a step.
+    # Go! Every unit is a separate graph, and so is the end of a step.
     samples = plan.batch.global_batch
     model.train()
     for step in run.steps():
@@ -106,9 +106,10 @@ def main() -> None:
 def unit_loss(
     model: Any, device: Device, plan: JobPlan, text: Labelled, unit: Unit, words: int
 ) -> Tensor:
-    """Return a unit's share of each of PARTS, which are means over so many words of the step.
+    """Return a unit's share of each of PARTS, which are means over the words of the step.
 
-    Not over those of the unit, as transformers' own loss: units with few words would count more.
+    transformers' own loss is a mean over the words of the unit: units with few words would count
+    more.
     """
     samples = read_unit(device, text, unit)
     # A vector, because torch_xla compiles a 0-dimensional tensor of exactly 0 or 1 into the graph.

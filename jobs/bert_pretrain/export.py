@@ -26,12 +26,12 @@ def make_model(plan: JobPlan, end_of_text: int | None) -> BertForPreTraining:
 
 
 def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
-    """Find the tokenizer beside prepared shards, if they are the same still."""
+    """Find the tokenizer next to the prepared shards, if the shards have not changed."""
     directory = Path(plan.data).expanduser()
     path = directory / "tokenizer.json"
     try:
         if fingerprint(directory, run_dir) != manifest.facts["data"]:
-            raise TrainError(f"{directory} is not what this run was trained on any more")
+            raise TrainError(f"{directory} has changed since this run was trained on it")
         if not path.is_file():
             raise TrainError(f"{directory} has none")
         return Tokens(tokenizer=make_tokenizer(path, plan.model))
@@ -41,7 +41,7 @@ def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
 
 
 def fingerprint(directory: Path, run_dir: Path) -> str | None:
-    """Return that of the shards as they are, or None if they have changed or are gone."""
+    """Return the fingerprint of the shards; None if they have changed or are gone."""
     try:
         return read_shard_index(ShardSplit(directory, "train", run_dir / "data")).fingerprint
     except TrainError:

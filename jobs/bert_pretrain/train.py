@@ -120,7 +120,7 @@ def main() -> None:
         scores = {f"eval_{name}": total for name, total in zip(PARTS, totals, strict=True)}
         return scores | {"perplexity": math.exp(min(scores["eval_mlm_loss"], 700.0))}
 
-    # Go! Every unit is a graph of its own, and so is the end of a step.
+    # Go! Every unit is a separate graph, and so is the end of a step.
     samples = plan.batch.global_batch
     model.train()
     for step in run.steps():
@@ -143,7 +143,7 @@ def unit_loss(
     unit: Unit,
     counts: tuple[int, int],
 ) -> Tensor:
-    """Return a unit's share of each of PARTS, which are means over so many tokens and samples."""
+    """Return a unit's share of each of PARTS: means over these counts of tokens and samples."""
     with device.timer("data"):
         weights = torch.tensor([unit.weight / count for count in counts * 2])
         *columns, weights = device.put_all([*text.samples(unit.first, unit.size), weights])

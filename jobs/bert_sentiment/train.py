@@ -1,4 +1,4 @@
-"""Fine-tune BERT to tell texts apart. In a run directory, on each node (here: one, two workers):
+"""Fine-tune BERT to classify texts. In a run directory, on each node (here: one, two workers):
 
     python -m torch.distributed.run --nproc_per_node 2 code/jobs/bert_sentiment/train.py plan.json
 
@@ -34,7 +34,7 @@ from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, OptimizerPrecision, Positive, ScoredSettings
 
 PARTS = ("loss", "accuracy")
-"""What is reported of a step: the loss, and the share of its samples that was told right."""
+"""What is reported of a step: the loss, and the share of samples that were classified correctly."""
 
 RATES = {"samples/s": "samples_per_s"}
 """What the console shows of the speed."""
@@ -60,7 +60,7 @@ class Model(Encoder):
 
 def main() -> None:
     """Train as plan.json says, from the newest checkpoint if there is one."""
-    job = open_job(Settings, "Fine-tune BERT to tell texts apart.", model=Model)
+    job = open_job(Settings, "Fine-tune BERT to classify texts.", model=Model)
     plan, settings, device = job.plan, job.settings, job.device
     text = open_texts(plan, "train")
     held_out = open_texts(plan, "eval") if settings.eval_every else text
@@ -88,7 +88,7 @@ def main() -> None:
         each=f"{plan.batch.global_batch:,} samples",
     )
 
-    # Go! Every unit is a graph of its own, and so is the end of a step.
+    # Go! Every unit is a separate graph, and so is the end of a step.
     model.train()
     for step in run.steps():
         for unit in run.units(step):

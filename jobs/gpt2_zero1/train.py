@@ -81,7 +81,7 @@ def main() -> None:
         )
         return {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
-    # Go! Every unit is a graph of its own, and so is the end of a step.
+    # Go! Every unit is a separate graph, and so is the end of a step.
     tokens = plan.batch.global_batch * predicted
     model.train()
     for step in run.steps():

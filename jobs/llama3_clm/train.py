@@ -74,7 +74,7 @@ def main() -> None:
     held_out = open_split(plan, "eval") if settings.eval_every else text
     config = LlamaConfig(**plan.model)
     config._attn_implementation = choose_attention(settings.attention, device)
-    # The model and its optimizer: of both, every worker has a part.
+    # The model and its optimizer; every worker has a part of both.
     sharded = shard_model(
         plan,
         settings,
@@ -122,7 +122,7 @@ def main() -> None:
         device.sync()
         return [loss]
 
-    # Go! Every unit is a graph of its own, and so is the end of a step.
+    # Go! Every unit is a separate graph, and so is the end of a step.
     tokens = plan.batch.global_batch * predicted
     model.train()
     for step in run.steps():
@@ -177,7 +177,7 @@ def make_model(config: LlamaConfig) -> LlamaForCausalLM:
 
 
 def choose_attention(name: str, device: Device) -> str:
-    """Choose what is asked for, or PyTorch's fused attention where there is one."""
+    """Return the attention that the settings name; for auto, the fastest that the device has."""
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         raise TrainError(
             "train.attention: flash_attention_2 needs a GPU and the package flash-attn in the "

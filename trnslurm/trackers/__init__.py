@@ -1,1 +1,1 @@
-"""What runs say of their steps, sent to Weights & Biases or MLflow."""
+"""Sends the metrics of runs to Weights & Biases or MLflow."""

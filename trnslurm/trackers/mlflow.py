@@ -69,7 +69,7 @@ class MlflowRun:
         client.log_batch(self._id, tags=[RunTag(key, value) for key, value in words.items()])
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Take these steps; with each call the last of them is written down, where it counts."""
+        """Log these steps; each call also records the last of them, for a later send."""
         metrics: list[Metric] = []
         for step in steps:
             moment = round(1000 * float(step.get("time") or 0.0))
@@ -86,7 +86,7 @@ class MlflowRun:
             self._client.log_batch(self._id, metrics=metrics, tags=tags)
 
     def close(self, state: str) -> str:
-        """Take the state of the run."""
+        """Record the state of the run; return where its steps can be seen."""
         self._client.set_tag(self._id, "trnslurm.state", state)
         if state in FINAL:
             self._client.set_terminated(self._id, _STATUS.get(state, "FAILED"))

@@ -1,7 +1,7 @@
-"""Sends the steps of a run to a tracker, each once, and follows a run that is not at its end.
+"""Sends each step of a run to a tracker once, and follows a run until it ends.
 
-What a later attempt does again was sent before, and stays as it was sent: the numbers of a training
-do not depend on the attempt, and trackers take steps in ascending order.
+Steps that a later attempt repeats are not sent again: metrics do not depend on the attempt, and
+trackers take steps in ascending order.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Tracker(Protocol):
     """The last step that it has; 0: none."""
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Take these steps, in ascending order."""
+        """Log these steps, in ascending order."""
 
     def close(self, state: str) -> str:
-        """Take the state in which the run is now; return where its steps can be seen."""
+        """Record the state of the run; return where its steps can be seen."""
 
 
 def send(
     run: RunDir, to: str, project: str | None, *, say: Callable[[str], None], follows: bool = False
 ) -> None:
-    """Send what is new of a run, until it has ended if it is to be followed."""
+    """Send the new steps of a run; with `follows`, until the run has ended."""
     history = History(run, run.record(), run_status(run))
     statuses: Iterator[RunStatus] = iter([history.status])
     if follows:
@@ -52,7 +52,7 @@ def send(
             for status in statuses:
                 state = status.state
                 steps = [step for step in run.steps() if step["step"] > tracker.last]
-                if steps and not status.final:  # of the newest more may be said
+                if steps and not status.final:  # the newest step may get more metrics
                     steps = [step for step in steps if step["step"] < steps[-1]["step"]]
                 if steps:
                     tracker.log(steps)
@@ -69,7 +69,7 @@ def numbers_of(step: Mapping[str, Any]) -> dict[str, float]:
 
 
 def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of a run by dotted keys, and what to find it by."""
+    """Return the configuration of a run by dotted keys, and the tags to find it by."""
     record = history.record
     config = {k: v for k, v in history.config.items() if not k.startswith(_OF_THIS_HOST)}
     tags = {
@@ -82,13 +82,13 @@ def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def remote_name(name: str) -> str:
-    """Return the name of a run as what trackers take for an id."""
+    """Return the name of a run as an id that trackers accept."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:64]
 
 
 @contextmanager
 def _opened(history: History, to: str, project: str | None) -> Iterator[Tracker]:
-    """Find or make the run at the tracker; what it refuses becomes an error of ours."""
+    """Find or make the run at the tracker; turn the tracker's errors into a TrnslurmError."""
     try:
         module = import_module(f"trnslurm.trackers.{to}")
     except ImportError as error:

@@ -29,7 +29,7 @@ class WandbRun:
         self._history, self._project = history, project
         self._offline = wandb.setup().settings.mode in _OFFLINE
         self._open: Any = None  # its config is not annotated
-        # The server knows what it has. Offline there is none to ask, so we write it down.
+        # The server knows what it has. Offline there is no server, so a file records what was sent.
         self._sent = read_json(history.run.sent_file) if self._offline else {}
         known = self._sent.get(project)
         self.last = known if isinstance(known, int) else 0
@@ -46,7 +46,7 @@ class WandbRun:
     def _begin(self) -> Any:
         history, record = self._history, self._history.record
         config, tags = about(history)
-        # What it says of machine, packages and repository would be of this host.
+        # wandb would record the machine, packages and repository of this host, not of the run.
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -72,12 +72,12 @@ class WandbRun:
         return run
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Take these steps."""
+        """Log these steps."""
         for step in steps:
             self._run.log(numbers_of(step), step=step["step"])
 
     def close(self, state: str) -> str:
-        """Take the state of the run."""
+        """Record the state of the run; return where its steps can be seen."""
         if self._offline and self._open is None:
             return f"project {self._project}"
         self._run.summary["state"] = state

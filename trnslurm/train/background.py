@@ -1,4 +1,4 @@
-"""Work in the background, in threads that nobody has to wait for."""
+"""Work in background threads, for which the process does not wait when it exits."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
-    """Start work in a thread of its own."""
+    """Start work in a separate thread."""
     # Not an executor: Python waits for its threads before it exits, and a worker that has failed
     # must leave at once for torchrun to see it.
     future: Future[Result] = Future()
@@ -34,7 +34,7 @@ class Asker:
     def __call__(self, work: Callable[[], Result], *, patience_s: float) -> Result | None:
         """Return the answer; None if it fails or does not come in this time.
 
-        While the one before is still out nothing more is asked, so that at most one thread hangs.
+        While an earlier question is unanswered, ask nothing: at most one thread hangs.
         """
         if self._asked and not self._asked.done():
             return None

@@ -1,10 +1,11 @@
-"""What all workers of a job can measure only together, for `trnslurm doctor --run`.
+"""What the workers of a job can only measure together, for `trnslurm doctor --run`.
 
     python -m torch.distributed.run … code/jobs/checkup/train.py plan.json
     python -m trnslurm.train.checkup --graph 1000      # the small graph of node.checkup
 
-Each worker writes what it saw into a file of its own, after every step, so that one which hangs has
-said where. Nothing is compared here, where a comparison would need the collectives it is about.
+Each worker writes its results to a separate file after every step, so the file of a worker that
+hangs says where. The caller compares the files: to compare here would need the very collectives
+that are under test.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ _MOST_LINES = 12
 
 
 class Worker:
-    """One worker, and what it has seen so far."""
+    """One worker, and its results so far."""
 
     def __init__(self, environment: Environment, planned: str) -> None:
         self._file = environment.files.checkup_file("rank", environment.rank)
@@ -55,7 +56,7 @@ class Worker:
         }
 
     def do(self, what: str, step: Callable[[], dict[str, Any]]) -> None:
-        """Take a step and write down what it gave; one that fails is the last."""
+        """Run a step and write its results; a step that fails is the last."""
         self.seen["doing"] = what
         self._write()
         try:
@@ -85,7 +86,7 @@ class Worker:
 
 
 def main() -> None:
-    """Measure as a worker of a plan, or meet the small graph alone."""
+    """Measure as a worker of a plan, or run the small graph alone."""
     if sys.argv[1] == "--graph":
         meet_graph(int(sys.argv[2]))
         return
@@ -120,7 +121,7 @@ def main() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that this worker has in its process, beside those of its packages."""
+    """Return the versions of PyTorch, CUDA and NCCL in this process, and of its packages."""
     found = {"torch": str(torch.__version__)}
     for package in ("torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc"):
         try:
@@ -136,7 +137,7 @@ def versions() -> dict[str, str]:
 
 
 def listen_to_nccl(environment: Environment) -> Path:
-    """Have NCCL say which network it takes, in a file; before it starts."""
+    """Let NCCL log its choice of network to a file; call it before NCCL starts."""
     log = environment.files.state / f"nccl-{environment.rank}.log"
     os.environ |= {
         "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(log),
@@ -145,7 +146,7 @@ def listen_to_nccl(environment: Environment) -> Path:
 
 
 def network_lines(log: Path) -> list[str]:
-    """Return what NCCL said of its network, without host, process and repetitions."""
+    """Return NCCL's lines about its network, without host, process and repetitions."""
     said: dict[str, None] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         _, _, text = line.partition("NCCL INFO ")

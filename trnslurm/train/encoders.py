@@ -1,6 +1,6 @@
-"""BERT and its relatives, by the keys of a recipe: RoBERTa, DistilBERT, ALBERT.
+"""BERT and its relatives RoBERTa, DistilBERT and ALBERT, made from the keys of a recipe.
 
-All are described in BERT's words (`model` of recipe.yaml); `model_type` says which one it is.
+The section `model` uses BERT's names for all of them; `model_type` says which model it is.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ TYPES: dict[str, Any] = {
     "distilbert": DistilBertConfig,
     "albert": AlbertConfig,
 }
-# What DistilBERT calls otherwise; of these transformers knows the first three.
+# DistilBERT's own names; transformers translates only the first three.
 _DISTILBERT = {
     "hidden_size": "dim",
     "num_attention_heads": "n_heads",
@@ -36,7 +36,7 @@ _DISTILBERT = {
 
 def make_config(values: dict[str, Any], **more: Any) -> Any:
     """Make transformers' config of a recipe's model."""
-    # Which model's values these are, and not one of them.
+    # `name` says whose values these are; it is no value of the config.
     values = {key: value for key, value in values.items() if key != "name"}
     kind, width = values.pop("model_type", "bert"), values.pop("embedding_size", 0)
     if width and kind != "albert":

@@ -1,9 +1,9 @@
-"""The errors that are said in one line."""
+"""Errors that users see as one line."""
 
 
 class TrainError(Exception):
-    """Something the user can fix; the message is one line: where, what, and what to do."""
+    """A problem that the user can fix; the message is one line: where, what, and what to do."""
 
 
 class MachineError(TrainError):
-    """One that another machine may not meet, so that the attempt is not the run's last."""
+    """A problem of this machine: the run may succeed on another, so it is worth a retry."""

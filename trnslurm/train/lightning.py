@@ -1,4 +1,4 @@
-"""Lightning's Trainer in a run: one callback that reports, stops when asked, and saves.
+"""Lightning's Trainer in a run: one callback that reports, stops on request and saves.
 
     trainer = Trainer(callbacks=[RunCallback()], num_nodes=options.nodes, devices=options.devices)
     trainer.fit(module, data, ckpt_path=options.resume)
@@ -24,9 +24,9 @@ _STOPPED = "stopped-step-"
 
 
 class RunCallback(Callback):
-    """What lets a Lightning script that knows nothing of trnslurm report, stop when asked and save.
+    """Lets a Lightning script report its metrics, stop on request and save.
 
-    It tells of what ModelCheckpoint saves, and saves to {checkpoints} itself for a stop.
+    It reports what ModelCheckpoint saves; for a stop, it saves to {checkpoints} itself.
     """
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class RunCallback(Callback):
         self._told = 0
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
-        """Begin with the step that was restored, if one was: the attempt that made it told of it.
+        """Begin after the restored step, which an earlier attempt has reported.
 
-        With several batches to a step, the first of them would else pass for that step.
+        Else the first of several batches of a step would count as that step.
         """
         self._step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Report the step before, of which all is known now, validation too."""
+        """Report the previous step, which is complete now, with its validation."""
         self._report(trainer)
         self._tell_saved(trainer)  # ModelCheckpoint comes after all other callbacks
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-        """Look at the numbers now and then, and save and end if a stop is asked for.
+        """Read the metrics when due; save and end if a stop is requested.
 
-        An optimizer's step may take several batches.
+        A step of the optimizer may take several batches.
         """
         if (step := trainer.global_step) == self._step:
             return
@@ -64,12 +64,12 @@ class RunCallback(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
-        """Take what validation found."""
+        """Keep the metrics of the validation."""
         if not trainer.sanity_checking:
             self._numbers |= _numbers(trainer)
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
-        """Report the last step, and tell of the last checkpoint."""
+        """Report the last step and the last checkpoint."""
         self._numbers = self._numbers or _numbers(trainer)
         self._report(trainer)
         self._tell_saved(trainer)
@@ -77,7 +77,7 @@ class RunCallback(Callback):
     def _report(self, trainer: Any) -> None:
         if not self._numbers or not self._step:
             return
-        steps = trainer.estimated_stepping_batches  # inf: nobody knows
+        steps = trainer.estimated_stepping_batches  # inf: unknown
         known = int(steps) if 0 < steps < float("inf") else None
         trnslurm.report(step=self._step, steps=known, **self._numbers)
         self._numbers, self._reported = {}, time.monotonic()
@@ -95,9 +95,10 @@ class RunCallback(Callback):
         trainer.limit_val_batches = 0
 
     def _tell_saved(self, trainer: Any) -> None:
-        """Tell of what ModelCheckpoint has saved, if a training can go on from it.
+        """Report what ModelCheckpoint has saved, if a training can resume from it.
 
-        What it saves as a stop ends the epoch early is none: there the epoch counts as done.
+        It cannot resume from what is saved when a stop ends the epoch early: the epoch counts as
+        done there.
         """
         for callback in trainer.checkpoint_callbacks if not trainer.should_stop else ():
             path = getattr(callback, "_last_checkpoint_saved", "")
@@ -109,12 +110,12 @@ class RunCallback(Callback):
 
 
 def _numbers(trainer: Any) -> dict[str, float]:
-    """Return what the module has logged, by its own names."""
+    """Return the metrics that the module has logged, by their names."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _remove_others(directory: Path, path: Path) -> None:
-    """Remove what was saved for earlier stops."""
+    """Remove the checkpoints of earlier stops."""
     for other in directory.glob(f"{_STOPPED}*"):
         if other != path:
             shutil.rmtree(other) if other.is_dir() else other.unlink()

@@ -1,7 +1,6 @@
-"""What the model section of a recipe has, by architecture; settings.py explains the annotations.
+"""The section model of a recipe, by architecture; settings.py explains the annotations.
 
-The keys are those of the model's configuration in transformers. Keys that are not declared are
-passed on to it unchecked.
+The keys are those of transformers' config. Undeclared keys are passed to the config unchecked.
 """
 
 from typing import Annotated, Literal

@@ -18,7 +18,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How one optimizer step is cut into units (canonical micro-batches)."""
+    """How one step is divided into units (canonical micro-batches)."""
 
     mode: str
     global_batch: int
@@ -51,7 +51,7 @@ class JobPlan:
     precision: str
     seed: int
     data: str
-    """Path of the training data; empty: what the job brings."""
+    """Path of the training data; empty: the data that comes with the job."""
     model: dict[str, Any]
     train: dict[str, Any]
 
@@ -87,7 +87,7 @@ def read_settings(cls: type[Section], plan: JobPlan) -> Section:
 
 
 def check_model(cls: type, plan: JobPlan) -> None:
-    """Refuse a plan whose section model has what the class does not accept."""
+    """Refuse a plan whose section model has values that the class does not accept."""
     _check(cls, "model", plan.model, plan)
 
 
@@ -123,7 +123,7 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
 
 
 def describe_plan(plan: JobPlan, environment: Environment) -> str:
-    """Describe what is about to run, and where, in a few lines."""
+    """Describe what will run, and where, in a few lines."""
     batch = plan.batch
     return f"""\
 {plan.recipe} ({plan.preset}): {environment.phase}, attempt {environment.attempt}

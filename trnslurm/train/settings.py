@@ -76,9 +76,9 @@ class CommonSettings(OptimizerSettings):
     save_optimizer: Free[bool]
     """With false parameters only: a resumed run starts its moments at zero."""
     keep_last: Free[Positive[int]]
-    """The newest so many checkpoints are kept."""
+    """Keep this many of the newest checkpoints."""
     keep_every: Free[int]
-    """One checkpoint every this many steps is kept for good; 0: no others."""
+    """Keep one checkpoint every this many steps for good; 0: none."""
     watchdog: Free[float]
     """End an attempt without progress for this many steps' time; 0: never."""
     watchdog_min_s: Free[float]

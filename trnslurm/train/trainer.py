@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on this runtime: its loop and callbacks, our units, steps and checkpoints.
 
 A script that trains with Trainer comes over by three changes: it opens the run as every job does,
-gives the loss of a unit instead of a data set, and evaluates by itself:
+gives the loss of a unit instead of a data set, and has its own evaluation:
 
     job = open_job(Settings, "Fine-tune my model.")
     model = …
@@ -21,7 +21,7 @@ gradients are summed once, a step is the same on any number of workers, and its 
 ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9.0) the libraries
 
 - take torch_xla for the device wherever it is installed, use_cpu=True or not; where its runtime
-  does not find the other workers, each trains a copy of its own in silence;
+  does not find the other workers, each silently trains a separate copy;
 - take the fused AdamW, which XLA does not have, and bias corrections that XLA compiles in;
 - average gradients over workers and micro-batches, which is wrong where these are not equal.
 """
@@ -43,12 +43,12 @@ from trnslurm.train.data.units import Unit
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.run import Evaluate, TrainingRun
 
-# So often at least, where Trainer logs only every so many steps.
+# The longest time between reports, where Trainer logs seldom.
 _REPORT_S = 5.0
 
 
 class RunCallback(TrainerCallback):
-    """What lets a Trainer that knows nothing of trnslurm report, stop when asked, save and resume.
+    """Lets an unchanged Trainer report, stop on request, save and resume.
 
         trainer = Trainer(model, arguments, callbacks=[RunCallback()], …)
         trainer.train(resume_from_checkpoint=options.resume)
@@ -71,23 +71,23 @@ class RunCallback(TrainerCallback):
             args.__dict__["_setup_devices"] = torch.device("cpu")  # it is a cached property
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let Trainer save and end if a stop is asked for."""
+        """Let Trainer save and end if a stop is requested."""
         self._step = state.global_step
         if trnslurm.should_stop():
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Take the numbers of a step, and of an evaluation after it."""
+        """Keep the metrics of a step, and of the evaluation after it."""
         numbers = (logs or {}).items()
         self._numbers |= {name: value for name, value in numbers if isinstance(value, int | float)}
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Tell where the checkpoint is."""
+        """Report the checkpoint."""
         step = state.global_step
         trnslurm.saved(step, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report the step before, of which all is known now: if it has numbers, or now and then."""
+        """Report the previous step, which is complete now, if it has metrics or a report is due."""
         if self._numbers or time.monotonic() - self._reported > _REPORT_S:
             self._report(state)
 
@@ -193,7 +193,7 @@ class Batches:
 
 
 class GlobalStep(torch.optim.Optimizer):
-    """The run's optimizer as Trainer wants one: it has no state of its own."""
+    """The run's optimizer in Trainer's interface, without any state."""
 
     def __init__(self, model: nn.Module, run: TrainingRun) -> None:
         super().__init__(model.parameters(), {"lr": 0.0})
@@ -224,7 +224,7 @@ class Schedule(LRScheduler):
 
 
 class _EndStep(TrainerCallback):
-    """What follows a step, and the step that Trainer counts from."""
+    """Ends each step, and sets the step that Trainer counts from."""
 
     def __init__(
         self, run: TrainingRun, step: GlobalStep, steps: range, evaluate: Evaluate | None
@@ -235,7 +235,7 @@ class _EndStep(TrainerCallback):
         self._evaluate = evaluate
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let Trainer count on from the checkpoint, which is none of its own."""
+        """Let Trainer continue the count from the run's checkpoint."""
         state.global_step = self._steps.start - 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -131,7 +131,7 @@ def test_shards_that_are_others_now_cost_the_tokenizer(run_dir, capsys):
     data = run_dir / "data"
     plan, manifest = SimpleNamespace(data=str(data), model={}), SimpleNamespace(facts={"data": "a"})
     said = "warning: exported without a tokenizer: %s; --tokenizer DIR adds one\n"
-    changed = f"{data} is not what this run was trained on any more"
+    changed = f"{data} has changed since this run was trained on it"
     assert job.find_tokens(plan, manifest, run_dir).tokenizer is None
     assert capsys.readouterr().err == said % changed
 

@@ -38,7 +38,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_taken(export, run_dir):
 
 
 def test_nothing_to_export(export, run_dir):
-    with pytest.raises(TrainError, match=r"checkpoints: none of step 4, but of 3, 6$"):
+    with pytest.raises(TrainError, match=r"checkpoints: no checkpoint of step 4; there are 3, 6$"):
         export("--step", 4)
     for step in (3, 6):
         (run_dir / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
@@ -63,7 +63,7 @@ def test_what_is_there_already_is_not_overwritten(export, run_dir, tmp_path):
     output.mkdir()
     export("--output", output)
     before = (output / "model.safetensors").read_bytes()
-    with pytest.raises(TrainError, match=r"there is there already: pass --force to replace it$"):
+    with pytest.raises(TrainError, match=r"there exists already: pass --force to replace it$"):
         export("--output", output, "--step", 3)
     assert (output / "model.safetensors").read_bytes() == before
     (output / "of a user").touch()
@@ -124,5 +124,5 @@ def test_by_hand(run_dir):
     assert done.stdout == f"Wrote {run_dir / 'there'} (step 6, 0.1 M parameters)\n"
     again = run("--output", "there")
     assert (again.returncode, again.stdout) == (1, "")
-    said = f"error: {run_dir / 'there'} is there already: pass --force to replace it\n"
+    said = f"error: {run_dir / 'there'} exists already: pass --force to replace it\n"
     assert again.stderr == said

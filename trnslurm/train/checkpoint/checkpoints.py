@@ -1,4 +1,4 @@
-"""What a training loop does with checkpoints: find the newest, load it, save now and then."""
+"""The checkpoints of a training loop: find the newest, load it, save when due."""
 
 import time
 from collections import deque
@@ -35,7 +35,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.say import say
 
-# What a checkpoint without the optimizer's state has of each parameter.
+# The kinds of tensors in a checkpoint without the optimizer's state.
 MINIMAL = ["parameter"]
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
 # rank 0 has died would wait for ever.
@@ -45,9 +45,9 @@ FENCE_S = 5.0
 
 
 class Checkpoints:
-    """The checkpoints of a run, as one worker sees them; all workers call everything alike.
+    """The checkpoints of a run, as one worker sees them; all workers make the same calls.
 
-    A precompile has none: its numbers mean nothing.
+    A precompile saves none: its numbers mean nothing.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Checkpoints:
         return saved.step
 
     def newest(self) -> CheckpointManifest | None:
-        """Find the newest whole checkpoint: rank 0 looks, and tells the others."""
+        """Find the newest whole checkpoint: worker 0 looks, and announces it to all workers."""
         if not self._active:
             return None
         if self._device.rank == 0:
@@ -106,7 +106,7 @@ class Checkpoints:
         )
 
     def load(self, manifest: CheckpointManifest, optimizer: TrainingState) -> None:
-        """Set parameters and optimizer to a checkpoint that suits this run."""
+        """Load parameters and optimizer; raise a TrainError if the checkpoint does not fit."""
         checkpoint = directory.step_directory(self._root, manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
         kinds = list(optimizer.kinds)
@@ -136,11 +136,10 @@ class Checkpoints:
     def save(
         self, *, step: int, samples: int, optimizer: TrainingState, score: float | None = None
     ) -> None:
-        """Save the state after a step; only the copy to host memory is waited for.
+        """Save the state after a step; training waits only for the copy to host memory.
 
-        The score is what keep_best names, of a step that was evaluated.
-        Call it when the step has been given to the device (Device.sync). A save before it that is
-        still running is waited for too.
+        The score is the one that keep_best names, if this step was evaluated. Call save when the
+        device has been given the step (Device.sync). It waits for an earlier save that still runs.
         """
         if not self._active:
             self._memory.copy(optimizer.shards())  # should it ever take a graph, it is met here
@@ -165,10 +164,10 @@ class Checkpoints:
         self._running = in_background("checkpoint", lambda: saving.run(rows))
 
     def poll(self) -> Saved | Failed | None:
-        """Return the outcome of a save that has ended, once; rank 0 has then printed it.
+        """Return the outcome of each finished save once; worker 0 has then printed it.
 
-        Raise a TrainError if a newer attempt has taken over: found by a save, or by rank 0, which
-        looks for one now and then. It never leaves a worker waiting, so call it at every step.
+        Raise a TrainError if a newer attempt has taken over: a save finds that, or worker 0, which
+        looks every few seconds. poll never waits for another worker, so call it at every step.
         """
         if self._active and self._device.rank == 0 and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + FENCE_S
@@ -179,7 +178,7 @@ class Checkpoints:
         return self._ended.popleft() if self._ended else None
 
     def close(self) -> list[Saved | Failed]:
-        """Wait for the last save; return the outcomes that poll has not returned."""
+        """Wait for the last save; return the outcomes that poll has not returned yet."""
         with self._device.timer("checkpoint"):
             self._settle()
         ended = list(self._ended)
@@ -187,9 +186,9 @@ class Checkpoints:
         return ended
 
     def require_last(self) -> None:
-        """Raise a TrainError if the last save failed: the steps since would be lost in silence.
+        """Wait for the last save; raise a TrainError if it failed.
 
-        Call it at the end of a training; it waits for the last save.
+        Call it at the end of a training: the steps since the checkpoint would be lost silently.
         """
         self.close()
         if isinstance(self._last, Failed):

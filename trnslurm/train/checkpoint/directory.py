@@ -1,6 +1,6 @@
 """The directory of checkpoints, and changes to it that survive a crash at any moment.
 
-step-00000017                what has this name is whole, or was damaged later
+step-00000017                a whole checkpoint, or one that was damaged later
 step-00000017.tmp-3          attempt 3 is writing it, or died doing so
 step-00000017.removed-3      attempt 3 is deleting it
 step-00000017.damaged-3      attempt 3 found it damaged; kept for whoever wants to look
@@ -28,7 +28,7 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def temporary_directory(root: Path, step: int, attempt: int) -> Path:
-    """Return where an attempt writes the checkpoint of a step."""
+    """Return the directory to which an attempt writes the checkpoint of a step."""
     return root / temporary_name(step, attempt)
 
 
@@ -61,7 +61,7 @@ def rename_durably(source: Path, target: Path) -> None:
 
 
 def set_aside(checkpoint: Path, attempt: int) -> Path:
-    """Take a damaged checkpoint out of the way without deleting it."""
+    """Rename a damaged checkpoint, so that it no longer counts."""
     name = damaged_name(checkpoint.name, attempt)
     aside = checkpoint.with_name(name)
     number = 1
@@ -107,9 +107,9 @@ def finish_removals(root: Path) -> None:
 
 
 def sweep(root: Path, attempt: int) -> None:
-    """Delete what earlier attempts left half written or half deleted.
+    """Delete checkpoints that earlier attempts left half written or half deleted.
 
-    It also stops an earlier attempt that still runs: what it is about to commit is no longer there.
+    This also stops an earlier attempt that still runs: the directory it would commit is gone.
     """
     finish_removals(root)
     for path in list(root.iterdir()):

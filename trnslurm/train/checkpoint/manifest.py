@@ -33,19 +33,19 @@ class CheckpointManifest:
     """Samples of the stream consumed; the next step begins with the one of this number."""
     attempt: int
     workers: int
-    """How many wrote it; any number can read it."""
+    """How many workers wrote it; any number can read it."""
     device: str
     facts: dict[str, Any]
     """What a run must have in common with it to resume from it."""
     settings: dict[str, Any]
-    """What may have changed since; loading says what did."""
+    """Values that may change between attempts; loading prints the changes."""
     kinds: list[str]
     shapes: dict[str, Any]
     """Of every parameter, by name."""
     files: dict[str, Any]
     """Each file's bytes and sha256."""
     score: dict[str, Any] = field(default_factory=dict)
-    """How it did in an evaluation, by name, where such a score decides what is kept."""
+    """The score by which the best checkpoint is kept, by name, if there is one."""
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +86,7 @@ def file_name(worker: int, workers: int) -> str:
 
 
 def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
-    """Write the manifest beside durable files: only the name is missing then."""
+    """Write the manifest next to the durable files; then only the final name is missing."""
     write_durably(directory / NAME, manifest.to_json())
     fsync_directory(directory)
 
@@ -142,7 +142,7 @@ def _hash_file(path: Path) -> str:
 
 
 def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
-    """Collect what decides the samples of a step, its randomness, and what is computed of them."""
+    """Collect the values that decide a step's samples, its randomness and its computation."""
     facts = {
         "recipe": plan.recipe,
         "global_batch": plan.batch.global_batch,
@@ -157,7 +157,7 @@ def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(plan: JobPlan) -> dict[str, Any]:
-    """Collect what a user may change in the middle of a run, knowing that it changes the losses."""
+    """Collect the values that a user may change between attempts, though they change the losses."""
     train = {f"train.{key}": value for key, value in plan.train.items()}
     as_read: dict[str, Any] = json.loads(
         json.dumps({"steps": plan.steps, "precision": plan.precision, **train})
@@ -166,7 +166,7 @@ def settings_of(plan: JobPlan) -> dict[str, Any]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return which values have changed, one phrase each."""
+    """Return the changed values, one phrase each."""
     return [
         f"{key} was {saved.get(key)!r}, is {now.get(key)!r}"
         for key in {**saved, **now}

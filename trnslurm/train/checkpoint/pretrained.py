@@ -1,8 +1,8 @@
-"""A model's parameters from elsewhere: a folder of Hugging Face, a checkpoint of ours, a .pt file.
+"""Initial parameters: from a Hugging Face folder, a checkpoint of trnslurm, or a .pt file.
 
-The file is one of AWS's sample for BERT (torch.save of {"model": state dict, ...}), or a state dict
-by itself. Whatever the source, names are held strictly against the model's: nothing may be missing,
-and nothing left over, but for the heads of fine-tuning.
+The .pt file is a checkpoint of AWS's BERT sample (torch.save of {"model": state dict, ...}) or a
+plain state dict. The source must have exactly the names of the model's parameters; only the heads
+of fine-tuning may differ.
 """
 
 import logging
@@ -21,15 +21,15 @@ from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 
-# How many mistakes of each kind an error names.
+# How many mismatches of each kind an error names.
 NAMED = 4
 
 PRETRAINING_HEADS = ("cls.", "lm_head.", "vocab_", "predictions.", "sop_classifier.")
 """Prefixes of the parameters that only pretraining needs: BERT's, RoBERTa's, and so on."""
 POOLER = ".pooler."
-"""In the names of what summarises a text, which not every classifier has."""
+"""Part of the names of the layer that summarizes a text; not every classifier has it."""
 BEHAVIOUR = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
-"""What a model's config.json says and its parameters' names and shapes do not."""
+"""Keys of config.json that the names and shapes of parameters do not show."""
 
 
 def load_parameters(
@@ -41,10 +41,10 @@ def load_parameters(
 ) -> None:
     """Set every parameter of a transformers model; what is missing or left over is an error.
 
-    The source is a directory, also one of checkpoints, of which the newest whole one is taken; a
+    The source is a directory; one of checkpoints, whose newest whole one is read; a
     .pt file; or the name of a model in the local cache of Hugging Face: jobs have no network.
-    `own` says how the names of a head begin that the job trains itself: where the source has none,
-    it stays as it is, and what the source has for its pretraining is left out.
+    `own` are prefixes of the head that the job trains: if the source has no such head, the model's
+    new head stays, and the source's pretraining head is left out.
     """
     path = Path(source).expanduser()
     if is_checkpoint(path):
@@ -68,7 +68,7 @@ def load_parameters(
 def _exchange_heads(
     model: nn.Module, found: Mapping[str, Tensor], own: tuple[str, ...], where: str
 ) -> Mapping[str, Tensor]:
-    """Keep the model's own head, and leave out that of pretraining."""
+    """Keep the model's own head; leave out the pretraining head."""
     known = dict(model.named_parameters())
     new = {n: p.data for n, p in known.items() if n not in found and n.startswith(own)}
     others = [name for name in found if name not in known]
@@ -162,7 +162,7 @@ def _todays_name(name: str) -> str:
 
 
 def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
-    # What it would warn of, once in every worker, is said here or an error.
+    # transformers would warn once in every worker; here the same is one line, or an error.
     for part in ("modeling_utils", "integrations.tensor_parallel"):
         logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
     try:

@@ -14,7 +14,7 @@ from trnslurm.train.errors import TrainError
 
 
 def newest_whole(root: Path) -> tuple[CheckpointManifest | None, list[tuple[Path, str]]]:
-    """Find the newest whole checkpoint; return the newer, damaged ones too, with the reasons."""
+    """Return the newest whole checkpoint, and the newer, damaged ones with the reasons."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in checkpoints_in(root):
         try:
@@ -25,7 +25,7 @@ def newest_whole(root: Path) -> tuple[CheckpointManifest | None, list[tuple[Path
 
 
 def prove(checkpoint: Path) -> CheckpointManifest:
-    """Read a checkpoint's manifest; raise a TrainError unless every byte is as it was written."""
+    """Read a checkpoint's manifest; raise a TrainError unless every checksum matches."""
     if step_of(checkpoint.name) is None:
         raise TrainError(
             f"{checkpoint} is no checkpoint: name a directory such as {checkpoint_name(100)}"
@@ -43,7 +43,7 @@ def read_parameters(
 ) -> dict[str, Tensor]:
     """Read the whole parameters to the host, by name and in the type they were saved in.
 
-    The manifest is the checkpoint's if it has been proven already; else that is done first.
+    Pass the manifest if the checkpoint has been verified already; else it is verified first.
     """
     manifest = manifest or prove(checkpoint)
     read = Reader(checkpoint, manifest)
@@ -57,9 +57,9 @@ def read_parameters(
 
 
 def find_best(root: Path, name: str = "") -> Path | None:
-    """Find the checkpoint with the best score of this name; of several, the first that had it.
+    """Find the checkpoint with the best score of this name; of equal scores, the earliest.
 
-    Without a name, the name is that of the newest scored one. None: no whole one has a score.
+    Without a name, take the name of the newest score. None: no whole checkpoint has a score.
     """
     best, highest = None, -math.inf
     for checkpoint in checkpoints_in(root):  # from the newest down

@@ -1,4 +1,4 @@
-"""Writing one checkpoint: all workers in parallel, then one moment from which it exists."""
+"""Writes one checkpoint: all workers in parallel; then one rename makes it exist."""
 
 import json
 import time
@@ -38,13 +38,13 @@ class Exchange:
         self._store = open_store("checkpoint", store)
 
     def report(self, topic: str, message: Message) -> None:
-        """Tell rank 0."""
+        """Send a message to worker 0."""
         self._store.set(f"{topic}/{self.rank}", json.dumps(message))
 
     def reports(self, topic: str, deadline_s: float) -> list[Message | None]:
-        """Return what each worker reported, in order; None for one that did not in this time.
+        """Return what each worker reported, in order; None for a worker that missed the deadline.
 
-        The time is that of all of them together.
+        The deadline is for all of them together.
         """
         end = time.monotonic() + deadline_s
         return [
@@ -53,11 +53,11 @@ class Exchange:
         ]
 
     def announce(self, topic: str, message: Message) -> None:
-        """Tell everyone, as rank 0."""
+        """Send a message from worker 0 to all workers."""
         self._store.set(f"{topic}/all", json.dumps(message))
 
     def announced(self, topic: str, deadline_s: float) -> Message | None:
-        """Wait for what rank 0 tells everyone; None if it does not in this time."""
+        """Wait for worker 0's message to all workers; None if it misses the deadline."""
         return self._get(f"{topic}/all", deadline_s, keep=True)
 
     def _get(self, key: str, deadline_s: float, *, keep: bool = False) -> Message | None:
@@ -71,7 +71,7 @@ class Exchange:
         return message
 
 
-# How much longer than rank 0 waits for the workers a worker waits for rank 0.
+# A worker waits for worker 0 this much longer than worker 0 waits for the workers.
 GRACE_S = 60
 
 
@@ -88,7 +88,7 @@ class CheckpointPolicy:
     save_optimizer: bool = True
     """Without the optimizer's state a checkpoint is minimal: parameters only."""
     patience_s: float = 1800
-    """A worker that does not answer for so long fails the save."""
+    """A worker that does not answer for this long fails the save."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Saved:
     num_bytes: int
     """Of all workers' files."""
     stall_s: float
-    """How long training stood still in this worker."""
+    """How long training waited in this worker."""
     write_s: float
     """How long writing then took, in the background."""
     warning: str = ""
@@ -114,7 +114,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A checkpoint that could not be made; earlier ones still exist."""
+    """A checkpoint that could not be made; earlier checkpoints still exist."""
 
     step: int
     reason: str
@@ -144,7 +144,7 @@ class CannotSaveError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """Everything that saving one checkpoint needs but its tensors."""
+    """One save of one checkpoint: everything but its tensors."""
 
     root: Path
     files: RunFiles
@@ -169,7 +169,7 @@ class Saving:
         return directory.temporary_directory(self.root, self.manifest.step, self.manifest.attempt)
 
     def run(self, rows: Rows) -> Outcome:
-        """Write this worker's rows and see the checkpoint through."""
+        """Write this worker's rows; wait for the checkpoint to be committed, or fail."""
         start = time.monotonic()
         try:
             message = self._together(rows)
@@ -241,9 +241,9 @@ class Saving:
         return directory.newer_attempt(self.files, self.phase, self.manifest.attempt)
 
     def _prune(self) -> str:
-        """Delete what is not among the newest, not the best, and not kept for good.
+        """Delete checkpoints that are neither among the newest, nor the best, nor kept for good.
 
-        Of the newest those count whose files are there in full, so one is left in any case.
+        Only checkpoints with complete files count as newest, so one always remains.
         """
         keep_last, keep_every = self.policy.keep_last, self.policy.keep_every
         try:

@@ -1,4 +1,4 @@
-"""The training state as saving and loading see it: rows of named tensors, divided over workers."""
+"""The training state for saving and loading: rows of named tensors, divided over workers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ class TensorShard:
     name: str
     """The parameter's."""
     kind: str
-    """parameter, or what the optimizer keeps of it (exp_avg, …)."""
+    """parameter, or a state that the optimizer keeps for it (exp_avg, …)."""
     rows: range
     tensor: Tensor
-    """On the device; other rows, or ZeRO's padding, may stand before and behind."""
+    """On the device; other rows, or ZeRO's padding, may come before and after."""
     start: int = 0
     """Where in the tensor the rows begin."""
 
 
 class TrainingState(Protocol):
-    """What checkpoints are made of: parameters, and what an optimizer keeps of each."""
+    """What a checkpoint contains: parameters, and the optimizer's state of each."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class TrainingState(Protocol):
         """Return this worker's part, as live tensors; not before the first step."""
 
     def load(self, read: Read, *, updates: int) -> None:
-        """Load a saved state, which has seen this many steps, whoever wrote it."""
+        """Load a state that was saved after this many updates, by any number of workers."""
 
 
 def num_rows(shape: Sequence[int]) -> int:

@@ -66,12 +66,12 @@ class LabelledSamples:
 
     input_ids: Tensor
     attention_mask: Tensor
-    """1 where a text is, 0 where it is filled up."""
+    """1 for text, 0 for padding."""
     token_type_ids: Tensor
     """1 in the second text of a pair."""
     labels: Tensor
-    """Their numbers; on a scale, the values themselves. Of words:
-    for each token that of the word that it begins, else UNLABELLED."""
+    """Label numbers; on a scale, the values. For words: the label of the word that each token
+    begins, else UNLABELLED."""
 
 
 class Labelled:
@@ -183,7 +183,7 @@ def read_labelled_index(directory: Path) -> LabelledIndex:
 
 def _map(path: Path, index: LabelledIndex, split: LabelledSplit) -> NDArray[Any]:
     """Map the file of a split into memory, if it is what the index says."""
-    # An index from elsewhere must not lead out of its directory.
+    # A foreign index must not lead out of its directory.
     if Path(split.file).name != split.file:
         raise TrainError(
             f"{path.parent}: {split.file!r} is not the name of a file beside its index"

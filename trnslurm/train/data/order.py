@@ -15,12 +15,12 @@ _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def sample_at(position: int, *, count: int, seed: int) -> int:
-    """Return which of count samples stands at a position (from 0) of the endless stream."""
+    """Return which of count samples is at a position (from 0) of the endless stream."""
     return int(indices(position, 1, count=count, seed=seed)[0])
 
 
 def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
-    """Return which of count samples stand at positions first … first + n - 1 of the endless stream.
+    """Return which of count samples are at positions first … first + n - 1 of the endless stream.
 
     Position p lies in epoch p // count; every epoch holds each sample once, in an order that
     depends on (seed, epoch) alone. Nothing is kept and no order is ever made as a whole.
@@ -74,7 +74,7 @@ def _mix(values: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 @functools.lru_cache(maxsize=16)
 def _keys(seed: int, epoch: int) -> tuple[int, ...]:
-    # Four numbers each, so that none is the seed of a unit, which is made of three.
+    # From four numbers each, so that no key equals a unit's seed, which is made from three.
     halves = (
         (derive_seed(seed, epoch, r, 0), derive_seed(seed, epoch, r, 1)) for r in range(ROUNDS)
     )

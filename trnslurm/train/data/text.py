@@ -1,4 +1,4 @@
-"""Text in blocks of seq_len tokens: what a job asks of it, and the plain one, a file's bytes."""
+"""Text in blocks of seq_len tokens: the interface, and plain text, whose tokens are its bytes."""
 
 import hashlib
 from pathlib import Path
@@ -62,7 +62,7 @@ class ByteText:
         self.vocab_size = VOCAB_SIZE
         self.end_of_text = END_OF_TEXT
         self.fingerprint = hashlib.sha256(tokens.tobytes()).hexdigest()
-        # np.resize goes on from the beginning where the tokens end.
+        # np.resize continues from the beginning after the last token.
         filled = np.resize(tokens, self.num_blocks * seq_len)
         self._blocks = torch.from_numpy(filled).view(-1, seq_len)
         self._seed = seed

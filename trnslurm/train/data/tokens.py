@@ -22,7 +22,7 @@ _PREPARE = "make it with trnslurm data prepare"
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of prepared data besides the index."""
+    """A file of prepared data, other than the index."""
 
     file: str
     bytes: int
@@ -39,7 +39,7 @@ class TokenSplit(File):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(File):
-    """What made the tokens, for those who will use the model."""
+    """The tokenizer that made the tokens, for users of the model."""
 
     name: str
 
@@ -67,7 +67,7 @@ class TokenIndex:
         return None if values is None else read_section(TokenSplit, values, where=f"splits: {name}")
 
     def files(self) -> list[File]:
-        """Return every file that must lie beside the index."""
+        """Return every file that must be next to the index."""
         splits = [self.split(name) for name in self.splits]
         return [self.tokenizer, *(split for split in splits if split)]
 
@@ -156,7 +156,7 @@ def _check(index: TokenIndex) -> None:
     if not 0 <= index.end_of_text < index.vocab_size <= 256**itemsize:
         raise TrainError("end_of_text, vocab_size and dtype do not fit together")
     for file in index.files():
-        # An index from elsewhere must not lead out of its directory.
+        # A foreign index must not lead out of its directory.
         if Path(file.file).name != file.file:
             raise TrainError(f"{file.file!r} is not the name of a file beside it")
         if isinstance(file, TokenSplit) and file.bytes != file.tokens * itemsize:

@@ -23,7 +23,7 @@ class Unit:
 def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
     """Return the units that a worker runs in a step (counted from 1), in order.
 
-    Units are dealt out like cards. Where none is left, the worker repeats one with weight 0: every
+    Units are dealt out like cards. When none is left, a worker repeats one with weight 0: every
     worker runs the same graph equally often, and a repeated valid unit cannot bring in NaN x 0.
     """
     batch, steps_before = plan.batch, step - 1

@@ -1,4 +1,4 @@
-"""What a job asks of the hardware and its transport."""
+"""The interface to the hardware, and to the other workers."""
 
 import contextlib
 import resource
@@ -48,7 +48,7 @@ class Device(ABC):
     torch_device: torch.device
     timer: Timer
     beats: int = 0
-    """Calls of sync so far: what the watchdog takes for progress."""
+    """Calls of sync so far, which the watchdog counts as progress."""
     checkpoint: Callable[..., Any]
     """Run a function now and again in the backward pass, instead of keeping its activations."""
 
@@ -75,7 +75,7 @@ class Device(ABC):
         """Seed what is random on the device."""
 
     def sync(self) -> None:
-        """End a graph: what was asked for since the last call is compiled and run as one."""
+        """End a graph: compile and run the operations since the last call as one graph."""
         self._end_graph()
         self.beats += 1
 
@@ -103,7 +103,7 @@ class Device(ABC):
         """Count the graphs compiled so far in this process."""
 
     def graphs_missed(self) -> int | None:
-        """Count those that the cache of a precompile did not have; None: it cannot be asked."""
+        """Count the graphs that the precompile's cache lacked; None: the cache cannot tell."""
         return None
 
     def memory(self) -> dict[str, float]:
@@ -116,6 +116,6 @@ class Device(ABC):
         """Wait until every worker is here."""
 
     def close(self) -> None:
-        """Wait for every worker, so that none leaves while another still needs it, and let go."""
+        """Wait for every worker, so that none leaves while another needs it; then leave."""
         self.barrier("close")
         dist.destroy_process_group()

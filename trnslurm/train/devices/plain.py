@@ -71,7 +71,7 @@ class TorchDevice(Device):
 
     def barrier(self, name: str) -> None:
         """Wait in the process group."""
-        # Named, as NCCL would look for a GPU by itself: at worst that of the rank over all nodes.
+        # Name the GPU, as NCCL would guess one: at worst by the rank over all nodes.
         dist.barrier(device_ids=[self.torch_device.index] if self.name == "cuda" else None)
 
 

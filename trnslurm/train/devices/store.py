@@ -1,8 +1,8 @@
 """The key-value store of torch.distributed, which torchrun's agent on the first node keeps.
 
 It does not depend on a disk that may be full, outlives a worker, and unlike collectives can be used
-by a thread beside the training. A call that waits blocks all others on its connection, so whoever
-waits has one of its own.
+by a background thread. A call that waits blocks all others on its connection, so each purpose that
+waits opens a separate connection.
 """
 
 import os
@@ -17,7 +17,7 @@ _dist: Any = dist
 
 def open_store(purpose: str, store: Store | None = None) -> Store:
     """Open the keys of one purpose, on a new connection unless one is given."""
-    # torchrun restarts workers under the same store: what they said before must not count.
+    # torchrun restarts workers under the same store: messages from before must not count.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return _dist.PrefixStore(f"trnslurm/{purpose}/{restart}", store or _connect())
 

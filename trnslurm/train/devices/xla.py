@@ -18,7 +18,7 @@ from trnslurm.train.devices.device import Device, Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
-# What a host has given away at most and a device not done. Neuron's runtime takes up to 7
+# The most graphs that a host has issued and its device not finished. Neuron's runtime takes up to 7
 # (NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS), XLA's client for GPUs 32 (its
 # max_inflight_computations), and torch_xla holds one more. gloo's collectives block.
 _GRAPHS_IN_FLIGHT = {"neuron": 8, "xla-cuda": 33, "xla-cpu": 0}
@@ -37,7 +37,7 @@ class XlaDevice(Device):
             _join()
         self.name = name
         # Asked of torch_xla and not of the environment: should its runtime not have found the
-        # other workers, each would train a copy of its own, and check_world sees it here.
+        # other workers, each would train a separate copy; check_world sees that here.
         self.rank = xr.global_ordinal()
         self.world = xr.world_size()
         self.local_world = environment.local_world
@@ -93,7 +93,7 @@ class XlaDevice(Device):
         return _counter("UncachedCompile")
 
     def graphs_missed(self) -> int | None:
-        """Count those that the trial run did not meet; only xla-cpu's cache tells."""
+        """Count the graphs that the trial run did not meet; only xla-cpu's cache can tell."""
         return _counter("PersistentCacheMiss") if self._precompiled else None
 
     def barrier(self, name: str) -> None:

@@ -1,8 +1,8 @@
-"""A stand-in for the transport only: torch_xla's collectives over gloo, through host memory.
+"""torch_xla's collectives over gloo, through host memory: a stand-in for the transport only.
 
 torch_xla's CPU client has no collectives between processes: every process sees a world of one. With
-these functions in the place of its own, torch_xla's ZeroRedundancyOptimizer and whatever else calls
-them runs unchanged in many processes of one CPU device each. Every call ends the graph, so there
+these functions in place of its own, torch_xla's ZeroRedundancyOptimizer, and any other caller,
+runs unchanged in many processes of one CPU device each. Every call ends the graph, so there
 are more and smaller graphs than on Trainium.
 """
 

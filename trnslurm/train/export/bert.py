@@ -1,4 +1,4 @@
-"""What exports of BERT and its relatives share: tokenizers, and what data says of a classifier."""
+"""Exports of BERT and its relatives: tokenizers, and the names of a classifier's labels."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ _OTHERS = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": 
 
 
 def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
-    """Make a model's tokenizer of a tokenizer.json, which frames texts as in training."""
+    """Make a model's tokenizer from a tokenizer.json; it frames texts as in training."""
     tokenizer: Any = Tokenizer.from_file(str(path))  # its steps are annotated as not to be set
     if tokenizer.get_vocab_size() > model["vocab_size"]:
         raise ValueError(f"it has {tokenizer.get_vocab_size()} tokens, more than the model")
@@ -51,7 +51,7 @@ def make_tokenizer(path: Path, model: dict[str, Any]) -> Any:
 
 
 def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = False) -> Any:
-    """Make the model of a plan, whose parameters are yet to come; its labels have their names."""
+    """Make the model of a plan without parameters; its labels have their names."""
     config = make_config(plan.model)
     try:
         names = _open(plan).labels
@@ -69,11 +69,11 @@ def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = 
 
 
 def labelled_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
-    """Find the tokenizer beside labelled data, if it is the same still."""
+    """Find the tokenizer next to the labelled data, if the data has not changed."""
     try:
         data = _open(plan)
         if data.fingerprint != manifest.facts["data"]:
-            raise TrainError(f"{plan.data} is not what this run was trained on any more")
+            raise TrainError(f"{plan.data} has changed since this run was trained on it")
         path = Path(plan.data).expanduser() / data.index.tokenizer.file
         return Tokens(tokenizer=make_tokenizer(path, plan.model))
     except Exception as error:  # the library tokenizers raises nothing more particular

@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder: all that is not particular to one job's model."""
+"""Exports a checkpoint to a Hugging Face folder; the parts that all jobs share."""
 
 import argparse
 import json
@@ -46,7 +46,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-"""What a folder of Hugging Face may have of a tokenizer."""
+"""The files of a tokenizer in a Hugging Face folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ FindTokens = Callable[[JobPlan, CheckpointManifest, Path], Tokens]
 
 
 def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
-    """Export as the command line says. No device is needed, and no other worker."""
+    """Export as the command line says, without a device or other workers."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     options = _parse()
@@ -127,7 +127,7 @@ def _parse() -> argparse.Namespace:
     add("--tokenizer", type=Path, metavar="DIR", help="put the tokenizer of this folder beside it")
     add("--format", choices=["hf"], default="hf", help="hf: a folder for from_pretrained")
     add("--dtype", choices=DTYPES, default="float32", help="of the weights")
-    add("--force", action="store_true", help="replace an export that is there already")
+    add("--force", action="store_true", help="replace an existing export")
     add("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
@@ -137,7 +137,7 @@ def _step(text: str) -> int | str:
 
 
 def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
-    """Find the checkpoint of a step, the best, or else the newest whole one, and prove it."""
+    """Find the checkpoint of a step, the best or else the newest whole one, and verify it."""
     there = checkpoints_in(root)
     if not there:
         raise TrainError(f"{root.parent} has no checkpoint: train.save_every says when one is made")
@@ -149,7 +149,9 @@ def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
     if step is not None:
         steps = [step_of(path.name) for path in reversed(there)]
         if step not in steps:
-            raise TrainError(f"{root}: none of step {step}, but of {', '.join(map(str, steps))}")
+            raise TrainError(
+                f"{root}: no checkpoint of step {step}; there are {', '.join(map(str, steps))}"
+            )
         return prove(directory.step_directory(root, step))
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
@@ -164,13 +166,13 @@ def _check_place(output: Path, *, force: bool) -> None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / "config.json").is_file():
-        raise TrainError(f"{output} is there already and is no export: choose another --output")
+        raise TrainError(f"{output} exists already and is no export: choose another --output")
     if not force:
-        raise TrainError(f"{output} is there already: pass --force to replace it")
+        raise TrainError(f"{output} exists already: pass --force to replace it")
 
 
 def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
-    """Find the tokens of a text: bytes, or those of prepared data, if it is the same still."""
+    """Find the tokens of a text: bytes, or those of prepared data that has not changed."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
         return Tokens(end_of_text=END_OF_TEXT)
@@ -178,7 +180,7 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
         index = read_token_index(path)
         split = index.split("train")
         if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
-            raise TrainError(f"{path} is not what this run was trained on any more")
+            raise TrainError(f"{path} has changed since this run was trained on it")
     except TrainError as error:
         warn(f"exported without a tokenizer: {error}")
         return Tokens()
@@ -229,7 +231,7 @@ def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> 
 
 
 def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
-    """Copy a tokenizer's files beside the model, and see that it loads there and suits it."""
+    """Copy a tokenizer's files next to the model; check that it loads and fits the model."""
     from transformers import AutoTokenizer
 
     files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]

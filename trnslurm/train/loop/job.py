@@ -41,7 +41,7 @@ def open_job(
 ) -> TrainingJob[Settings]:
     """Read the plan that the only argument names, and join the other workers on its device.
 
-    `model` is the class that declares its section model.
+    `model` is the class that declares the plan's section model.
     """
     plan = parse_plan(description)
     section = read_settings(settings, plan)
@@ -54,7 +54,7 @@ def open_job(
 
 
 def check_world(plan: JobPlan, device: Device) -> None:
-    """Refuse to train if the workers that really run, or the batch, are not those of the plan."""
+    """Refuse to train if the running workers, or the batch, differ from the plan."""
     layout = f"{plan.nodes} nodes x {plan.workers_per_node} workers"
     if plan.nodes * plan.workers_per_node != plan.workers:
         raise TrainError(f"plan.json: {layout} are not {plan.workers} workers")
@@ -108,7 +108,7 @@ def begin_step(step: int) -> None:
 
 
 def note_failure(error: Exception, line: str) -> None:
-    """Record what this worker dies of; failures of that are ignored."""
+    """Record the error that ends this worker; ignore failures to write the record."""
     values = os.environ
     if "RANK" not in values:
         return  # no worker: torchrun tells each its rank
@@ -133,9 +133,9 @@ def note_failure(error: Exception, line: str) -> None:
 
 
 def _raised(error: BaseException) -> list[str]:
-    """Return the types of an exception and of those behind it, as a traceback names them.
+    """Return the types of an exception and of its causes, as a traceback names them.
 
-    Behind it are also those that `from None` hides: what was an OSError may pass.
+    Causes that `from None` hides count too: an OSError may be temporary.
     """
     found: list[BaseException] = [error]
     for each in found:  # grows

@@ -1,7 +1,7 @@
-"""What a run says of its progress, from rank 0: the log, metrics.jsonl, and TensorBoard's events.
+"""Worker 0's reports of a run: the log, metrics.jsonl and TensorBoard's events.
 
-A step's loss and norm stay on the device until a report is due; reading them earlier would make the
-host wait in the middle of the work.
+A step's loss and norm stay on the device until a report is due: to read them earlier, the host
+would have to wait for the device.
 """
 
 import math
@@ -19,7 +19,7 @@ from trnslurm.train.loop.reports import JsonLines, TensorBoardEvents
 from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings
 
-# Of what is expected, a training may be this much slower without a word.
+# The share of the expected rate below which a warning is printed.
 EXPECTED_SHARE = 0.95
 # The first optimizer step makes state and differs from the second; after that nothing is new.
 STEADY_AFTER = 2
@@ -91,8 +91,8 @@ class StepReporter:
     def due(self, step: int) -> bool:
         """Return whether a report is due after a step.
 
-        The first steps are reported at once, because the reduction of the numbers is a graph too
-        and should not come as a surprise later.
+        The first steps are reported at once: the reduction of the numbers is a graph too, which
+        must be compiled early.
         """
         early = step - self._first < STEADY_AFTER
         return early or step % self._log_every == 0 or step == self._last
@@ -127,7 +127,7 @@ class StepReporter:
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
-        # What a device does while its host goes on (on neuron and cuda all of it) is in the rest.
+        # The rest includes what a device does while its host continues: on neuron and cuda, all.
         spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
         times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
         memory = {key: round(value) for key, value in self._device.memory().items()}
@@ -155,7 +155,7 @@ class StepReporter:
         return flag_of_0 > 0
 
     def close(self) -> None:
-        """Close the files and say how many graphs came late: there should be none."""
+        """Close the files and print how many graphs were compiled late: there should be none."""
         if self._lines:
             self._lines.close()
         if self._events:
@@ -186,7 +186,7 @@ class StepReporter:
         batch = self._plan.batch
         samples_per_s = batch.global_batch / seconds
         tokens_per_s = samples_per_s * self._plan.seq_len
-        # What a precompile should have made. Where no cache tells, what came after the first steps.
+        # Graphs that the precompile missed; where no cache can tell, graphs after the first steps.
         missed = self._device.graphs_missed()
         line: dict[str, int | float] = {
             "attempt": self._attempt,
@@ -238,7 +238,7 @@ def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
 
 
 def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
-    """Count the same given the number of parameters, of which a worker may have a part only.
+    """Count the same from the number of parameters, for models that are divided over workers.
 
     6 per parameter and token, and the attention's products; what is recomputed does not count.
     """

@@ -1,4 +1,4 @@
-"""Writing down what a run says. A full disk costs lines of it, never the training."""
+"""Writes the metrics of a run. A full disk costs some lines, never the training."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class JsonLines:
-    """A file of whole lines, each a JSON object; later attempts go on in it."""
+    """A file of JSON objects, one per line; later attempts append to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,10 +30,10 @@ class JsonLines:
         try:
             self._append(json.dumps(kept).encode() + b"\n")
         except OSError as error:
-            self.close()  # the next line finds a file again, or makes one
+            self.close()  # the next line opens the file again
             if self._complains:
                 name, why = self._path.name, error.strerror
-                say(f"warning: {name} cannot be written ({why}): lines of it are missing")
+                say(f"warning: {name} cannot be written ({why}): some of its lines will be missing")
                 self._complains = False
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 
 class TensorBoardEvents:
-    """The same numbers for TensorBoard; none where its package is missing."""
+    """The same metrics for TensorBoard; nothing is written if its package is missing."""
 
     def __init__(self, directory: Path) -> None:
         self._writer: Any = None

@@ -1,4 +1,4 @@
-"""A training as one worker runs it: what surrounds the steps whose arithmetic is the job's own.
+"""A training as one worker runs it: everything around the steps, whose arithmetic is the job's.
 
     for step in run.steps():                # resumed, watched, stopped
         for unit in run.units(step):
@@ -43,7 +43,7 @@ from trnslurm.train.settings import CommonSettings, ScoredSettings
 
 
 class Supervision:
-    """One worker's, from here to the last step. A precompile has none, and never stops early."""
+    """One worker's stop and watchdog, until the last step. A precompile has neither."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Supervision:
         *,
         reported: Callable[[int], bool],
     ) -> None:
-        """Watch these steps; `reported` tells which of them bring all workers together."""
+        """Watch these steps; `reported` tells which steps end in a report, a collective."""
         self._environment = environment = job.environment
         self._last = steps.stop - 1
         self._stopped_after: int | None = None
@@ -77,12 +77,12 @@ class Supervision:
         self._watchdog.start()
 
     def note_stop(self) -> None:
-        """Record a stop for the batch script: after the last thing that can go wrong."""
+        """Record a stop for the batch script, after the last step that can fail."""
         if self._stopped_after is not None and self._environment.rank == 0:
             note_stop(self._environment, self._stopped_after)
 
     def step_done(self, step: int) -> bool:
-        """Return, after every step, whether all workers stop after it."""
+        """Note that a step is done; return whether all workers stop after it."""
         if not self._active:
             return False
         self._watchdog.step_done(step)
@@ -103,7 +103,7 @@ Evaluate = Callable[[], Mapping[str, float]]
 
 
 class Trained(TrainingState, Protocol):
-    """What is trained: the state that checkpoints hold, and the gradients of a step."""
+    """What is trained: the state in checkpoints, and the gradients of a step."""
 
     def begin_last_unit(self) -> None:
         """Learn that the next unit is the last of a step."""
@@ -112,7 +112,7 @@ class Trained(TrainingState, Protocol):
         """Update the parameters; return the norm of the gradients before clipping."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set the gradients to zero."""
 
 
 class TrainingRun:
@@ -168,7 +168,7 @@ class TrainingRun:
         )
 
     def describe(self, num_parameters: int, *, each: str, **lines: str) -> None:
-        """Print what is about to run: the plan, the model, lines of the job's own, the steps."""
+        """Print what will run: the plan, the model, the job's own lines, the steps."""
         if self.device.rank:
             return
         plan, settings = self.plan, self.settings
@@ -181,7 +181,7 @@ class TrainingRun:
 
     def begin(self) -> range:
         """Load the newest checkpoint, and begin to watch; return the steps of this start."""
-        # Before the optimizer's state, which a first step makes later and a resumed run here:
+        # Made before the optimizer's state, which a first step makes later and a resumed run here:
         # torch_xla orders a graph's results by their age.
         self._sums = self.device.put(torch.zeros(self._parts))
         self._units = 0  # of the step so far
@@ -223,7 +223,7 @@ class TrainingRun:
             self.optimizer.begin_last_unit()
 
     def end(self, step: int, grad_norm: Tensor, *, evaluate: Evaluate | None = None) -> None:
-        """End the step's graph; evaluate, report, save and stop as is due."""
+        """End the step's graph; evaluate, report, save and stop if they are due."""
         sums = self._sums.clone()
         self._sums.zero_()
         self.optimizer.zero_grad()
@@ -232,7 +232,7 @@ class TrainingRun:
         self._expect_unit()
 
         scores: Mapping[str, float] = {}
-        # After the first step as well, so that its graph does not come as a surprise later.
+        # Evaluate after the first step too, so that its graph is compiled early.
         ends = (self._first, self._last)
         if evaluate and due(self.settings.eval_every, step, also=ends):
             scores = evaluate()
@@ -278,9 +278,9 @@ class TrainingRun:
         return totals
 
     def close(self, tensors: Callable[[], Iterable[Tensor]], *, what: str = "parameters") -> None:
-        """Wait for the last checkpoint, compare tensors that all workers must have alike, and part.
+        """Wait for the last checkpoint, check that the tensors are equal on all workers, and close.
 
-        After a stop nothing is compared, because every second may count.
+        After a stop compare nothing, because every second may count.
         """
         self._checkpoints.require_last()
         self._reporter.close()
@@ -297,9 +297,9 @@ _ROUNDING = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
 def conclude(
     device: Device, tensors: Iterable[Tensor], what: str, environment: Environment
 ) -> None:
-    """Report that the workers agree at the end of a run; in a training it is an error if not.
+    """Check that all workers have equal tensors at the end of a run; raise a TrainError if not.
 
-    But where each device rounds stochastically, a worker's parameters may drift by themselves.
+    Where devices round stochastically, the parameters of workers may differ.
     """
     precompile = environment.phase == "precompile"
     agree, rounds = all_equal(device, tensors), os.environ.get(_ROUNDING) == "1"

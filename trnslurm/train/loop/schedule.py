@@ -1,4 +1,4 @@
-"""How many optimizer steps a training has, and what is due at each: also its learning rate."""
+"""How many steps a training has, what is due at each step, and the learning rate."""
 
 import math
 import time
@@ -8,12 +8,12 @@ from trnslurm.train.loop.progress import STEADY_AFTER
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
 
-# One step more than it takes to see every graph, so that a late one shows here and not in training.
+# One step more than it takes to see every graph, so that a late graph shows in the precompile.
 PRECOMPILE_STEPS = STEADY_AFTER + 1
 
 
 def total_steps(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
-    """Return the steps of the whole training: the plan's, or fewer if so many epochs are over."""
+    """Return the steps of the whole training: the plan's, or fewer if the epochs end sooner."""
     if not epochs:
         return plan.steps
     return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
@@ -34,14 +34,14 @@ def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: in
 
 
 def due(every: int, step: int, also: tuple[int, ...]) -> bool:
-    """Return whether what happens every N steps (0: never), and also at some, is due."""
+    """Return whether an action is due: every N steps (0: never), and also at some steps."""
     return every > 0 and (step % every == 0 or step in also)
 
 
 class SaveTimes:
-    """When a checkpoint is due: every so many steps, every so many minutes, and at the end.
+    """When a checkpoint is due: by number of steps, by minutes, and at the end.
 
-    The minutes are those of worker 0's clock since the last one; 0: never because of this.
+    Worker 0's clock counts the minutes since the last checkpoint; 0: never by minutes.
     """
 
     def __init__(self, settings: CommonSettings, *, last: int) -> None:
@@ -55,7 +55,7 @@ class SaveTimes:
         return self._seconds > 0 and time.monotonic() - self._since >= self._seconds
 
     def due(self, step: int, *, overdue: bool) -> bool:
-        """Return whether one is due now; `overdue` is worker 0's word."""
+        """Return whether a checkpoint is due now; `overdue` is worker 0's flag."""
         at_end = self._seconds > 0 and step == self._last
         if not (overdue or at_end or due(self._every, step, also=(self._last,))):
             return False

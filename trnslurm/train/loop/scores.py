@@ -1,6 +1,6 @@
-"""What a model is judged by: from counts of what it took for what, or from its predictions.
+"""Scores of a model, from counts of labels and predictions, or from the predictions themselves.
 
-Counts and predictions are sums over workers, so a score is the same whatever the number of these.
+Both are sums over workers, so a score does not depend on the number of workers.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Numbers = NDArray[np.float64]
 
 
 def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_labels: int) -> Tensor:
-    """Count, on the device, how often each label (a row) was taken for each (a column).
+    """Count, on the device, how often each label (a row) was predicted as each label (a column).
 
     A sample of weight 1 counts, one of weight 0 does not. No scatter, and no matrix product, which
     autocast would round; sums in fp32 are exact up to 16 million samples.
@@ -160,7 +160,7 @@ _OF_COUNTS: dict[str, Callable[..., float]] = {
 _OF_NUMBERS: dict[str, Callable[..., float]] = {"pearson": _pearson, "spearman": _spearman}
 
 
-# Always as many numbers at once: their count is part of the graph that sums them.
+# Always the same number of values: the number is part of the graph that sums them.
 AT_ONCE = 1024
 
 
@@ -172,9 +172,9 @@ def sum_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gather_rows(device: Device, rows: Tensor) -> Tensor:
-    """Return every row from the worker that has it, on the host; on the others it is zero.
+    """Return all rows on the host; each row is zero on all workers but one.
 
-    By a sum, which every device can do, and which changes no number.
+    A sum collects them: every device can sum, and adding zeros changes no number.
     """
     numbers = rows.flatten().tolist()
     whole: list[float] = []
@@ -185,7 +185,7 @@ def gather_rows(device: Device, rows: Tensor) -> Tensor:
 
 
 def score(text: Labelled, logits: Tensor) -> dict[str, float]:
-    """Return the mean loss, and what the data says a model is judged by, on its first samples."""
+    """Return the mean loss and the data's scores on the first samples."""
     labels = text.fixed(0, len(logits)).labels
     if text.labels:
         pairs = labels * text.num_outputs + logits.argmax(-1)

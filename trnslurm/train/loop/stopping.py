@@ -1,6 +1,6 @@
 """A graceful stop: all workers end after the same step, and save it.
 
-Whoever wants it writes state/stop-<phase>-<attempt>.json. Worker 0, which runs on the node of the
+A request is the file state/stop-<phase>-<attempt>.json. Worker 0, which runs on the node of the
 batch script, looks for it when it has ended a step s and not yet given step s + 1 to its device,
 and announces a last step S in the workers' store. Every worker looks for the announcement at the
 end of every step, and ends after step S.
@@ -27,7 +27,7 @@ from trnslurm.train.devices.store import Store, open_store
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
-# Worker 0 looks for the file so often, if steps are short.
+# How often worker 0 looks for the file, if steps are short.
 LOOK_S = 0.5
 # A worker that gets TERM waits this long for a request to stop: Slurm sends TERM to batch
 # script and workers at the same moment.
@@ -74,7 +74,7 @@ class Stopping:
         return self.stops_at == step
 
     def asked(self) -> bool:
-        """Return whether a stop is asked for; worker 0 knows first, and tells the others."""
+        """Return whether a stop is requested; worker 0 looks, and announces it to the others."""
         if self._environment.rank == 0:
             if not self._file.exists():
                 return False
@@ -83,7 +83,7 @@ class Stopping:
         return bool(self._store.check(["asked"]))
 
     def _agree(self, step: int) -> int | None:
-        """Return the last step, if it is agreed upon; worker 0 decides, the others read it."""
+        """Return the last step, if it is decided; worker 0 decides, the others read."""
         if self._environment.rank:
             return int(self._store.get("last")) if self._store.check(["last"]) else None
         if time.monotonic() < self._next_look:
@@ -98,7 +98,7 @@ class Stopping:
 
 
 def note_stop(environment: Environment, step: int) -> None:
-    """Record, as worker 0 and at the very end, that nothing is lost."""
+    """Record that all work is saved; worker 0 calls it at the very end."""
     path = environment.files.stopped_file(environment.phase, environment.attempt)
     try:
         write_json(path, {"step": step, "saved": True, "time": time.time()})
@@ -109,7 +109,7 @@ def note_stop(environment: Environment, step: int) -> None:
 
 
 def follow_term(asked: Callable[[], bool]) -> None:
-    """End at once on SIGTERM, unless a stop is asked for: then train on to the last step.
+    """End at once on SIGTERM, unless a stop is requested: then continue to the agreed step.
 
     A thread does so, because Python runs no handler while the main thread waits in a collective.
     """

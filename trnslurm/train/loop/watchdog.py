@@ -1,12 +1,12 @@
-"""Whether training makes progress, and who holds it up: a thread in every worker.
+"""Checks that training makes progress, and finds who holds it up: a thread in every worker.
 
 Each call of Device.sync is a beat. Every few seconds the thread looks whether there was one since,
 and tells the others through the workers' store, with a number that counts its own turns. Without a
 beat for too long all write their stacks down, and whoever noticed names the worker: one that does
 not count its turns any more is frozen, else the one that is furthest behind holds up the others.
 
-What takes long and is no fault: the end of a save, for which training waits. Nobody is blamed while
-a worker is in one; it has a limit of its own.
+The end of a save, for which training waits, may take long. While a worker is in a save no worker is
+blamed; a save has a separate time limit.
 """
 
 import faulthandler
@@ -42,11 +42,11 @@ EXIT_CODE = 70
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What a worker tells of itself in each turn of its thread."""
+    """What a worker publishes in each turn of its thread."""
 
     turn: int
     step: int
-    """The one that it is in."""
+    """The step that it is in."""
     beats: int
     idle_s: float
     """Since its last beat."""
@@ -57,13 +57,13 @@ class Sign:
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """Who makes no progress."""
+    """The workers that make no progress."""
 
     reason: str
     workers: tuple[int, ...] = ()
-    """Empty: nobody in particular."""
+    """Empty: no worker in particular."""
     frozen: bool = False
-    """They have stopped reporting where they are."""
+    """They no longer publish signs of life."""
 
 
 def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
@@ -172,7 +172,7 @@ class Watchdog:
         return max(self._least_s, self._factor * usual_s)
 
     def _exchange(self, now: float) -> int:
-        """Publish a sign of life; return how often anybody asked for stacks."""
+        """Publish a sign of life; return how often workers have requested stacks."""
         sign = Sign(
             turn=self._turn,
             step=self._step,
@@ -210,7 +210,7 @@ class Watchdog:
             self._give_up(now, signs, stall)
 
     def _dump(self, now: float) -> None:
-        """Write this worker's stacks to its log, in one piece and not too often."""
+        """Write this worker's stacks to its log, in one write and not too often."""
         if now - self._dumped < 10 * self._patience_s:
             return
         self._dumped = now
@@ -226,7 +226,7 @@ class Watchdog:
         os.write(sys.stderr.fileno(), text)
 
     def _give_up(self, now: float, signs: list[Sign], stall: Standstill) -> None:
-        """Record who is stuck, unless another worker has, and end this worker."""
+        """Record the stuck workers, unless another worker has, and end this worker."""
         values = describe(stall, signs, seconds=round(now - self._since), step=self._step)
         here = self._environment
         record = {"time": time.time(), **values, "reported_by": here.rank}

@@ -1,4 +1,4 @@
-"""Plain data parallelism on cpu and cuda, and what XLA devices share with it."""
+"""Plain data parallelism on cpu and cuda; XLA devices share most of it."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class DataParallel(GlobalOptimizer):
         if adds_up:
             super()._make_gradients()  # of one unit
             for parameter in self._parameters:
-                # Before those of the buckets, which send what it has added up.
+                # Registered before the buckets' hooks, which send these sums.
                 register: Any = parameter.register_post_accumulate_grad_hook  # not annotated
                 register(self._add_up)
         zeroed, gradients = self._allocate(torch.float32 if adds_up else dtype)
@@ -60,7 +60,7 @@ class DataParallel(GlobalOptimizer):
         return zeroed
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
-        """Return zeros for the gradients: as they are set to zero, and by parameter."""
+        """Return zeros for the gradients: the tensors to set to zero, and a view by parameter."""
         in_order = list(self._spec.named.values())
         self._summed: Buckets | SharedGradients
         if SharedGradients.fit(self._device):
@@ -110,8 +110,8 @@ class DataParallel(GlobalOptimizer):
         return lr
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
-        """Return a number of steps as the optimizer inside keeps it."""
-        # The fused AdamW expects it beside the parameter.
+        """Return a number of steps in the form that the optimizer inside keeps."""
+        # The fused AdamW expects the step on the parameter's device.
         return torch.tensor(float(updates), device=parameter.device)
 
     def load(self, read: Read, *, updates: int) -> None:
@@ -143,7 +143,7 @@ class DataParallel(GlobalOptimizer):
 
 
 def _nothing(parameter: Tensor) -> Tensor:
-    """Return what a master is between steps if it is not kept: it takes no memory then."""
+    """Return the value of an unkept master between steps, which takes no memory."""
     # Not parameter.detach(): on Neuron, where torch_xla does without functionalization, the next
     # step's copy in fp32 would be written into the parameter as well, which stayed in fp32.
     return torch.zeros(1, device=parameter.device)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 
-# A message has a price of its own: PyTorch's DistributedDataParallel begins with 1 MiB and goes on
-# with 25 (docs: bucket_cap_mb). A model smaller than that would be one bucket, ready last of all.
+# Each message has a cost: PyTorch's DistributedDataParallel begins with 1 MiB and continues with 25
+# (docs: bucket_cap_mb). A smaller model would be one bucket, which is ready last.
 _LARGEST, _SMALLEST, _AT_LEAST = 25 << 20, 1 << 20, 8
 
 
@@ -32,7 +32,7 @@ class Buckets:
         order = list(reversed(parameters))
         sizes = [parameter.numel() for parameter in order]
         self.whole = torch.zeros(sum(sizes), dtype=dtype, device=order[0].device)
-        """All gradients, one behind the other."""
+        """All gradients, one after another."""
         views = zip(order, torch.split(self.whole, sizes), strict=True)
         self.gradients = {parameter: view.view_as(parameter) for parameter, view in views}
         """A gradient for each parameter: a view of the whole."""
@@ -63,7 +63,7 @@ class Buckets:
         self._last = True
 
     def _add(self, parameter: Tensor) -> None:
-        """Note that a unit's gradient has been added; send what is complete."""
+        """Note that a unit's gradient has been added; send complete buckets."""
         if not self._last:
             return
         bucket = self._bucket_of[parameter]
@@ -80,7 +80,7 @@ class Buckets:
                 self._send()
 
     def all_reduce(self) -> None:
-        """Send what is left, and wait until all is summed."""
+        """Send the remaining buckets, and wait until all are summed."""
         while self._sent < len(self._buckets):
             self._send()
         for work in self._works:
@@ -105,7 +105,7 @@ def _bucket_bytes(whole: Tensor) -> int:
 
 
 class SharedGradients:
-    """The gradients of a model in one piece of memory, beside those of the other workers.
+    """The gradients of a model in one piece of memory, next to those of the other workers.
 
     Each worker sums its part of all of them, always in one order, and copies the other parts' sums.
     gloo would send them through TCP: more work than the sum itself, where cores are few.
@@ -121,7 +121,7 @@ class SharedGradients:
         self._each, self._sum = rows[:-1], rows[-1]
         self._part = slice(*(sum(sizes) * (device.rank + end) // device.world for end in (0, 1)))
         self.whole = self._each[device.rank]
-        """All gradients of this worker, one behind the other."""
+        """All gradients of this worker, one after another."""
         views = zip(parameters, torch.split(self.whole, sizes), strict=True)
         self.gradients = {parameter: view.view_as(parameter) for parameter, view in views}
         """A gradient for each parameter: a view of the whole."""
@@ -133,11 +133,11 @@ class SharedGradients:
         return together and device.name == "cpu" and hasattr(os, "memfd_create")  # not on macOS
 
     def begin_last_unit(self) -> None:
-        """Do nothing: sums that compute beside a backward pass would take its cores."""
+        """Do nothing: sums during a backward pass would take its cores."""
 
     @torch.no_grad()
     def all_reduce(self) -> None:
-        """Sum what all workers have."""
+        """Sum the gradients of all workers."""
         self._device.barrier("gradients")
         part = self._part
         torch.sum(self._each[:, part], dim=0, out=self._sum[part])

@@ -1,4 +1,4 @@
-"""Makes the optimizer that a recipe asks for."""
+"""Makes the optimizer of a recipe."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,9 +29,9 @@ def make_optimizer(
     zero1: bool = True,
     precision: str = "fp32_copy",
 ) -> GlobalOptimizer:
-    """Make the optimizer that the settings ask for.
+    """Make the optimizer of the settings.
 
-    ZeRO-1 exists on XLA devices; others reduce gradients plainly, whatever is asked for. Matrices
+    ZeRO-1 exists on XLA devices only; other devices ignore zero1 and reduce gradients. Matrices
     decay; biases and layer norms, which are vectors, do not.
     """
     name = settings.optimizer
@@ -53,7 +53,7 @@ def make_spec(
     shapes: Mapping[str, Sequence[int]] | None = None,
     precision: str = "fp32_copy",
 ) -> OptimizerSpec:
-    """Return what the settings say of an optimizer; `shapes` are those of divided parameters."""
+    """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones."""
     name = settings.optimizer
     shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
     matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]

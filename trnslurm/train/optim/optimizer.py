@@ -1,8 +1,8 @@
 """One optimizer step over all workers: plain data parallelism, or on XLA devices ZeRO-1 too.
 
 All expect gradients that add up, over workers and units, to the gradient of the global batch; all
-clip by the global norm and return that norm as it was before. All give their state, for saving, as
-rows of named tensors, and take it back whatever number of workers wrote it.
+clip by the global norm and return the norm before clipping. All return their state as rows of named
+tensors, and load a state that any number of workers wrote.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ OPTIMIZERS = {
 ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 
 UNCLIPPED = 1e30
-"""A bound of the norm that scales no gradient, in bf16 too; the norm is known all the same.
+"""A bound that scales no gradient, in bf16 either; the norm is still computed.
 
 Not infinity, for which compilers of XLA have options of their own.
 """
@@ -94,7 +94,7 @@ class GlobalOptimizer(ABC):
             gradient.zero_()
 
     def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
-        """Learn that a step's last gradients come next: their sums may be on their way early."""
+        """Note that a step's last gradients come next: their sums may be sent early."""
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
@@ -103,8 +103,8 @@ class GlobalOptimizer(ABC):
     def shards(self) -> list[TensorShard]:
         """Return this worker's part of the state, parameters included; not before the first step.
 
-        The tensors are the live ones: they are to be copied before the next step. Of what a model
-        holds besides parameters (buffers) nothing is state here: it never changes.
+        The tensors are live: copy them before the next step. A model's buffers are no state here,
+        because they never change.
         """
         shards = []
         for name, parameter, holder in self._triples():
@@ -129,19 +129,19 @@ class GlobalOptimizer(ABC):
 
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
-        """Load a saved state, which has seen this many steps; parameters are set too."""
+        """Load parameters and state, saved after this many updates."""
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
         """Return the tensors that the optimizer inside updates, one for each parameter."""
 
     def _saved(self, parameter: Tensor, holder: Tensor) -> Tensor:
-        """Return the values of a parameter that are saved: the most precise ones there are."""
+        """Return the values of a parameter to save: the most precise that exist."""
         return holder.detach()
 
     @abstractmethod
     def _own_part(self, tensor: Tensor, rows: range) -> tuple[Tensor, int]:
-        """Return what has this worker's rows of a holder or its state, and where they begin."""
+        """Return the tensor with this worker's rows of a holder or its state, and their start."""
 
     def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
         return zip(self._names, self._parameters, self._holders(), strict=True)

@@ -53,7 +53,7 @@ class Zero1(GlobalOptimizer):
         self._base = self._zero.base_optimizer
 
     def step(self, lr: float) -> Tensor:
-        """Take one step; gradients are summed, so ZeRO's division by the world is undone."""
+        """Take one step; gradients are summed, so undo ZeRO's division by the world size."""
         rate = self._rate(lr)
         for group in self._zero.param_groups:
             group["lr"] = rate
@@ -108,7 +108,7 @@ BUCKET_MB = 512
 
 
 class XlaDataParallel(DataParallel):
-    """DataParallel by torch_xla's means, and so that no later step has a graph of its own."""
+    """DataParallel on torch_xla, with the same graph in every step."""
 
     _tensor_lr = False
 
@@ -117,12 +117,12 @@ class XlaDataParallel(DataParallel):
         return spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
-        # Not in one piece: XLA has no views, and joins tensors of a collective by itself.
+        # Separate tensors: XLA has no views, and itself joins the tensors of a collective.
         zeros = {each: torch.zeros_like(each, dtype=dtype) for each in self._parameters}
         return list(zeros.values()), zeros
 
     def begin_last_unit(self) -> None:
-        """Do nothing: the order of what happens on the device is the compiler's."""
+        """Do nothing: the compiler orders the work on the device."""
 
     def _reduce(self) -> None:
         # torch_xla itself reads the variable where it averages, in xm.reduce_gradients, alone.

@@ -63,7 +63,7 @@ class Fsdp(Sharded):
         self._base.zero_grad(set_to_none=True)
 
     def shards(self) -> list[TensorShard]:
-        """Return this worker's rows, which lie in its memory as they are saved."""
+        """Return this worker's rows, which are in its memory in the saved layout."""
         return [
             TensorShard(name=name, kind=kind, rows=rows, tensor=tensor)
             for name, parameter in self._parameters.items()
@@ -79,7 +79,7 @@ class Fsdp(Sharded):
                 state = self._base.state[parameter]
                 for kind in self._kinds:
                     state[kind] = torch.zeros_like(parameter)
-                # The fused AdamW expects it beside the parameter.
+                # The fused AdamW expects the step on the parameter's device.
                 state["step"] = torch.tensor(float(updates), device=self._device.torch_device)
             for kind, tensor in self._tensors(parameter).items():
                 tensor.copy_(read(name, kind, self._own_rows(name)))

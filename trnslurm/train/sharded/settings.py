@@ -1,4 +1,4 @@
-"""A strategy's own file, read and compared with the plan."""
+"""The settings of a sharded model, and the strategy's file, compared with the plan."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a training loop asks of a sharded model, and what its strategies share."""
+"""The interface of a sharded model, and what its strategies share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from trnslurm.train.sharded.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingRequest:
-    """What a strategy works with."""
+    """What a strategy gets to divide a model."""
 
     plan: JobPlan
     settings: ShardedSettings
@@ -36,11 +36,11 @@ class ShardingRequest:
 
 
 class Sharded(ABC):
-    """A model divided over all workers, and the optimizer of it.
+    """A model divided over all workers, and its optimizer.
 
-    All workers run equally many units, and call everything alike. Gradients that add up, over
-    workers and units, to the gradient of the global batch are expected; the norm that step gives is
-    that of the whole gradient before clipping. It is a TrainingState for checkpoints.
+    All workers run equally many units and make the same calls. The gradients must add up, over
+    workers and units, to the gradient of the global batch; step returns the norm of the whole
+    gradient before clipping. It is a TrainingState for checkpoints.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class Sharded(ABC):
         scaled.backward()
 
     def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
-        """Do nothing: each strategy divides gradients in its own time."""
+        """Do nothing: each strategy decides when it reduces gradients."""
 
     @abstractmethod
     def step(self, lr: float) -> Tensor:
@@ -80,7 +80,7 @@ class Sharded(ABC):
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set the gradients to zero."""
 
     @abstractmethod
     def shards(self) -> list[TensorShard]:
@@ -88,10 +88,10 @@ class Sharded(ABC):
 
     @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
-        """Load a saved state, which has seen this many steps; parameters are set too."""
+        """Load parameters and state, saved after this many updates."""
 
     def _check_world(self, found: int) -> None:
-        """Refuse to train copies: each library finds the other workers in its own way."""
+        """Refuse to train separate copies: each library finds the other workers in its own way."""
         if found != self._device.world:
             raise TrainError(
                 f"{type(self).__name__} found {found} workers, but {self._device.world} run: "

@@ -20,7 +20,7 @@ from trnslurm.train.errors import TrainError
 
 
 def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) -> Read:
-    """Return new values, the same for every number of workers: each tensor has a seed of its own.
+    """Return new values, the same for any number of workers: each tensor has a separate seed.
 
     Matrices are normal with this deviation, norms begin with 1 and biases with 0, as transformers
     has it. The optimizer's state begins with 0.
@@ -41,7 +41,7 @@ def new_values(shapes: Mapping[str, tuple[int, ...]], *, seed: int, std: float) 
 
 
 def saved_values(source: str, model: nn.Module, *, asked_by: str = "train.init_from") -> Read:
-    """Return the parameters of a saved model, whose names and shapes must be those of this one.
+    """Return the parameters of a saved model; names and shapes must equal this model's.
 
     The source is a directory of checkpoints or one of these, or a folder of Hugging Face with
     safetensors, also by its name in the local cache: jobs have no network.

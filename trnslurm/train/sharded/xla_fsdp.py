@@ -38,14 +38,14 @@ DTYPES = ("compute_dtype", "buffer_dtype")
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpPart:
-    """This worker's part of one or more parameters, one behind the other."""
+    """This worker's part of one or more parameters, one after another."""
 
     names: list[str]
     holder: nn.Parameter
 
 
 class XlaFsdp(Sharded):
-    """Parameters are divided as flat rows of numbers, all those of a layer in one or one by one."""
+    """Divides parameters as flat rows of numbers: those of a layer together, or each alone."""
 
     def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
@@ -100,7 +100,7 @@ class XlaFsdp(Sharded):
             part.holder.grad.zero_()
 
     def shards(self) -> list[TensorShard]:
-        """Return this worker's rows; one part of the model after the other is gathered for it."""
+        """Return this worker's rows; to get them, gather one part of the model after another."""
         shards = []
         for part in self._parts:
             state = self._base.state[part.holder]

@@ -15,14 +15,14 @@ from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, 
 class Zero3(Sharded):
     """Each parameter is divided as a flat row of numbers, by DeepSpeed's engine.
 
-    What its file has beyond the plan is DeepSpeed's own to understand. The engine's loss scaling
+    Only DeepSpeed understands what its file has beyond the plan. The engine's loss scaling
     does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
     """
 
     def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
         self._deepspeed = _open_deepspeed(request.device.torch_device.type)
-        # Each layer is divided as soon as it is there, so that the model never is as a whole.
+        # Each layer is divided as soon as it is made, so the whole model never exists.
         config = request.file | {"zero_allow_untested_optimizer": True}  # SGD; our tests do
         with self._deepspeed.zero.Init(config_dict_or_path=config):
             model: Any = request.make_model()
@@ -38,7 +38,7 @@ class Zero3(Sharded):
         self._done = 0
 
     def backward(self, loss: Tensor) -> None:
-        """Add a unit's gradient; DeepSpeed ends the accumulation in that of the last."""
+        """Add a unit's gradient; with the last unit DeepSpeed ends the accumulation."""
         self._done += 1
         self._engine.set_gradient_accumulation_boundary(self._done == self._units)
         # The engine takes no vector, of however few elements.
@@ -99,7 +99,7 @@ class Zero3(Sharded):
     def _state_of(self, flat: Tensor, updates: int) -> dict[str, Tensor]:
         """Make the state that the first step would make of a part of the parameters."""
         state = {kind: torch.zeros_like(flat) for kind in self._kinds}
-        # The fused AdamW expects it beside the parameter.
+        # The fused AdamW expects the step on the parameter's device.
         return state | {"step": torch.tensor(float(updates), device=flat.device)}
 
 

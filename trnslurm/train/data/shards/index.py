@@ -1,8 +1,8 @@
-"""What all workers must know of every shard, read once: its samples and their masked tokens.
+"""The index of the shards: the samples of each, and the masked tokens of each sample.
 
-With it each worker works out the denominator of any step's loss by itself. The index is kept beside
-the shards, or in a directory of the run where it cannot be written there; it is made anew when a
-shard's size or time of change is no longer what it was.
+With the index every worker computes the denominator of any step's loss without communication. The
+index is next to the shards, or in the run directory if the shards' directory is read-only; it is
+made again when the size or the modification time of a shard has changed.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ class ShardIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Identify the shards, wherever they lie and whenever they were written."""
+        """Identify the shards by their contents, wherever they are."""
         known = [(shard.file, shard.bytes, shard.samples) for shard in self.shards]
         digest = hashlib.sha256(repr((self.seq_len, self.max_pred, known)).encode())
         digest.update(self.masked.tobytes())

@@ -1,10 +1,10 @@
 """Arrays that the workers of a node share: files on its disk, each made once and mapped by all.
 
-They are in the page cache as long as they are used, so nobody waits for the disk, and memory that
-is short is not lost to what a killed job left.
+While they are used they are in the page cache, so no worker waits for the disk; what a killed job
+leaves takes no memory.
 
 The first worker that needs an array makes it; the others wait for its lock, which the kernel lifts
-if that worker dies, so there is no leader and no state beside the files. Where they cannot be
+if that worker dies, so there is no leader, and no state but the files. Where they cannot be
 shared each worker makes its own.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PREFIX = "trnslurm-shards"
-# Held by every worker that uses a directory: one that nobody holds is left over.
+# Every worker that uses a directory holds this lock: a directory without a holder is left over.
 _USED = "used"
 # Where the disk is full, or cannot be written to.
 _MEMORY = Path("/dev/shm")
@@ -38,7 +38,7 @@ class NodeArrays:
         """Join the workers that use a directory; make it for the first."""
         self._directory, self._dtype, self._say = directory, dtype, say
         self.close = weakref.finalize(self, _leave, _hold(directory), directory)
-        """Let the directory go; the last worker removes it."""
+        """Release the directory; the last worker removes it."""
 
     def get(self, number: int, length: int, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Return an array of a known length, made by this worker if no other has."""
@@ -126,7 +126,7 @@ def _hold(directory: Path) -> IO[bytes]:
 
 
 def _leave(lock: IO[bytes], directory: Path) -> None:
-    """Let a directory go; remove it if nobody else holds it."""
+    """Release a directory; remove it if no other worker holds it."""
     with lock, contextlib.suppress(OSError):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def _remove_abandoned(base: Path) -> None:
 
 
 def _check_ours(directory: Path) -> None:
-    """Refuse a directory that somebody else could have put there."""
+    """Refuse a directory that another user could have made."""
     status = directory.lstat()
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
     if not private or status.st_uid != os.getuid():
@@ -151,7 +151,7 @@ def _check_ours(directory: Path) -> None:
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether a path is still that of an open file."""
+    """Return whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -97,7 +97,7 @@ class ShardedSamples:
         return max(1, total)
 
     def close(self) -> None:
-        """Let go what the workers of the node share."""
+        """Release the arrays that the workers of the node share."""
         self._loader.shutdown(cancel_futures=True)
         if self._node:
             self._node.close()
@@ -146,7 +146,7 @@ class ShardedSamples:
         return samples
 
     def _check(self, path: Path, rows: Rows) -> None:
-        """Refuse numbers that an accelerator would silently take for others."""
+        """Refuse numbers out of range, which an accelerator would silently misread."""
         limits = {
             "input_ids": (self._vocab_size, "model.vocab_size"),
             "masked_lm_ids": (self._vocab_size, "model.vocab_size"),

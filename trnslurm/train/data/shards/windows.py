@@ -40,7 +40,7 @@ class WindowPart:
 
 
 class Windows:
-    """An endless stream: epoch after epoch of all samples, of which any place is known at once."""
+    """An endless stream: epoch after epoch of all samples, with any position known at once."""
 
     def __init__(self, shard_samples: Sequence[int], *, seed: int) -> None:
         self.num_samples = sum(shard_samples)
@@ -55,7 +55,7 @@ class Windows:
         self._per_epoch = -(-len(self._pieces) // PIECES_PER_WINDOW)
         self._epoch = functools.lru_cache(maxsize=2)(self._make_epoch)
         self.order = functools.lru_cache(maxsize=2)(self._make_order)
-        """Return which of its pieces' samples, one piece after another, a window has where."""
+        """Return the order of a window's samples, which are counted through its pieces."""
 
     def parts(self, first: int, count: int) -> Iterator[WindowPart]:
         """Yield where the samples at positions first … first + count - 1 of the stream are."""
