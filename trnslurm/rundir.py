@@ -73,7 +73,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def notify_file(self) -> Path:
-        """Whom to tell, and of what; there is none where nobody is."""
+        """Whom to notify about which events; missing if no one is."""
         return self.path / NOTIFY
 
     @property
@@ -83,7 +83,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def project_file(self) -> Path:
-        """What of the project of a script of one's own was not copied."""
+        """Which files of a custom script's project were not copied."""
         return self.code / "project.json"
 
     @property
@@ -173,7 +173,7 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "local"
 
     def state_file(self, phase: str, attempt: int) -> Path:
-        """Where an attempt stands, or how it ended."""
+        """The state of an attempt, or how it ended."""
         return self.state / f"{phase}-{attempt}.json"
 
     def all_attempts(self) -> list[tuple[str, int]]:
@@ -205,7 +205,7 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / f"stuck-{phase}-{attempt}.json"
 
     def told_file(self, phase: str, attempt: int, event: str) -> Path:
-        """Exists once somebody was told of an event."""
+        """Exists once a message about an event was sent."""
         return self.state / f"told-{phase}-{attempt}-{event}.json"
 
     @property
@@ -215,7 +215,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def saved_file(self) -> Path:
-        """The newest checkpoint that a script of one's own says it has saved."""
+        """The newest checkpoint that a custom script reports as saved."""
         return self.state / "saved.json"
 
     def newest_step(self) -> int:
@@ -454,7 +454,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _written(file: Path, data: Any) -> Iterator[Path]:
-    """Make a hidden file beside `file` that has the data, for the block to put in its place."""
+    """Make a hidden file with the data next to `file`, for the block to move to its place."""
     temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(f"{json.dumps(data, indent=2)}\n", encoding="utf-8")

@@ -395,7 +395,7 @@ def test_cancelled_run_does_not_come_back(script: Script) -> None:
     script.step("touch started\n")
     assert script.run() == 1
     assert script.ended() == ("CANCELLED", "cancelled before it started")
-    assert "remove state/cancelled.json to run it all the same" in script.said
+    assert "remove state/cancelled.json to run it anyway" in script.said
     assert not script.bench.has("started")
 
 

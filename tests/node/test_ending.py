@@ -63,7 +63,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         # Asked for in another way, by a file that somebody wrote.
         ({"stop": "", **SAVED}, "STOPPED|STOPPED||saved step 40"),
         ({"stop": "terminated", **SAVED}, "STOPPED|STOPPED||terminated; saved step 40"),
-        # A script of one's own that was told, and ended without a word of a save.
+        # A custom script that was asked to stop, and ended without reporting a save.
         (
             {"stop": "time limit", "answered": True, "exit_code": 0},
             "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
@@ -319,7 +319,8 @@ def test_a_job_that_dies_without_a_word_again_and_again(run):
     assert reason_to_give_up(read_state("train", 3), 2) == ""
     state_file(run, 4)
     assert reason_to_give_up(read_state("train", 4), 2) == (
-        "given up after 2 crashes in a row without a new checkpoint: it ended without a word"
+        "given up after 2 crashes in a row without a new checkpoint: "
+        "it ended without recording its state"
     )
 
 

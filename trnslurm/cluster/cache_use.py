@@ -1,4 +1,4 @@
-"""What a cluster's compile cache holds, who uses it, and removing what nobody uses."""
+"""What a cluster's compile cache holds, who uses it, and removing what is unused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
         claim = newest_claim(cache.root, key)
         try:
             compiling = claim is not None and still_compiles(claim, cache.bin_dir)
-        except SlurmError:  # nobody to ask here
+        except SlurmError:  # no controller answers here
             compiling = True
         if claim and compiling:
             found[key] = claim.holder.run or "a submission"

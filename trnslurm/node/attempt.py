@@ -63,7 +63,7 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code of the batch script."""
-    signals = processes.SignalQueue()  # first: without it TERM kills without a word
+    signals = processes.SignalQueue()  # first: before this TERM would kill without a record
     options = parse(sys.argv[1:] if argv is None else argv)
     try:
         attempt = AttemptProgram(options, signals)
@@ -179,7 +179,7 @@ class AttemptProgram:
             state.checkpoint, state.changed = saved_by_now()
         if RUN.cancelled_file.exists():  # nothing brings a cancelled run back
             state.state, state.reason = "CANCELLED", "cancelled before it started"
-            message = "this run was cancelled; remove state/cancelled.json to run it all the same"
+            message = "this run was cancelled; remove state/cancelled.json to run it anyway"
             raise RefusedError(1, message)
         state.write()
         planned, nodes = self._options.nodes, int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
@@ -357,7 +357,7 @@ class AttemptProgram:
         self._ended_by_term = True  # scontrol requeue sends TERM to this process as well
         state = self.state
         ended_by = self.controller.what_ends_job()
-        if ended_by == "CANCELLED":  # Slurm would start it again all the same
+        if ended_by == "CANCELLED":  # Slurm would start it again anyway
             state.state, state.reason = "CANCELLED", "cancelled as it ended"
             return
         why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""

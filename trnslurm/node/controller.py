@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Slurm sends KILL so long after TERM: KillWait, and never less than five seconds. The last word of
-# an attempt must be said by then.
+# Slurm sends KILL so long after TERM: KillWait, and never less than five seconds. An attempt
+# must have written its last state by then.
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
 _SHARE = 0.75
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.

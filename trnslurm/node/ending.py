@@ -16,22 +16,22 @@ class Facts:
     """Everything that decides how an attempt ended."""
 
     attempts: Sequence[AttemptState]
-    """Those of this job, oldest first; the last is the one that has ended."""
+    """The attempts of this job, oldest first; the last one has ended."""
     exit_code: int
     newest: int
     """The newest checkpoint's step, 0 if there is none."""
     changed: float = 0.0
-    """When a script of one's own, of whose steps nothing is known, last saved anything. It may be
-    half of a checkpoint, so after a crash it is no progress."""
+    """When a custom script, whose steps are unknown, last saved anything. That may be half of a
+    checkpoint, so after a crash it is no progress."""
     max_crashes: int
     requeue: bool
     """Whether the script may requeue its job."""
     stop: str | None = None
     """Why the workers were asked to stop; None: they were not."""
     answered: bool = False
-    """Whether they were told so, and end because of it; those of trnslurm.train save first."""
+    """Whether the workers were asked, and end because of that; trnslurm.train saves first."""
     saved: int | None = None
-    """The step that they saved for it, and then ended all together."""
+    """The step that the workers saved before they ended together."""
     cancelled: bool = False
     """Whether a person has cancelled the run."""
     trouble: str = ""
@@ -39,9 +39,9 @@ class Facts:
     why: str = ""
     """The cause of the failure in one line, as triage found it."""
     again: bool = False
-    """Whether that is an error of the job's own, which every further attempt would meet."""
+    """Whether the job itself has an error that every further attempt would meet."""
     newer: int = 0
-    """The newest attempt of the run, if that is another one: it has taken over."""
+    """The newest attempt of the run, if another one has taken over; else 0."""
 
     @property
     def last(self) -> AttemptState:
@@ -164,7 +164,7 @@ def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
     crashes = crashes_in_a_row(earlier, state.checkpoint)
     if crashes < max_crashes:
         return ""
-    why = earlier[-1].reason or "it ended without a word"
+    why = earlier[-1].reason or "it ended without recording its state"
     return why if why.startswith("given up ") else given_up(crashes, why)
 
 

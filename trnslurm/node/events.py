@@ -1,6 +1,6 @@
 """What an attempt tells people: that it starts, makes no progress, is requeued, or how it ended.
 
-Each message is sent by a process of its own, beside the training. Nothing here fails an attempt,
+A separate process sends each message while the training continues. Nothing here fails an attempt,
 and only its end waits for them, for a few seconds.
 """
 
@@ -29,7 +29,7 @@ _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
 _MOST_LINES = 100
 _TOGETHER_S = 0.01
-# Of what declares none, as a script of one's own: the limits of our recipes' watchdogs.
+# For a run that declares no watchdog, such as a custom script: the limits of our recipes.
 _FACTOR, _MIN_S = 20.0, 120.0
 
 
@@ -44,13 +44,13 @@ class Messages:
         self._ended = threading.Event()
 
     def begun(self, before: list[AttemptState]) -> None:
-        """Tell that the attempt starts, and of the one before if that died without a word."""
+        """Send that the attempt starts, and that the one before died if it recorded no end."""
         with _ignored("start"):
             self._begun(before)
 
     def _begun(self, before: list[AttemptState]) -> None:
         if before and before[-1].under_way:
-            why = "it ended without a word, as when its node dies"
+            why = "it ended without recording its state, as when its node dies"
             self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
         self._tell("start", self._state.state)
         if self._notify and "stall" in self._notify.events and self._state.phase == "train":
@@ -125,7 +125,7 @@ class StallWatch:
         self.period_s = min(_MOST_PERIOD_S, max(0.1, self._least_s / 20))
         self.reason = ""
         self.told = False
-        """Whether somebody was told of this stall."""
+        """Whether a message about this stall was sent."""
         self._attempt = attempt
         self._step = 0
 

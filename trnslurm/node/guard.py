@@ -6,7 +6,7 @@ The caller may be killed, and may kill us, with no time to clean up: submitit's 
 signals its direct child only, INT and a second later KILL. Hence two processes:
 
 - the waiter, which the caller sees: it ends when its parent dies, and returns the exit code;
-- the supervisor, in a session of its own: it runs the scripts, adopts what they leave behind, and
+- the supervisor, in a separate session: it runs the scripts, adopts what they leave behind, and
   ends everything when its pipe from the waiter closes or when the watched process is gone.
 
 Should the supervisor itself be killed, its descendants fall to the waiter, which ends them.

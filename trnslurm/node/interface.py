@@ -38,7 +38,7 @@ def interface_to(master: str) -> str:
         probe.connect((str(ipaddress.IPv4Address(master)), 9))  # sends nothing
         own: str = probe.getsockname()[0]
         if ipaddress.IPv4Address(own).is_loopback:
-            return "lo"  # all of 127.0.0.0/8, of which it has one
+            return "lo"  # it serves all of 127.0.0.0/8 but has one address
         for name, address in _addresses(probe):
             if address == own:
                 return name

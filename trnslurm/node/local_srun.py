@@ -2,7 +2,7 @@
 
     python -m trnslurm.node.local_srun --nodes 2 --output 'logs/node%n.log' -- bash node.sh train
 
-Each "node" is one run of the command in a session of its own, told by Slurm's variables which node
+Each "node" is one run of the command in a separate session; Slurm's variables say which node
 it is. The first that fails ends the others. All end with the script that started us, killed or not.
 """
 
@@ -130,7 +130,7 @@ def signal_nodes(running: dict[int, int], signum: int) -> None:
     """Signal the process groups of the nodes.
 
     Only of nodes not collected yet: after that the number may belong to another group. What a node
-    moved to a session of its own (torchrun's workers) is left to the node, then to the last sweep.
+    moved to another session (torchrun's workers) is left to the node, then to the last sweep.
     """
     for leader in running:
         processes.send(-leader, signum)

@@ -139,7 +139,7 @@ class Meeting:
     """Node 0's side of a meeting.
 
     `hear` exchanges with one node what the meeting is for, until a deadline, and returns what
-    `heard` keeps of that node. Each node is heard in a thread of its own.
+    `heard` keeps of that node. Each node has a separate thread.
     """
 
     def __init__(self, rendezvous: Rendezvous, hear: Callable[[Connection, float], Any]) -> None:

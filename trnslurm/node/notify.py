@@ -2,8 +2,9 @@
 
     python -m trnslurm.node.notify 10 < message.json    # in a run directory; at most 10 seconds
 
-What is told, and how, is in notify.json of the run. The program is a process of its own, so nothing
-that a command or a server does can delay or end a training. Each outcome is one line on stderr.
+The run's notify.json says which events are sent, and how. The program is a separate process, so
+nothing that a command or a server does can delay or end a training. Each outcome is one line on
+stderr.
 
 The URL of a webhook is a secret as a rule: who has it can write to the channel. So it is read from
 a private file when it is used, and of it only the host is ever printed.
@@ -70,7 +71,7 @@ class Recipients:
 
 
 def read_notify(run: RunFiles) -> Recipients | None:
-    """Return what notify.json says; None if nobody is to be told."""
+    """Return what notify.json says; None if no one is notified."""
     said = read_json(run.notify_file)
     command, webhook, events = (said.get(k) or "" for k in ("command", "webhook", "events"))
     if not (isinstance(command, str) and isinstance(webhook, str) and isinstance(events, list)):
@@ -130,7 +131,7 @@ def _line(message: Message) -> str:
 
 
 def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.Popen[bytes]:
-    """Start this program with a message, in a process group of its own that TERM does not end.
+    """Start this program with a message, in a separate process group, which TERM does not end.
 
     Slurm sends TERM to every process of a job that is ending; a blocked signal is inherited.
     """
@@ -165,7 +166,7 @@ def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send the message on stdin; return 1 if nobody got it."""
+    """Send the message on stdin; return 1 if it reached no one."""
     (limit,) = sys.argv[1:] if argv is None else argv
     limit_s, run, body = float(limit), RunFiles(Path()), sys.stdin.buffer.read()
     message, notify = json.loads(body), read_notify(run)

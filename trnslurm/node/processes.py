@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stat(NamedTuple):
-    """What /proc/PID/stat says of a process; start_ticks tells apart two users of one pid."""
+    """A process in /proc/PID/stat; start_ticks tells apart processes with the same pid."""
 
     state: str
     parent: int
@@ -85,7 +85,7 @@ def spawn(
     environ: Mapping[str, str] = os.environ,
     own_session: bool = True,
 ) -> int:
-    """Start a command in a session of its own, stdin empty, output appended; return its pid."""
+    """Start a command in a new session, stdin empty, output appended; return its pid."""
     parent = os.getpid()
     # A signal that reached the child before its handlers are reset would be lost: hold it back.
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
@@ -148,7 +148,7 @@ def descendants() -> list[int]:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return what /proc says of a process; None if there is none (a zombie still counts)."""
+    """Return a process's entry in /proc; None if there is no such process (a zombie counts)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 KEPT = 3
-"""Archives, and copies on a node, of which the one used longest ago goes first."""
+"""How many archives, and copies on a node, are kept; the longest unused is removed first."""
 SIGNS = ("pyvenv.cfg", "conda-meta")
 """What an environment has at its top: of venv and uv, or of conda."""
 _NEW = ".new-"
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pack(shared: Path) -> Path:
-    """Return an archive of this Python's environment as it is now."""
+    """Return an archive of the current state of this Python's environment."""
     prefix = Path(sys.prefix)
     if not any((prefix / sign).exists() for sign in SIGNS):
         raise StagingError(f"{sys.executable} is neither a virtual environment's nor conda's")
@@ -132,7 +132,7 @@ def unpack(archive: Path, local: Path) -> Path:
 
 
 def own_directory(parent: Path) -> Path:
-    """Return a directory of this user's own, which nobody else can read or replace."""
+    """Return a directory of this user that no other user can read or replace."""
     if stat.S_IMODE(parent.stat().st_mode) & 0o1002 == 0o002:
         raise StagingError(f"everybody can replace what is in {parent}: set its sticky bit")
     place = parent / f".trnslurm-{os.getuid()}"
@@ -273,7 +273,7 @@ def _contents(
 
 
 def _member(entry: StagedFile) -> tarfile.TarInfo:
-    """Return what the archive says of an entry; links count as files of their own."""
+    """Return a file's header in the archive; links count as separate files."""
     member = tarfile.TarInfo(entry.name)
     member.mtime, member.mode = entry.mtime_s, stat.S_IMODE(entry.mode)
     if entry.target is None:

@@ -1,4 +1,4 @@
-"""The state file of an attempt: what its batch script says of it, state/PHASE-ATTEMPT.json.
+"""The state file of an attempt, which its batch script writes: state/PHASE-ATTEMPT.json.
 
 Accounting is often off and Slurm forgets a finished job after MinJobAge: these files stay.
 """
@@ -34,7 +34,7 @@ class AttemptState:
     checkpoint: int = 0
     """The step of the newest checkpoint when a training began, 0 if there was none."""
     changed: float = 0.0
-    """When the checkpoints of a script of one's own had last changed, as it began."""
+    """When a custom script's checkpoints had last changed before the attempt began."""
     hosts: str = ""
     host: str = ""
     pid: int = 0
@@ -47,7 +47,7 @@ class AttemptState:
 
     @property
     def crashed(self) -> bool:
-        """Whether the attempt failed or died without a word; Slurm ending it is no crash."""
+        """Whether the attempt failed or recorded no end; if Slurm ended it, that is no crash."""
         return self.under_way or self.state == "FAILED" or self.cause == CRASH
 
     def write(self) -> None:
@@ -74,9 +74,9 @@ def read_state(phase: str, attempt: int) -> AttemptState:
 
 
 def saved_by_now() -> tuple[int, float]:
-    """Return what is saved: the newest step, and when a script of one's own last saved anything.
+    """Return the newest saved step, and when a custom script last saved anything.
 
-    One that is told what to begin with begins with nothing else.
+    A script that is given the checkpoint to resume from resumes from no other file.
     """
     own = os.environ.get("TRNSLURM_CHECKPOINTS")
     looks = own and os.environ.get("TRNSLURM_RESUMES") != "told"

@@ -1,1 +1,1 @@
-"""A real Slurm cluster on one machine, in namespaces of its own, and faults to put into it."""
+"""A real Slurm cluster on one machine, in separate namespaces, and faults to inject."""

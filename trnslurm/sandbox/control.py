@@ -33,7 +33,7 @@ class NodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxState:
-    """A sandbox as it is now."""
+    """The current state of a sandbox."""
 
     name: str
     cluster: str

@@ -79,7 +79,7 @@ def environment(layout: Layout) -> dict[str, str]:
 
 
 def commands(layout: Layout) -> str:
-    """Return what stands first on PATH inside."""
+    """Return the directories that come first on PATH inside."""
     tools = f"{layout.neuron_bin}:" if layout.neuron_bin.is_dir() else ""
     return f"{tools}{layout.bin}"
 

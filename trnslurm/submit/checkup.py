@@ -40,7 +40,7 @@ def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -
         cluster.slurm, time_min=min(limits), requeue=False, stop_before_s=0, max_crashes=1,
         srun_wait_s=0,  # no node is ended because another has finished
     )  # fmt: skip
-    # The checkup runs the preflight itself, and goes on where it finds something.
+    # The checkup runs the preflight itself, and continues if that finds a problem.
     profile = replace(cluster, slurm=slurm, preflight=False)
     recipe = Recipe(batch=Batch(mode="per_worker", per_worker=1), precompile="never")
     origin = Origin(layer="cluster profile", source=source)

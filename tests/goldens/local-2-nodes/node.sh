@@ -21,7 +21,7 @@ export PJRT_DEVICE=CPU
 export GLOO_SOCKET_IFNAME=lo                # all emulated nodes are this machine
 export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
 
-# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+# Is every node fit for the job? All check together, in seconds; each problem names its node.
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
   --workers=1 --efa=0 --data=''
 

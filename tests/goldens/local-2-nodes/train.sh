@@ -44,8 +44,8 @@ trap 'failed $?' EXIT
 trap 'exit 143' TERM INT HUP
 trap '' USR1                                # the time limit is near: there is nothing to save yet
 
-# Environment: closed. What the job sees is what stands here.
-export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it all the same
+# Environment: closed. The job sees only what is set here.
+export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it anyway
 export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 TRNSLURM_DEFAULT_PYTHON=python3
 export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$TRNSLURM_DEFAULT_PYTHON}"

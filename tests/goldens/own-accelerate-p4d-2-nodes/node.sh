@@ -21,7 +21,7 @@ ulimit -l "$(ulimit -Hl)"                   # EFA locks memory; Slurm before 23.
 GLOO_SOCKET_IFNAME=$("$TRNSLURM_PYTHON" -m trnslurm.node.interface "$MASTER_ADDR")
 export GLOO_SOCKET_IFNAME
 
-# Is every node fit for the job? They find out together, in seconds; what is wrong is said by name.
+# Is every node fit for the job? All check together, in seconds; each problem names its node.
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
   --workers=8 --efa=4 --data=''
 

@@ -108,7 +108,7 @@ def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str
 def common(
     place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return what is said of any compile; files outside the cache are not listed."""
+    """Return the facts that every compile records; files outside the cache are not listed."""
     files: list[CachedFile] = [
         describe(place.cache, path) for path in paths if path.is_relative_to(place.cache)
     ]

@@ -31,7 +31,7 @@ class Lock(Frozen):
 
 
 def locks_of(graphs: Collection[str]) -> Iterator[Lock]:
-    """Yield the locks that lie beside these graphs, where those are files here."""
+    """Yield the locks in these graphs' directories, if those are on this host."""
     for graph in sorted(graphs):
         path = Path(graph) / LOCK
         if path.is_absolute() and (lock := _look(path)):

@@ -58,7 +58,7 @@ class GraphManifest(Frozen):
     ingredients: Mapping[str, Any]
     versions: Mapping[str, str]
     made: Mapping[str, Any]
-    """By whom, in which run and job, when."""
+    """Which user, run and job compiled it, and when."""
     nodes: tuple[NodeResult, ...]
 
     @property
@@ -112,7 +112,7 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Gr
 
 
 def write_manifest(cache: Path, manifest: GraphManifest) -> Path:
-    """Write it, whole or not at all."""
+    """Write a manifest, whole or not at all."""
     directory = key_dir(cache, manifest.key)
     directory.mkdir(parents=True, exist_ok=True)
     partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
@@ -140,7 +140,7 @@ def describe(cache: Path, path: Path) -> CachedFile:
 def find_damage(
     cache: Path, manifest: GraphManifest, *, hashes: bool, trusted: Collection[int] = ()
 ) -> str | None:
-    """Say what is missing or changed of a manifest's files; with hashes they are read whole."""
+    """Return the first missing or changed file of a manifest; `hashes`: read the files whole."""
     files = manifest.files.values()
     return next((said for _, said in damaged(cache, files, hashes=hashes, trusted=trusted)), None)
 
@@ -148,7 +148,7 @@ def find_damage(
 def damaged(
     cache: Path, files: Iterable[CachedFile], *, hashes: bool, trusted: Collection[int] = ()
 ) -> Iterator[tuple[Path, str]]:
-    """Yield files that are not as they were, or that somebody else may have written, and why."""
+    """Yield files that changed or that another user may have written, each with the reason."""
     for file in files:
         path = cache / file.name
         try:
@@ -190,7 +190,7 @@ def refuse_place(place: Path, trusted: Collection[int], cache: Path) -> None:
 
 
 def foreign_place(place: Path, uid: int) -> CacheError:
-    """Return what is to be said of a directory of somebody who is not trusted."""
+    """Return the error about a directory of a user who is not trusted."""
     return CacheError(
         f"{place}: belongs to {user_name(uid)}, whom compile_trust does not name: set "
         "compile_cache to a directory of your own"
@@ -244,7 +244,7 @@ def user_ids(names: Iterable[str]) -> set[int]:
         try:
             found.add(pwd.getpwnam(name).pw_uid)
         except KeyError:
-            pass  # trusted by nobody here
+            pass  # no such user on this host
     return found
 
 

@@ -1,8 +1,8 @@
-"""What neuron_parallel_compile says it did. Its exit code alone is not to be believed.
+"""What neuron_parallel_compile reports. Its exit code alone proves nothing.
 
-It is 0 when no graph was found, when a process of its own died with graphs in hand, when 256 graphs
+It is 0 when no graph was found, when one of its processes died while compiling, when 256 graphs
 failed, and before Neuron 2.23 after any failure. A graph that another node has locked, or has
-compiled already, is in no report of this node: so graphs are told apart by what is said of each.
+compiled already, is in no report of this node: so each graph is judged by the lines that name it.
 """
 
 import json

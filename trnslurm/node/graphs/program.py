@@ -156,7 +156,7 @@ def commit(place: GraphPlace) -> None:
 
 
 def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult, ...]:
-    """Return what earlier precompiles left on other hosts, as far as it is whole."""
+    """Return the results of earlier precompiles on other hosts whose files are all there."""
     try:
         before = read_manifest(place.cache, place.key, trusted=place.trusted)
     except CacheError:
@@ -211,7 +211,7 @@ def verify(place: GraphPlace) -> None:
     except CacheError as error:
         raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
-        # A team's cache may belong to somebody else.
+        # A team's cache may belong to another user.
         with suppress(OSError), shared_with_others(place.cache):
             (place.directory / "used").touch()
     seen = f"{len(files)} files" if files else "files not seen from here"

@@ -68,10 +68,10 @@ def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float
         text = f"did not report within {waited_s:g} s"
         what_to_do = "look whether it is up, and its network and file systems"
         node.problems["report"] = f"{silent.get(node.node, text)}; {what_to_do}"
-    nobody_came = len(missing) == len(nodes) - 1 and len(missing) > 1
-    if nobody_came:
+    none_came = len(missing) == len(nodes) - 1 and len(missing) > 1
+    if none_came:
         nodes[0].problems["report"] = "no other node reaches it; look at its network and firewall"
-    return nobody_came
+    return none_came
 
 
 def compare_clocks(heard: Sequence[NodeReport]) -> None:

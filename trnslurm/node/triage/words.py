@@ -1,4 +1,4 @@
-"""What a node's log says of failures: tracebacks by rank, error lines, torchrun's report, times."""
+"""The failures in a node's log: tracebacks by rank, error lines, torchrun's report, times."""
 
 import calendar
 import re
@@ -61,7 +61,7 @@ class Traceback:
 
 
 class Words(Frozen, kw_only=False):
-    """All that a log says of failures."""
+    """All failures in a log."""
 
     exits: tuple[Exit, ...]
     tracebacks: tuple[Traceback, ...]
@@ -120,7 +120,7 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
 
 
 def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return the end of a traceback, of so many lines: the job's own frames, without carets."""
+    """Return the last lines of a traceback: the job's own frames, without carets."""
     frames: list[list[str]] = []
     others = []
     for line in (line.rstrip() for line in lines if line.strip() and not _CARETS.match(line)):
