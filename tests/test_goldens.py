@@ -116,7 +116,7 @@ NER_CASES: dict[str, tuple[int, str, str, list[str]]] = {
     "ner-roberta-2-nodes": (2, "trn1", "conll2003_fixed", ["model.name=roberta-base"]),
 }
 
-# A script of one's own: GPUs over EFA by each launcher; this machine.
+# A custom script: GPUs over EFA by each launcher; this machine.
 OWN_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
     "own-accelerate-p4d-2-nodes": (2, "p4d", None, ["slurm.time_min=60"]),
     "own-deepspeed-p4d-2-nodes": (2, "p4d", "deepspeed", ["slurm.time_min=60"]),

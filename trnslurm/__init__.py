@@ -1,6 +1,6 @@
 """trnslurm: multi-node training jobs on Slurm, for AWS Trainium first.
 
-A training script of one's own may import it too: see contract.py.
+A custom training script may import it too: see contract.py.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ SUBMIT: dict[str, Any] = {"cluster": "local", "launcher": "python"}
 
 @pytest.fixture
 def script(site, tmp_path: Path) -> Path:
-    """A script of one's own in a project of its own."""
+    """A custom script in a project of its own."""
     (tmp_path / "project").mkdir()
     file = tmp_path / "project/train.py"
     file.write_text(SCRIPT)

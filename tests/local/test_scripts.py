@@ -1,4 +1,4 @@
-"""Scripts of one's own on two emulated nodes, started for real; torchrun starts their workers."""
+"""Custom scripts on two emulated nodes, started for real; torchrun starts their workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script of one's own tells a run, and asks it: in files, and without PyTorch."""
+"""What a custom script tells a run, and asks it: in files, and without PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script of one's own: found, taken along with its project, and given what the plan knows."""
+"""A custom script: found, taken along with its project, and given what the plan knows."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
             "argument '{microbatch}': no place {microbatch} (did you mean \"micro_batch\"?); "
             "--set places.microbatch=VALUE makes one, {{microbatch}} is for the braces themselves",
         ),
-        (["./train.py", "--lr", "1"], "options of a script of one's own come after -- ("),
+        (["./train.py", "--lr", "1"], "options of a custom script come after -- ("),
         (
             ["./train.py", "--nodes", "3", "--set", "batch.global_batch=64",
              "--set", "batch.micro_batch=1", "--", "{accumulation}"],

@@ -1,4 +1,4 @@
-"""Scripts of one's own on a real Slurm: as they are, and with the contract's three calls."""
+"""Custom scripts on a real Slurm: as they are, and with the contract's three calls."""
 
 from __future__ import annotations
 

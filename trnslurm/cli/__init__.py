@@ -22,7 +22,7 @@ _COMMANDS = {
     "plan": ("plan", "Show the batch on each node count, hours and cost."),
     "render": ("render", "Print the scripts, or write them to a directory."),
     "submit": ("submit", "Submit a job: precompile if needed, then train."),
-    "new": ("new", "Write a recipe of one's own script: jobs/NAME/recipe.yaml."),
+    "new": ("new", "Write a recipe for a custom script: jobs/NAME/recipe.yaml."),
     "data": ("data", "Fetch and prepare training data."),
     "runs": ("runs", "List runs and their states, newest last, or those of one sweep."),
     "status": ("runs", "Show the state of a run or a sweep, and why."),
@@ -150,7 +150,7 @@ def end_with(command: Callable[[], object]) -> NoReturn:
         where = f" ({error.ctx.command_path} --help)" if error.ctx else ""
         known = {parameter.name for parameter in error.ctx.command.params} if error.ctx else set()
         if isinstance(error, click.NoSuchOption) and "arguments" in known:
-            where = f"; options of a script of one's own come after --{where}"
+            where = f"; options of a custom script come after --{where}"
         if isinstance(error, click.NoSuchOption) and error.option_name == "--on":
             where = "; it comes before the command: trnslurm --on HOST COMMAND"
         _fail(f"{error.format_message()}{where}", 2)

@@ -111,7 +111,7 @@ def metrics_command(
     if not steps:
         how = ""
         if directory.project_file.exists():
-            how = "; a script of one's own tells them by trnslurm.report(), see docs/scripts.md"
+            how = "; a custom script tells them by trnslurm.report(), see docs/scripts.md"
         raise RunError(f"{directory.name} has told no steps: trnslurm status {directory.name}{how}")
     columns = _columns(directory, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
@@ -175,7 +175,7 @@ def _columns(
 ) -> dict[str, str]:
     """Return the numbers to show, and how each is written."""
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
-    if run.project_file.exists():  # a script of one's own names its numbers itself
+    if run.project_file.exists():  # a custom script names its numbers itself
         known = {*columns, "steps", "time"}
         more = {name: ".4g" for step in shown for name in step if name not in known}
         columns |= dict(list(more.items())[:_MOST_OWN])

@@ -1,4 +1,4 @@
-"""new: a recipe of a script of one's own, to be reviewed and changed."""
+"""new: a recipe for a custom script, to be reviewed and changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ arguments:{arguments}
 def new_command(
     name: str, script: str, arguments: tuple[str, ...], launcher: str | None, force: bool
 ) -> None:
-    """Write a recipe of one's own script: jobs/NAME/recipe.yaml.
+    """Write a recipe for a custom script: jobs/NAME/recipe.yaml.
 
     It says what `trnslurm submit SCRIPT -- ARGUMENT...` does, with comments.
 

@@ -73,7 +73,7 @@ def resolve(
     chosen = preset or base.tree.get("default_preset")
     if base.tree.get("project"):  # it cannot give a micro-batch the weight zero
         refuse = nest("batch.padding", "refuse")
-        layers.append(Layer(name="default", source="a script of one's own", tree=refuse))
+        layers.append(Layer(name="default", source="a custom script", tree=refuse))
     layers.append(base)
     if chosen is not None:
         layers.append(preset_layer(presets, str(chosen), recipe, base))

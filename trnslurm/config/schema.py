@@ -68,7 +68,7 @@ class Container(Frozen):
     """Directories and files of the nodes besides the run and its data: HOST, HOST:INSIDE or
     HOST:INSIDE:ro."""
     workdir: str | None = None
-    """Where in the image a script of one's own begins; None: in the run's copy of its project."""
+    """Where in the image a custom script begins; None: in the run's copy of its project."""
     python: str = "python3"
     """The image's Python."""
 
@@ -356,7 +356,7 @@ class Config(Frozen):
 
     recipe_name: str
     recipe_dir: str
-    """Where its recipe.yaml is; a script of one's own that has none: the script itself."""
+    """Where its recipe.yaml is; a custom script that has none: the script itself."""
     preset: str | None
     cluster_name: str
     cluster: Cluster

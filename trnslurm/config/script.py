@@ -1,4 +1,4 @@
-"""A training script of one's own, named on the command line: a recipe without a file."""
+"""A custom training script, named on the command line: a recipe without a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trnslurm.errors import ConfigError
 
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "srun", "python", "script"]
-"""What starts a script of one's own: the first four once per worker, the others once per node."""
+"""What starts a custom script: the first four once per worker, the others once per node."""
 
 _NO_NAME = r"[^A-Za-z0-9._-]+"
 

@@ -79,7 +79,7 @@ class Workspace(Frozen):
     def recipe_dir(self, name: str) -> Path:
         """Return the directory of a recipe, or raise an error that suggests the nearest name.
 
-        What is a path names no recipe, but a script of one's own.
+        What is a path names no recipe, but a custom script.
         """
         if is_script(name):
             if Path(name).is_dir():

@@ -114,7 +114,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
 
 
 def _check_script(tree: Mapping[str, Any]) -> None:
-    """Refuse keys for a script of one's own where there is none, and paths that leave its copy."""
+    """Refuse keys for a custom script where there is none, and paths that leave its copy."""
     if not tree["project"]:
         for key, default in _OF_A_SCRIPT.items():
             if tree[key] != default:

@@ -115,7 +115,7 @@ def make_spec(
 
 
 def has_own_batch(recipe: Recipe) -> bool:
-    """Check whether a script of one's own decides its batch, and nobody here knows it."""
+    """Check whether a custom script decides its batch, and nobody here knows it."""
     return bool(recipe.project) and recipe.batch.mode == "fixed" and not recipe.batch.global_batch
 
 

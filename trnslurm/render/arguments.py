@@ -1,4 +1,4 @@
-"""The arguments of a script of one's own: places in braces become what plan or node knows."""
+"""The arguments of a custom script: places in braces become what plan or node knows."""
 
 from __future__ import annotations
 

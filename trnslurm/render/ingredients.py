@@ -62,7 +62,7 @@ def ingredients(
 
 
 def _script(recipe: Recipe) -> dict[str, Any]:
-    """Return what a script of one's own is told: any word may shape graphs, unless marked as free.
+    """Return what a custom script is told: any word may shape graphs, unless marked as free.
 
     The places in it are not filled: those of the plan that shape graphs are ingredients anyway.
     """

@@ -120,7 +120,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "nodes": batch.nodes,
         "workers_per_node": batch.workers_per_node,
         "workers": batch.workers,
-        # Of a script of one's own that decides it, and does not say.
+        # Of a custom script that decides it, and does not say.
         "batch": None
         if has_own_batch(recipe)
         else {
@@ -361,7 +361,7 @@ def _common_values(config: Config) -> dict[str, Any]:
         "activate": cluster.activate,
         "python": cluster.python,
         "srun_wait_s": cluster.slurm.srun_wait_s,
-        # Of a script of one's own only.
+        # Of a custom script only.
         "project": False,
         "links": [],
         "once_per_node": False,

@@ -1,4 +1,4 @@
-"""The directory of a script of one's own: what of it a run takes along, and what it links to."""
+"""The directory of a custom script: what of it a run takes along, and what it links to."""
 
 from __future__ import annotations
 

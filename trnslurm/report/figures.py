@@ -116,7 +116,7 @@ def drawings(runs: Sequence[History]) -> list[Drawing]:
 
 
 def own_numbers(runs: Sequence[History]) -> list[str]:
-    """Return what only these runs tell: scores of a task, numbers of a script of one's own."""
+    """Return what only these runs tell: scores of a task, numbers of a custom script."""
     names = [name for run in runs for name in run.last if name not in _TOLD]
     return list(dict.fromkeys(names))[:_MOST_OWN]
 

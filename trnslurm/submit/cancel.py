@@ -120,7 +120,7 @@ def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
     last = run.attempts_since(record, _TRAIN)[-1:]
     if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
         return ""
-    # A script of one's own that has told nothing asks for no stop either, or has nothing to save.
+    # A custom script that has told nothing asks for no stop either, or has nothing to save.
     told = run.last_metrics().get("attempt") == last[0].attempt or run.newest_step()
     if run.project_file.exists() and not told:
         return ""

@@ -69,7 +69,7 @@ def check_notify(job: Job) -> list[str]:
 def find_python(job: Job) -> str:
     """Return the interpreter of a local job: the profile's, or this one if it has torch.
 
-    A script of one's own is started by the Python of the environment that is active here; what
+    A custom script is started by the Python of the environment that is active here; what
     runs beside a container needs the standard library only.
     """
     configured = job.profile.python
