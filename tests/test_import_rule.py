@@ -116,7 +116,7 @@ BESIDE = {
     "node": {"frozen", "rundir"},  # programs on the nodes
     "train": {"rundir", "declared"},  # the training runtime
     "prepare": set(),  # data preparation
-    "sandbox": {"frozen", "errors", "config", "slurm"},  # a Slurm on this machine
+    "sandbox": {"frozen", "rundir", "errors", "config", "slurm"},  # a Slurm on this machine
 }
 # The floors of the training runtime: what lies at the top of train/, and its rooms above that.
 TRAIN_GROUND = {

@@ -7,12 +7,14 @@ file at all.
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import errno
 import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -461,3 +463,33 @@ def _written(file: Path, data: Any) -> Iterator[Path]:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def utc_time(seconds: float | None = None) -> str:
+    """Return a time as records and messages have it; the default is now."""
+    return time.strftime(_TIME, time.gmtime(seconds))
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a record's time in seconds since the epoch; None if the text is no time."""
+    try:
+        return float(calendar.timegm(time.strptime(text, _TIME)))
+    except (ValueError, OverflowError):
+        return None
+
+
+def is_private(directory: Path, *, readable: bool = False) -> bool:
+    """Check whether a path is this user's own directory, which no other user can write to or read.
+
+    With `readable` others may read the directory. A link counts as the link, not as its target.
+    """
+    try:
+        status = directory.lstat()
+    except OSError:
+        return False
+    closed = 0o022 if readable else 0o077
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return own and not status.st_mode & closed

@@ -23,9 +23,9 @@ from trnslurm.report.history import (
     TRAINING,
     UNDONE,
     History,
-    seconds_of,
 )
 from trnslurm.report.page import write_report
+from trnslurm.rundir import seconds_of
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 

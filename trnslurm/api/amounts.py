@@ -6,6 +6,7 @@ import re
 import time
 
 from trnslurm.errors import ConfigError
+from trnslurm.rundir import utc_time
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
@@ -42,7 +43,7 @@ def parse_time(text: str, option: str = "--since") -> str:
 
 def stamp_before(seconds: float) -> str:
     """Return the time so long ago, as records have times."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(max(0.0, time.time() - seconds)))
+    return utc_time(max(0.0, time.time() - seconds))
 
 
 def parse_size(text: str) -> int:

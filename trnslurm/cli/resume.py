@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 
 import click
 
@@ -13,6 +12,7 @@ from trnslurm.cli.follow import INTERRUPTED, report_started
 from trnslurm.cli.options import json_option, notify_option, path_option, run_argument
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.errors import ConfigError
+from trnslurm.rundir import utc_time
 from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.watch import watch
 from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
@@ -170,4 +170,4 @@ class _Timed(Terminal):
 
 
 def _say_when(text: str) -> None:
-    click.echo(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}")
+    click.echo(f"{utc_time()} {text}")

@@ -28,8 +28,8 @@ from trnslurm.node.events import Messages
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.graphs.place import read_place
 from trnslurm.node.hosts import brief
-from trnslurm.node.state import CRASH, ERROR, RUN, now, read_state, saved_by_now
-from trnslurm.rundir import write_json
+from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now
+from trnslurm.rundir import utc_time, write_json
 
 if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
@@ -224,7 +224,7 @@ class AttemptProgram:
         if self._launched and (state.state == "FAILED" or state.cause == CRASH):
             self._say_why()
         reason = f" ({state.reason})" if state.reason else ""
-        text = f"{now()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
+        text = f"{utc_time()} {state.phase} attempt {state.attempt}: {state.state}{reason}"
         processes.say(text, _STDOUT)
         self._events.ended(self._last_moment - time.monotonic())
         return code

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, write_json_once
+from trnslurm.rundir import RunFiles, last_lines, open_file, read_json, utc_time, write_json_once
 
 EVENT_OF = {
     "REQUEUED": "requeue",
@@ -97,7 +97,7 @@ def compose(
         "state": state,
         "reason": reason,
         **{key: _newest(lines, key) for key in ("step", "steps", "loss")},
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": utc_time(),
         "directory": str(run.path.resolve()),
     }
     return found | {"text": _line(found)}

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from trnslurm.rundir import is_private
+
 KEPT = 3
 """How many archives, and copies on a node, are kept; the longest unused is removed first."""
 SIGNS = ("pyvenv.cfg", "conda-meta")
@@ -138,8 +140,7 @@ def own_directory(parent: Path) -> Path:
     place = parent / f".trnslurm-{os.getuid()}"
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not is_private(place):
         raise StagingError(f"{place} is not a directory of your own of mode 0700: remove it")
     return place
 

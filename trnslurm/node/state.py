@@ -4,11 +4,10 @@ Accounting is often off and Slurm forgets a finished job after MinJobAge: these 
 """
 
 import os
-import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from trnslurm.rundir import RunFiles, changed_at, read_json, write_json
+from trnslurm.rundir import RunFiles, changed_at, read_json, utc_time, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
 CRASH, ERROR = "crash", "error"
@@ -53,7 +52,7 @@ class AttemptState:
     def write(self) -> None:
         """Replace the file whole."""
         self.reason = _one_line(self.reason)
-        self.ended = None if self.under_way else now()
+        self.ended = None if self.under_way else utc_time()
         data = asdict(self)
         if self.phase != "train":
             del data["cause"], data["checkpoint"]
@@ -81,11 +80,6 @@ def saved_by_now() -> tuple[int, float]:
     own = os.environ.get("TRNSLURM_CHECKPOINTS")
     looks = own and os.environ.get("TRNSLURM_RESUMES") != "told"
     return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
-
-
-def now() -> str:
-    """Return the time as state files have it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _one_line(text: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trnslurm.errors import ConnectionLostError, RemoteError
 from trnslurm.remote import receive
+from trnslurm.rundir import is_private
 from trnslurm.runs.find import state_home
 from trnslurm.runs.foreign import printable
 
@@ -181,12 +182,10 @@ def _sockets() -> str:
         return ""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = directory.stat()
     except OSError:
         return ""
-    private = info.st_uid == os.getuid() and not info.st_mode & 0o077
-    # Percent signs have a meaning there.
-    return str(directory) if private and "%" not in str(directory) else ""
+    # ssh expands percent signs.
+    return str(directory) if is_private(directory) and "%" not in str(directory) else ""
 
 
 def failure(host: str, stderr: str) -> str:

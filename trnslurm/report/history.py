@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from trnslurm.config import flatten, parse_yaml, read_cluster
 from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import PREPARE, read_file, read_json
+from trnslurm.rundir import PREPARE, read_file, read_json, seconds_of
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.phase import FINAL
@@ -230,14 +229,6 @@ def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:
     if broken:
         raise broken[0]
     return [History(run, run.record(), status) for run, status in zip(found, statuses, strict=True)]
-
-
-def seconds_of(stamp: str) -> float | None:
-    """Return a time of our records as seconds since the epoch; None if it is none."""
-    try:
-        return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
-    except (ValueError, OverflowError):
-        return None
 
 
 def is_number(value: Any) -> bool:

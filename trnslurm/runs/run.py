@@ -278,11 +278,6 @@ class ReadOnce(RunDir):
         return self._known[phase]
 
 
-def utc_now() -> str:
-    """Return the time as records have it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
 def _check_record(record: Record) -> None:
     """Raise a ValueError if it names something that is no job, no phase, or lies elsewhere."""
     named = (record.recipe, record.after, record.then, record.behind, record.group)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trnslurm.errors import SandboxError
 from trnslurm.frozen import Frozen
+from trnslurm.rundir import is_private
 
 DEFAULT_NAME = "sandbox"
 _NAME = r"[a-z0-9][a-z0-9-]{0,19}"
@@ -182,7 +183,7 @@ class Layout(Frozen, kw_only=False):
 def all_layouts() -> list[Layout]:
     """Return every sandbox of this user, up or crashed."""
     base = base_dir()
-    if not _is_private(base):
+    if not is_private(base):
         return []
     return [Layout(d) for d in sorted(base.iterdir()) if d.is_dir() and re.fullmatch(_NAME, d.name)]
 
@@ -211,7 +212,7 @@ def _open_base(base: Path) -> int:
             base.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise SandboxError(f"{base}: {error.strerror}") from None
-        if not _is_private(base):
+        if not is_private(base):
             raise SandboxError(
                 f"{base}: not a directory that only you can write: remove it, or set "
                 "TRNSLURM_SANDBOXES to a short path of your own"
@@ -224,12 +225,3 @@ def _open_base(base: Path) -> int:
         except FileNotFoundError:  # another `down` removed it while we waited
             pass
         os.close(fd)
-
-
-def _is_private(base: Path) -> bool:
-    try:
-        facts = base.lstat()
-    except OSError:
-        return False
-    ours = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return ours and not base.is_symlink() and base.is_dir()

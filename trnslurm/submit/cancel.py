@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
-from trnslurm.rundir import read_file, write_json
+from trnslurm.rundir import read_file, utc_time, write_json
 from trnslurm.runs.foreign import refuse_foreign, refuse_writable
-from trnslurm.runs.run import RunDir, utc_now
+from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, is_complete, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
@@ -51,7 +51,7 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         if is_complete(each, each.record()):
             continue  # a job that Slurm still has of it is cancelled; the run stays completed
         try:
-            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_now()})
+            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_time()})
         except OSError:
             pass  # a full disk is no reason to let the job run on
     try:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm import __version__
-from trnslurm.runs.run import Record, RunDir, utc_now
+from trnslurm.rundir import utc_time
+from trnslurm.runs.run import Record, RunDir
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.resize import adopt_files, lay_aside
 from trnslurm.submit.submission import PlannedRun
@@ -32,7 +33,7 @@ def new_record(
         nodes=job.nodes,
         # A job that only precompiles finds out by itself that there is nothing to do.
         phases=need.phases or job.phases,
-        created=utc_now(),
+        created=utc_time(),
         user=getpass.getuser(),
         host=socket.gethostname(),
         bin_dir=job.profile.slurm.bin_dir,
@@ -60,7 +61,7 @@ def renew_record(run: RunDir, planned: PlannedRun, need: Need) -> None:
         "jobs": dict(record.jobs),
         "state": status.state if status else "",
         "reason": status.reason if status else "",
-        "resumed": utc_now(),
+        "resumed": utc_time(),
     }
     again = replace(
         record,

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from trnslurm.node.graphs.manifest import (
 from trnslurm.node.graphs.neuron import NEFF
 from trnslurm.node.graphs.place import GraphPlace, read_place
 from trnslurm.node.state import UNDER_WAY
-from trnslurm.rundir import RunFiles, load_json
+from trnslurm.rundir import RunFiles, load_json, utc_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +142,7 @@ def commit(place: GraphPlace) -> None:
             "run": str(place.run),
             "attempt": place.attempt,
             "job": place.job_id(),
-            "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "at": utc_time(),
         },
         nodes=nodes,
     )

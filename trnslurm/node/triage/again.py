@@ -6,7 +6,6 @@ a directory that a node has not mounted. RuntimeError is what PyTorch, NCCL and 
 happened. All: https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 """
 
-import calendar
 import re
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
-from trnslurm.rundir import RunFiles, last_line, read_json
+from trnslurm.rundir import RunFiles, last_line, read_json, seconds_of
 
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError"
 _SYNTAX = {"SyntaxError", "IndentationError", "TabError"}
@@ -172,9 +171,6 @@ def _seconds(state: dict[str, Any]) -> float:
     """Return how long an attempt has lasted."""
 
     def seconds(key: str) -> float:
-        try:
-            return calendar.timegm(time.strptime(str(state.get(key)), "%Y-%m-%dT%H:%M:%SZ"))
-        except ValueError:
-            return time.time()
+        return seconds_of(str(state.get(key))) or time.time()
 
     return seconds("ended") - seconds("started")

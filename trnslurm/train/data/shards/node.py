@@ -13,7 +13,6 @@ import fcntl
 import mmap
 import os
 import shutil
-import stat
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trnslurm.rundir import is_private
 
 _PREFIX = "trnslurm-shards"
 # Every worker that uses a directory holds this lock: a directory without a holder is left over.
@@ -144,9 +145,7 @@ def _remove_abandoned(base: Path) -> None:
 
 def _check_ours(directory: Path) -> None:
     """Refuse a directory that another user could have made."""
-    status = directory.lstat()
-    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    if not private or status.st_uid != os.getuid():
+    if not is_private(directory):
         raise PermissionError(0, "is not this user's alone", str(directory))
 
 
