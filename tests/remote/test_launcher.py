@@ -36,7 +36,7 @@ def test_all_that_it_needs_is_sent() -> None:
         assert not lacking, (name, lacking)
     names = own_launcher().files
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
-    assert {"trnslurm/share/templates/node.sh.j2", "trnslurm/cli/arrived.py"} <= {*names}
+    assert {"trnslurm/share/templates/node.sh.j2", "trnslurm/cli/remote_main.py"} <= {*names}
 
 
 def test_the_same_files_are_the_same_bytes() -> None:

@@ -52,7 +52,7 @@ class PythonConsole(Console):
         warnings.warn(text.removeprefix("warning: "), TrnslurmWarning, stacklevel=level)
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def other_remarks(self) -> tuple[str, ...]:
         """The remarks that are no warnings."""
         return tuple(text for text in self.remarks if not text.startswith("warning: "))
 
@@ -131,9 +131,9 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def texts(name: str, value: object, *, alone: bool = True) -> list[str]:
-    """Return texts, or one that may stand alone; that of several words would be taken for one."""
-    if isinstance(value, str) and not alone:
+def texts(name: str, value: object, *, one_word: bool = True) -> list[str]:
+    """Return a list of texts; `one_word`: a single text is a list of one."""
+    if isinstance(value, str) and not one_word:
         raise ConfigError(f"{name}={value!r}: expected a list of words, as {value.split()!r}")
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):

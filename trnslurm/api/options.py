@@ -125,7 +125,7 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
         name=optional("name", text),
         sbatch=tuple(texts("sbatch", given.get("sbatch", ()))),
         allow_idle=flag("allow_idle", given.get("allow_idle", False)),
-        arguments=tuple(texts("arguments", given.get("arguments", ()), alone=False)),
+        arguments=tuple(texts("arguments", given.get("arguments", ()), one_word=False)),
         launcher=one_of("launcher", given.get("launcher"), get_args(Launcher)),
         precompile=one_of("precompile", given.get("precompile"), _PRECOMPILE),
         notify=tuple(texts("notify", given.get("notify", ()))),

@@ -176,7 +176,7 @@ class Run:
         )
         console = PythonConsole(detach=True)
         resume_run(self._files, how, console)
-        self.remarks = console.kept
+        self.remarks = console.other_remarks
         return self
 
     @one_line_errors

@@ -17,7 +17,7 @@ from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.submit.here import check_here, check_notify
 from trnslurm.submit.job import make_job, read_job
-from trnslurm.submit.precompile import jobs_ahead
+from trnslurm.submit.precompile import precompile_jobs
 from trnslurm.submit.submission import PlannedRun, Submission, with_needs
 from trnslurm.submit.submit import submit as start
 
@@ -30,7 +30,7 @@ def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = (
     if PRECOMPILE in spec.phases and not options.host.remote:
         cache.ask_ahead()
     dirs = options.workspace.template_dirs()
-    others = jobs_ahead(spec.config, spec, elastic, dirs) if elastic else []
+    others = precompile_jobs(spec.config, spec, elastic, dirs) if elastic else []
     submission = Submission(
         runs=[PlannedRun(job=make_job(spec, dirs))],
         extras=[PlannedRun(job=job) for job in others],
@@ -107,4 +107,4 @@ def submit(
     words = [f"{k}={v!r}" for k, v in asked.items() if v]
     command = ["python", f"trnslurm.submit({', '.join([repr(first), *words])})"]
     runs, _ = start(submission, command, console)
-    return Run._of(runs[0], console.kept)
+    return Run._of(runs[0], console.other_remarks)

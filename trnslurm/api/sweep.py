@@ -11,7 +11,7 @@ from trnslurm.api.choice import choose_to_submit, spec_of
 from trnslurm.api.options import JobOptions, SubmitArguments, options_of, takes_job
 from trnslurm.api.run import Run, Runs
 from trnslurm.api.submit import checked
-from trnslurm.api.tables import said_of
+from trnslurm.api.tables import format_values
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.console import Console
@@ -83,7 +83,9 @@ def sweep(
     command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
     runs, _ = submit(submission, command, console)
     statuses, _ = statuses_of(runs)
-    return Runs(statuses, [Run._of(run, console.kept, job.get("path", ())) for run in runs])
+    return Runs(
+        statuses, [Run._of(run, console.other_remarks, job.get("path", ())) for run in runs]
+    )
 
 
 def _rows(values: object) -> list[Point]:
@@ -121,4 +123,4 @@ def _refuse_unlike(jobs: Sequence[Job], points: Sequence[Point]) -> None:
     for job, point in zip(jobs, points, strict=True):
         for key in _SHARED:
             if getattr(job.profile, key) != getattr(jobs[0].profile, key):
-                raise ConfigError(f"{said_of(point)}: all runs of a sweep have one {key}")
+                raise ConfigError(f"{format_values(point)}: all runs of a sweep have one {key}")

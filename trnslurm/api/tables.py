@@ -47,7 +47,7 @@ def escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-def said_of(values: Mapping[str, str]) -> str:
+def format_values(values: Mapping[str, str]) -> str:
     """Return the values of a run of a sweep as they could be set."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 

@@ -44,7 +44,7 @@ _COMMANDS = {
     "compile": ("compile", "Show, check and prune compiled graphs."),
     "clusters": ("plan", "List the cluster profiles."),
     "cluster": ("site", "Make a cluster profile."),
-    "reconnect": ("elsewhere", "Show what became of a command whose connection broke."),
+    "reconnect": ("remote", "Show what became of a command whose connection broke."),
     "env": ("site", "Check the Python environment on the nodes."),
     "sandbox": ("sandbox", "Run a real Slurm cluster on this machine."),
     "completion": ("site", "Print the completion script of a shell."),
@@ -69,7 +69,7 @@ _OBJECTS = 50_000
 
 
 def _complete_hosts(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    known = importlib.import_module("trnslurm.cli.elsewhere").known_hosts()
+    known = importlib.import_module("trnslurm.cli.remote").known_hosts()
     return [CompletionItem(host) for host in known if host.startswith(word)]
 
 
@@ -103,7 +103,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name not in _HERE:
-            command = importlib.import_module("trnslurm.cli.elsewhere").sendable(command)
+            command = importlib.import_module("trnslurm.cli.remote").sendable(command)
         return name, command, rest
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trnslurm.api.tables import figure, said_of
+from trnslurm.api.tables import figure, format_values
 from trnslurm.cli.output import echo_json
 from trnslurm.cli.standing import echo_sweep
 from trnslurm.console import Console
@@ -52,7 +52,7 @@ def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
     worst = 0
     for number, run in enumerate(runs):
         if len(runs) > 1 and (values := run.record().values):
-            click.echo(f"{run.name} with {said_of(values)}", err=True)
+            click.echo(f"{run.name} with {format_values(values)}", err=True)
         code = _follow(run, local=local, quiet=quiet)
         worst = max(worst, code)
         if code == INTERRUPTED:

@@ -33,7 +33,7 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
             f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
             f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
         )
-    if need.decision == "elsewhere" and need.other:
+    if need.decision == "compiling" and need.other:
         holder = need.other.holder
         job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
         return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
@@ -45,10 +45,10 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
     return f"Graphs: {need.compiled.words}; precompile first{cost and f', {cost}'}"
 
 
-def graphs_ahead_line(need: Need, cache: CompileCache) -> str:
+def elastic_graphs_line(need: Need, cache: CompileCache) -> str:
     """Return the line about a node count on which a run may continue later."""
     where = f"Graphs on {count(need.job.nodes, 'node')}"
-    if need.decision == "elsewhere" and need.other:
+    if need.decision == "compiling" and need.other:
         return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
     if not need.phases:
         return f"{where}: {need.compiled.words}"

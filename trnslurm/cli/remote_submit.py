@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from trnslurm.api.options import SubmitHost
-from trnslurm.cli.elsewhere import answer_of, ask_site
 from trnslurm.cli.output import say
+from trnslurm.cli.remote import answer_of, ask_site
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import RemoteError

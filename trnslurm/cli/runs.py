@@ -14,7 +14,7 @@ from trnslurm.api.amounts import parse_time
 from trnslurm.api.listing import list_statuses, numbers_of
 from trnslurm.api.run import RIGHT, progress, runs_table
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import count, figure, said_of
+from trnslurm.api.tables import count, figure, format_values
 from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cli.standing import echo_sweep
@@ -222,7 +222,7 @@ def status_command(
 def _say_chain(status: RunStatus) -> None:
     """Print the runs before and after it in a chain, or its sweep."""
     if status.group:
-        click.echo(f"of the sweep {status.group}, with {said_of(status.values)}")
+        click.echo(f"of the sweep {status.group}, with {format_values(status.values)}")
     if status.after:
         click.echo(f"starts from the result of {status.after}")
     if status.then:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from trnslurm.api.run import progress, swept_keys
-from trnslurm.api.tables import count, figure, said_of
+from trnslurm.api.tables import count, figure, format_values
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.runs.sweep import Standing
 
@@ -47,7 +47,7 @@ def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:
     for status, score in beside:
         if status == best:
             so_far = "" if standing.final else " so far"
-            said = f"{metric} {figure(score, '.4f')} with {said_of(status.values)}"
+            said = f"{metric} {figure(score, '.4f')} with {format_values(status.values)}"
             click.echo(f"best{so_far}: {status.run}, {said}")
             break
     if standing.mend:

@@ -15,11 +15,11 @@ from trnslurm.api.options import JobOptions, SubmitHost
 from trnslurm.api.submit import propose, propose_bundle, propose_presets
 from trnslurm.api.sweep import propose_sweep
 from trnslurm.api.tables import count, dollars, hours
-from trnslurm.cli.elsewhere import chosen_site
 from trnslurm.cli.follow import report_started
-from trnslurm.cli.graphs import graphs_ahead_line, graphs_line
+from trnslurm.cli.graphs import elastic_graphs_line, graphs_line
 from trnslurm.cli.options import recipe_argument, spec_options
 from trnslurm.cli.output import Terminal
+from trnslurm.cli.remote import chosen_site
 from trnslurm.cli.remote_submit import RemoteHost, submit_remotely
 from trnslurm.cli.sweep import sweep_lines
 from trnslurm.cluster.cache import CompileCache
@@ -192,7 +192,7 @@ def graphs_lines(submission: Submission) -> Iterator[str]:
 def _extras_lines(submission: Submission) -> Iterator[str]:
     for extra in submission.extras:
         if extra.need:
-            yield graphs_ahead_line(extra.need, submission.cache)
+            yield elastic_graphs_line(extra.need, submission.cache)
 
 
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:

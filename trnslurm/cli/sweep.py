@@ -9,7 +9,7 @@ from trnslurm.cli.graphs import graphs_line
 from trnslurm.submit.precompile import graphs_of
 from trnslurm.submit.submission import Submission
 
-_IN_WORDS = {"warm": "compiled", "elsewhere": "being compiled"}
+_IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
 
 
 def sweep_lines(submission: Submission) -> Iterator[str]:

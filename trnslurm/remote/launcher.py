@@ -32,9 +32,9 @@ _MAIN = b"""\
 import sys
 
 if sys.argv[1:2] == ["run"]:
-    from trnslurm.cli.arrived import main
+    from trnslurm.cli.remote_main import main
 else:
-    from trnslurm.remote.there import main
+    from trnslurm.remote.server import main
 main()
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trnslurm.api.tables import said_of
+from trnslurm.api.tables import format_values
 from trnslurm.config import flatten, parse_yaml, read_cluster
 from trnslurm.config.catalog import catalog, find
 from trnslurm.errors import RunError, TrnslurmError
@@ -102,7 +102,11 @@ class History(Frozen, kw_only=False):
     def label(self) -> str:
         """What tells it from other runs: in a sweep its number and values, else its name."""
         number = self.run.name.rpartition("-")[2]
-        return f"{number}: {said_of(self.record.values)}" if self.record.values else self.run.name
+        return (
+            f"{number}: {format_values(self.record.values)}"
+            if self.record.values
+            else self.run.name
+        )
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trnslurm.api.tables import dollars, figure, said_of
+from trnslurm.api.tables import dollars, figure, format_values
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.report.figures import own_numbers
@@ -199,7 +199,7 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
         rows.append(
             [
                 run.run.name,
-                said_of(run.record.values),
+                format_values(run.record.values),
                 run.status.state,
                 str(run.record.nodes),
                 figure(done, ","),

@@ -100,6 +100,6 @@ class Claims:
 
 def _nothing_to_wait_for(need: Need) -> bool:
     """Check whether who compiles has no job that Slurm could wait for, or none yet."""
-    if need.decision != "elsewhere" or need.other is None:
+    if need.decision != "compiling" or need.other is None:
         return False
     return need.job.local or not need.other.holder.job

@@ -81,10 +81,10 @@ def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: b
     The first begins when the run of its sweep has ended that it waits for.
     """
     run = runs[0]  # its guard runs the others as well
-    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    kept |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
-    kept["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
-    argv = ["env", "-i", *(f"{name}={value}" for name, value in kept.items())]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
+    argv = ["env", "-i", *(f"{name}={value}" for name, value in environment.items())]
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
     if waits_for.end:

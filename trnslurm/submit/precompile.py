@@ -18,8 +18,8 @@ from trnslurm.node.graphs.claims import newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, make_job
 
-ELSEWHERE = "it is asked when this arrives there"
-Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "elsewhere", "before"]
+DECIDED_THERE = "the other host looks when the submission arrives"
+Decision = Literal["none", "never", "asked", "unknown", "cold", "warm", "compiling", "before"]
 
 
 class Need(Frozen):
@@ -28,7 +28,7 @@ class Need(Frozen):
     job: Job
     decision: Decision
     """none: nothing to compile ahead; never, asked: as precompile says; unknown: to this host;
-    cold; warm; elsewhere: another run compiles them; before: one of the same submission does."""
+    cold; warm; compiling: another run compiles them; before: one of the same submission does."""
     compiled: Compiled = field(default_factory=Compiled)
     versions: Mapping[str, str] = field(default_factory=dict)
     other: Claim | None = None
@@ -39,7 +39,7 @@ class Need(Frozen):
     @property
     def phases(self) -> tuple[str, ...]:
         """Return the phases to submit; none if the job would only precompile what is compiled."""
-        if self.decision in ("warm", "elsewhere", "before"):
+        if self.decision in ("warm", "compiling", "before"):
             return tuple(p for p in self.job.phases if p != PRECOMPILE)
         return self.job.phases
 
@@ -54,7 +54,7 @@ class Need(Frozen):
         key = self.compiled.key
         if self.decision == "warm" and self.compiled.manifest:
             return f"its graphs are compiled (key {key})"
-        if self.decision == "elsewhere" and self.other:
+        if self.decision == "compiling" and self.other:
             holder = self.other.holder
             return f"{Path(holder.run).name} of {holder.user} compiles its graphs (key {key})"
         if self.decision == "before":
@@ -90,7 +90,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
         return Need(job=job, decision="unknown", compiled=compiled)
     if cache is None:
         asked: Decision = "asked" if job.precompile == "always" else "unknown"
-        return Need(job=job, decision=asked, compiled=Compiled(problem=ELSEWHERE, known=False))
+        return Need(job=job, decision=asked, compiled=Compiled(problem=DECIDED_THERE, known=False))
     compiled = cache.look_up(job.ingredients)
     known = Need(job=job, decision="cold", compiled=compiled, versions=cache.versions)
     if job.precompile == "always":
@@ -102,11 +102,11 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
     claim = newest_claim(cache.root, compiled.key)
     # What is compiled by somebody who is not trusted would be refused.
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
-        return replace(known, decision="elsewhere", other=claim)
+        return replace(known, decision="compiling", other=claim)
     return known
 
 
-def jobs_ahead(
+def precompile_jobs(
     config: Config, spec: JobSpec, counts: Sequence[int], template_dirs: Sequence[Path]
 ) -> list[Job]:
     """Return a precompile-only job for each other node count of a run, or refuse a count.
@@ -130,6 +130,8 @@ def jobs_ahead(
             )
         time_min = {phase: t for phase, t in other.time_min.items() if phase == PRECOMPILE}
         name = check_job_name(f"{spec.name}-{PRECOMPILE}-{nodes}")
-        alone = replace(other, name=name, phases=(PRECOMPILE,), time_min=time_min, estimate=None)
-        jobs.append(make_job(alone, template_dirs))
+        compile_only = replace(
+            other, name=name, phases=(PRECOMPILE,), time_min=time_min, estimate=None
+        )
+        jobs.append(make_job(compile_only, template_dirs))
     return jobs

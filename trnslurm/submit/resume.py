@@ -100,7 +100,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
                 Slurm(record.bin_dir).release(released_job)
             return Resumed(runs=[run], released=tuple(released))
         jobs = [how.job_of(each) for each in chain]
-        _refuse_to_begin_anew(run, jobs[0])
+        _refuse_start_over(run, jobs[0])
         if how.stop_at is not None:
             jobs[0] = set_stop_at(run, jobs[0], how.stop_at)
         if how.notify:
@@ -189,7 +189,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     return status
 
 
-def _refuse_to_begin_anew(run: RunDir, job: Job) -> None:
+def _refuse_start_over(run: RunDir, job: Job) -> None:
     """Refuse a script that takes {resume} and has saved something without calling saved()."""
     takes = b'"$TRNSLURM_RESUME"' in job.bundle.files[NODE_SCRIPT]
     if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):

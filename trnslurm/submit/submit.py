@@ -46,9 +46,9 @@ def submit(
     for extra in submission.extras:
         if extra.need and not extra.need.phases:
             continue
-        alone = Submission(runs=[extra], cache=submission.cache)
+        single = Submission(runs=[extra], cache=submission.cache)
         try:
-            extras += _Start(alone, command, console).all_or_none()
+            extras += _Start(single, command, console).all_or_none()
         except TrnslurmError as error:
             console.warn(f"{extra.job.name}: {error}")
     return runs, extras

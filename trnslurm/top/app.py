@@ -80,7 +80,7 @@ class Top(App[None]):
             self.call_from_thread(self.notify, said, timeout=10)
 
 
-class _Looking(Screen[None]):
+class _LiveScreen(Screen[None]):
     """A screen that looks again every few seconds, in a thread: Slurm may take its time."""
 
     def on_mount(self) -> None:
@@ -158,7 +158,7 @@ _ACTIONS: list[BindingType] = [
 ]
 
 
-class RunsScreen(_Looking):
+class RunsScreen(_LiveScreen):
     """The list."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", "Open"), *_ACTIONS]
@@ -213,7 +213,7 @@ class RunsScreen(_Looking):
             self.app.push_screen(RunScreen(run))
 
 
-class RunScreen(_Looking):
+class RunScreen(_LiveScreen):
     """One run: how far it is, how its loss goes, and what it says."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -275,7 +275,7 @@ class RunScreen(_Looking):
         log.update(Text("\n").join(shown))
 
 
-class LogScreen(_Looking):
+class LogScreen(_LiveScreen):
     """The log of node 0. At its end it follows; scrolled up, it stays."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
