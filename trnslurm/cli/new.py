@@ -45,7 +45,7 @@ arguments:{arguments}
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
 @click.option("--from", "script", required=True, metavar="SCRIPT", help="The script to start.")
-@click.option("--launcher", type=click.Choice(get_args(Launcher)), help="What starts it.")
+@click.option("--launcher", type=click.Choice(get_args(Launcher)), help="What starts the script.")
 @click.option("--force", is_flag=True, help="Replace a recipe of this name.")
 def new_command(
     name: str, script: str, arguments: tuple[str, ...], launcher: str | None, force: bool

@@ -287,7 +287,7 @@ def _site_locks() -> list[tuple[str, Any]]:
 
 
 def refuse_locked(values: Iterable[tuple[str, Any]], where: str) -> None:
-    """Refuse finished values, those of a reviewed bundle, that differ from the site's locks."""
+    """Refuse the values of a reviewed bundle that differ from the site's locks."""
     asked = dict(values)
     for dotted, locked in _site_locks():
         if dotted in asked and asked[dotted] != locked:

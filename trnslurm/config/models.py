@@ -1,4 +1,4 @@
-"""Published BERT-like models: by `model.name` a recipe gets sizes, weights and tokenizer of one.
+"""Published BERT-like models: `model.name` gives a recipe a model's sizes, weights and tokenizer.
 
 The figures are those of each model's config.json on the Hugging Face Hub
 (https://huggingface.co/NAME/raw/main/config.json), in BERT's words whatever the model calls them.
@@ -77,7 +77,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         _ALBERT | {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384},
     ),
 }
-"""By name: whose it is on the Hub, and the values of its config.json."""
+"""Name -> the model's owner on the Hub, and the values of its config.json."""
 
 
 # A recipe that declares fewer means something else by `name`.
@@ -85,7 +85,7 @@ _NEEDED = {"vocab_size", "hidden_size", "num_attention_heads", "type_vocab_size"
 
 
 def published_layer(tree: Mapping[str, Any]) -> list[Layer]:
-    """Return the values that `model.name` stands for, over recipe and preset, if it names any."""
+    """Return the layer of values that `model.name` stands for, or None."""
     model, data = tree["model"], tree["data"]
     name = model.get("name")
     if not name or not model.keys() >= _NEEDED:

@@ -32,7 +32,7 @@ def presets_of(recipe: Path) -> list[str]:
 
 
 def chain_of(recipe: Path, preset: str | None) -> dict[str, dict[str, Any]]:
-    """Return a preset and its followers, in order, each with the values it sets by dotted key.
+    """Return a preset and the presets that follow it, in order, with the values that each sets.
 
     None means the recipe's default preset; without one the chain is empty.
     """
@@ -60,7 +60,7 @@ def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
     return _layers_of(file, read_text(file))
 
 
-@functools.lru_cache(maxsize=8)  # a command asks several times for the same
+@functools.lru_cache(maxsize=8)  # a command reads the same recipe several times
 def _layers_of(file: Path, text: bytes) -> tuple[Layer, dict[str, Any]]:
     tree = mapping_in(text, file)
     take_description(tree, str(file))
@@ -92,7 +92,7 @@ def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
 
 
 def _followed(presets: Mapping[str, Any], name: str) -> list[str]:
-    """Return a preset and its followers, each once."""
+    """Return a preset and the presets that follow it, each once."""
     passed: list[str] = []
     following: Any = name
     while following in presets and following not in passed:

@@ -16,7 +16,7 @@ Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 
 
 class Slurm(Frozen):
-    """What goes into the `#SBATCH` header and the srun line."""
+    """The settings of the `#SBATCH` header and of the srun line."""
 
     partition: str | None = None
     account: str | None = None
@@ -57,18 +57,18 @@ class Slurm(Frozen):
 
 
 class Container(Frozen):
-    """The image in which a job runs on its nodes. It needs bash, and a Python for what is started
-    there; what watches over the job is the host's."""
+    """The image in which a job runs on its nodes. It needs bash and a Python for the workers; the
+    programs that supervise the job run on the host."""
 
     image: str | None = None
-    """What `runtime` takes: a name, a URI, or a file by its absolute path. None: no container."""
+    """A name, a URI, or a file's absolute path, as `runtime` takes it. None: no container."""
     runtime: Literal["pyxis", "apptainer", "podman"] = "pyxis"
-    """What starts it: a plugin of srun, or a command on each node."""
+    """The program that starts the container: a plugin of srun, or a command on each node."""
     mounts: tuple[str, ...] = ()
     """Directories and files of the nodes besides the run and its data: HOST, HOST:INSIDE or
     HOST:INSIDE:ro."""
     workdir: str | None = None
-    """Where in the image a custom script begins; None: in the run's copy of its project."""
+    """A custom script's working directory in the image; None: the run's copy of its project."""
     python: str = "python3"
     """The image's Python."""
 
@@ -77,14 +77,14 @@ Event = Literal["start", "failure", "requeue", "end", "stall"]
 
 
 class Notify(Frozen):
-    """Who is told what becomes of a run. Nobody, unless a command or a webhook is set."""
+    """Who gets messages about a run: no one, unless a command or a webhook is set."""
 
     command: str | None = None
-    """A shell line, which is given the message as JSON on its standard input."""
+    """A shell line that reads the message as JSON from its standard input."""
     webhook: str | None = None
     """A file of mode 0600 that has the URL to which the message is posted."""
     events: tuple[Event, ...] = ("failure", "requeue", "end", "stall")
-    """The events of which to tell."""
+    """The events that send a message."""
 
 
 class Cluster(Frozen):
@@ -110,24 +110,24 @@ class Cluster(Frozen):
     python: str = "python3"
     """Interpreter of that environment; an absolute path on a real cluster."""
     stage_python: str | None = None
-    """A directory on each node's own disk, into which the environment of `python` is copied before
-    workers start; None: they import from where it lies."""
+    """A directory on each node's own disk, to which the environment of `python` is copied before
+    workers start; None: workers import from the environment itself."""
     neuron_sdk: Literal["2.29.1", "2.31.1"] = "2.29.1"
-    """The release of AWS's Neuron SDK that it has; `env check` compares."""
+    """The release of AWS's Neuron SDK in that environment; `env check` compares."""
     compile_cache: str | None = None
     """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""
     compile_layout: Literal["shared", "per-host"] = "shared"
     """One cache for all nodes, or a subdirectory per host name."""
     compile_trust: tuple[str, ...] = ()
-    """Users whose compiled graphs are trusted, besides oneself and root."""
+    """Users whose compiled graphs are trusted, in addition to the job's user and root."""
     preflight: bool = True
     """Check all nodes before a job's workers start."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every job on this cluster."""
     container: Container = field(default_factory=Container)
-    """The image of every job on this cluster, or how a recipe's is started."""
+    """The image of every job on this cluster, or the way to start a recipe's image."""
     notify: Notify = field(default_factory=Notify)
-    """Who is told what becomes of every run on this cluster."""
+    """Who gets messages about every run on this cluster."""
     ask_above_node_hours: float | None = None
     """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)
@@ -135,7 +135,7 @@ class Cluster(Frozen):
     """Overrides of the catalog of instance types, and new types."""
 
     def expand(self, path: str) -> str:
-        """Return a path with ~ as jobs of the cluster take it.
+        """Return a path with ~ expanded as jobs of the cluster expand it.
 
         On Slurm that is the home in the user database, as in the batch script, whatever $HOME is
         here: what is made here must be where jobs look for it.
@@ -152,7 +152,7 @@ class Batch(Frozen):
     """`fixed`: the same `global_batch` on any node count; `per_worker`: it grows with workers."""
 
     mode: Literal["fixed", "per_worker"] = "fixed"
-    """The same global batch on any number of nodes, or so many samples for each worker."""
+    """A global batch that is the same on any number of nodes, or a batch for each worker."""
     global_batch: int | None = None
     """Samples per optimizer step (mode fixed)."""
     per_worker: int | None = None
@@ -175,9 +175,9 @@ class BertShards(Frozen):
     dupe_factor: int = 5
     """Passes over the text, each with different pairs and masks."""
     seed: int = 12345
-    """Of pairs and masks."""
+    """The random seed of pairs and masks."""
     shards: int | None = None
-    """Number of training shards; None: by the size of the text."""
+    """Number of training shards; None: the size of the text decides."""
     test_shards: int = 1
     """Number of shards of held-out documents, for evaluation."""
     wrapped: bool = False
@@ -210,7 +210,7 @@ class Data(Frozen):
     dataset: str | None = None
     """A dataset on the Hugging Face Hub, for `data fetch`."""
     dataset_config: str | None = None
-    """Its configuration there."""
+    """The dataset's configuration on the Hub."""
     text: str | None = None
     """A text file in the recipe's directory, prepared if there is no dataset."""
     tokenizer: str | None = None
@@ -261,8 +261,8 @@ class Reference(Frozen):
     samples_per_s: float
     source: str = ""
     of: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that it was measured with, by dotted keys; in a list any of them. It says nothing
-    about a job with others."""
+    """The settings of the measurement, by dotted keys; a list names alternatives. The throughput
+    does not apply to a job with other settings."""
 
 
 class Neuron(Frozen):
@@ -275,7 +275,7 @@ class Neuron(Frozen):
 
 
 class Graphs(Frozen):
-    """Keys of `train`, or places of a script, that do not affect compiled graphs; all others do."""
+    """Keys of `train`, or placeholders of a script, that do not affect compiled graphs."""
 
     free: tuple[str, ...] = ()
     """Keys whose values affect no graph."""
@@ -284,27 +284,27 @@ class Graphs(Frozen):
 
 
 class Recipe(Frozen):
-    """One training job: what to train, never where."""
+    """One training job: the settings of the training, without those of a cluster."""
 
     entry: str = "train.py"
-    """The script that is started, in the recipe's directory, or in `project`."""
+    """The script to start, in the recipe's directory or in `project`."""
     project: str = ""
-    """The directory of a script that is not written for trnslurm, relative to the recipe's; it is
-    taken along whole. Empty: the script reads plan.json."""
+    """The directory of a custom script, relative to the recipe's directory; the run gets a copy of
+    it. Empty: the script is written for trnslurm and reads plan.json."""
     arguments: tuple[str, ...] = ()
-    """What such a script is given; places in braces, as {micro_batch}, are filled in."""
+    """The arguments of a custom script; placeholders such as {micro_batch} are filled in."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """Places of its own: with `places.lr` set, {lr} in its arguments is that."""
+    """More placeholders: the value of `places.lr` replaces {lr} in the arguments."""
     launcher: Launcher = "torchrun"
-    """What starts it: torchrun, accelerate, deepspeed or srun, once per worker; python, or script
-    for a program that is no Python, once per node."""
+    """The program that starts the script: torchrun, accelerate, deepspeed or srun, once per worker;
+    python, or script for a program that is not Python, once per node."""
     launcher_arguments: tuple[str, ...] = ()
     """Options for the launcher itself, such as --config_file of accelerate."""
     links: tuple[str, ...] = ()
-    """What of the project is not taken along, but linked to where it lies, such as its data."""
+    """Files and directories of the project, such as data, that the run links to, not copies."""
     checkpoints: str = ""
-    """Where it saves, relative to its working directory; empty: {checkpoints}, if it is given
-    that."""
+    """The script's directory of checkpoints, relative to its working directory; empty:
+    {checkpoints}, if the arguments have that placeholder."""
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None
@@ -314,7 +314,7 @@ class Recipe(Frozen):
     steps: int = 1
     """Optimizer steps in the whole run."""
     seed: int = 1234
-    """Of everything random."""
+    """The random seed."""
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     """mixed: autocast to bf16; bf16: parameters and gradients, too."""
     batch: Batch = field(default_factory=Batch)
@@ -325,19 +325,19 @@ class Recipe(Frozen):
     begins_with: tuple[str, ...] = ()
     """Other recipes whose runs --from accepts; their models must have the same sizes."""
     zero1: bool | None = None
-    """For `plan`, where the job has no `train.zero1`: whether workers on XLA devices have a part
-    each of the optimizer's state. None: unknown, and so is the memory that the job needs."""
+    """For `plan`, where the job has no `train.zero1`: whether workers on XLA devices divide the
+    optimizer's state. None: unknown, and so the job's memory is unknown."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """The job's own keys; the recipe declares each with its default."""
     train: Mapping[str, Any] = field(default_factory=dict)
     graphs: Graphs = field(default_factory=Graphs)
     container: Container = field(default_factory=Container)
-    """Its image, or part of that; the profile has the rest."""
+    """The job's image, or part of its settings; the profile has the rest."""
     precompile: Literal["auto", "always", "never"] = "auto"
     """auto: on devices that compile graphs (neuron, xla-cpu)."""
     neuron: Neuron = field(default_factory=Neuron)
     reference: tuple[Reference, ...] = ()
-    """Published or measured speeds, by which hours are estimated."""
+    """Published or measured speeds, from which hours are estimated."""
 
 
 class Origin(Frozen):
@@ -356,7 +356,7 @@ class Config(Frozen):
 
     recipe_name: str
     recipe_dir: str
-    """Where its recipe.yaml is; a custom script that has none: the script itself."""
+    """The directory of recipe.yaml; for a custom script without a recipe, the script."""
     preset: str | None
     cluster_name: str
     cluster: Cluster
@@ -368,12 +368,12 @@ class Config(Frozen):
 
     @property
     def code_dir(self) -> Path:
-        """Return the directory that a run has a copy of: the recipe's, or its project."""
+        """Return the directory that a run copies: the recipe's, or its project."""
         return Path(os.path.normpath(Path(self.recipe_dir, self.recipe.project)))
 
     @property
     def code_name(self) -> str:
-        """Return where that copy is in a run's code."""
+        """Return the place of that copy in a run's code."""
         return "project" if self.recipe.project else f"jobs/{self.recipe_name}"
 
     @property

@@ -23,7 +23,7 @@ SETTINGS_FILE = "trnslurm.yaml"
 
 
 def packaged_root() -> Path:
-    """Return the directory of our own templates/, jobs/ and cluster-config/."""
+    """Return the directory of trnslurm's templates/, jobs/ and cluster-config/."""
     installed = _PACKAGE / "share"
     return installed if installed.is_dir() else _PACKAGE.parent
 
@@ -143,7 +143,7 @@ def mapping_in(text: bytes, file: Path) -> dict[str, Any]:
 
 
 def take_description(tree: dict[str, Any], where: str) -> str:
-    """Take the description, which is of no other use, out of a file's values."""
+    """Remove the description; it is for listings only."""
     description = tree.pop("description", "")
     if not isinstance(description, str):
         raise ConfigError(f"{where}: description must be text, found {str(description)[:40]!r}")
@@ -151,7 +151,7 @@ def take_description(tree: dict[str, Any], where: str) -> str:
 
 
 def take_remote(tree: dict[str, Any], where: str) -> None:
-    """Take the host from which jobs are submitted out of a profile: it is no part of a job."""
+    """Remove the host that submits a profile's jobs; it is not part of a job."""
     remote = tree.pop("remote", None)
     if remote is not None and not isinstance(remote, str):
         raise ConfigError(f"{where}: remote must be text, found {str(remote)[:40]!r}")
@@ -168,7 +168,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def yaml_line(value: Any) -> str:
-    """Return a value as YAML on one line, which is how a recipe would have it."""
+    """Return a value as one line of YAML, as a recipe would have it."""
     said = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
     return said.removesuffix("...\n").removesuffix("\n")
 
@@ -180,12 +180,12 @@ _MOST_VALUES = 100_000
 # libyaml overflows the stack, and so kills the process, at some 40,000 levels.
 _SURELY_SHALLOW, _DEEPEST = 10_000, 1000
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
-# YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8: nobody means that.
+# YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8, which no user means.
 _OTHER_BASE = r"[^:]*:.*|[-+]?0[0-7_]+"
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
-    """SafeLoader that refuses duplicate keys, of which YAML would silently keep the last.
+    """SafeLoader that refuses duplicate keys; YAML would silently keep the last.
 
     Whole numbers have at most 63 bits; numbers in unintended bases stay text.
     """
@@ -195,7 +195,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
             raise yaml.constructor.ConstructorError(
                 None, None, f"more than {_MOST_VALUES:,} values, aliases counted", node.start_mark
             )
-        self.deep_construct = True  # so that an alias inside what it names is an error
+        self.deep_construct = True  # so that an alias inside the node that it names is an error
         return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

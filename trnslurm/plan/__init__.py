@@ -1,1 +1,1 @@
-"""What a training needs on so many nodes: its batch, sharding, memory, data and time."""
+"""Plans a training on a number of nodes: batch, sharding, memory, data and time."""

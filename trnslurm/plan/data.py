@@ -23,14 +23,14 @@ _GLUE = ("glue", "nyu-mll/glue")
 
 
 class Own(Frozen):
-    """What the command line adds to a recipe's preparation of data."""
+    """The options of the command line that change a recipe's preparation of data."""
 
     text: tuple[str, ...] = ()
-    """Files or directories to use instead of the recipe's dataset or text."""
+    """Files or directories that replace the recipe's dataset or text."""
     articles: tuple[str, ...] = ()
-    """WikiExtractor's output, to use instead likewise."""
+    """WikiExtractor's output, which also replaces them."""
     eval: tuple[str, ...] = ()
-    """Evaluation rows to use instead of the recipe's or dataset's."""
+    """Evaluation rows that replace those of the recipe or dataset."""
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
     """Passed on unchanged."""

@@ -49,7 +49,7 @@ class Memory(Frozen):
 
     @property
     def state(self) -> float:
-        """What a worker holds all the time; unlike the rest this is no estimate."""
+        """The memory that a worker holds all the time; unlike the rest, this is not an estimate."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
@@ -115,7 +115,7 @@ def estimate_memory(spec: JobSpec) -> Memory | None:
 
 
 def check_memory(spec: JobSpec) -> str:
-    """Return a warning if a worker's device is too small; empty if it is not, or nobody knows.
+    """Return a warning if a worker's device is too small; empty: it is large enough, or unknown.
 
     Refuse what is certain: parameters, gradients and optimizer alone are too much.
     """
@@ -160,7 +160,7 @@ def _estimate(spec: JobSpec, recipe: Recipe, workers: int) -> Memory | None:
 
 
 def _ways_to_fit(spec: JobSpec) -> Iterator[str]:
-    """Yield what makes it fit: each setting that does so alone, or else some together."""
+    """Yield the settings that make the job fit: each that is enough alone, or else several."""
     recipe, here = spec.config.recipe, spec.batch.nodes
     more = [n for n in (2, 4, 8, 16) if here < n <= (spec.config.cluster.slurm.max_nodes or 16)]
     if not _divided(recipe, spec.device) or not spec.instance.multi_node_workers:
@@ -286,7 +286,7 @@ def _bert(model: Mapping[str, Any], *, of_words: bool) -> Shape:
 
 
 def _divided(recipe: Recipe, device: str) -> bool | None:
-    """Check whether workers have a part each of the optimizer's state; None: nobody says."""
+    """Check whether workers divide the optimizer's state; None: unknown."""
     asked = recipe.train.get("zero1", recipe.zero1)
     if recipe.strategy.name:
         return True

@@ -1,4 +1,4 @@
-"""JobSpec: one training job, complete, made from configuration, catalog and batch plan."""
+"""JobSpec: one complete training job, made from configuration, catalog and batch plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPILING = ("neuron", "xla-cpu")
 
 
 class JobSpec(Frozen):
-    """One job, complete: what to train, where, on how many nodes, for how long."""
+    """One complete job: the training, the cluster, the nodes and the time limits."""
 
     config: Config
     name: str
@@ -75,7 +75,7 @@ class JobSpec(Frozen):
 def make_spec(
     config: Config, nodes: int, *, name: str | None = None, need_time: bool = True
 ) -> JobSpec:
-    """Make the job of a configuration on so many nodes, or refuse what does not fit together."""
+    """Make a job from a configuration and a node count; refuse settings that contradict."""
     cluster, recipe = config.cluster, config.recipe
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     device = _device(config, instance)
@@ -115,7 +115,7 @@ def make_spec(
 
 
 def has_own_batch(recipe: Recipe) -> bool:
-    """Check whether a custom script decides its batch, and nobody here knows it."""
+    """Check whether a custom script decides its batch, which trnslurm then does not know."""
     return bool(recipe.project) and recipe.batch.mode == "fixed" and not recipe.batch.global_batch
 
 
@@ -130,7 +130,7 @@ def check_job_name(name: str) -> str:
 
 
 def _device(config: Config, instance: InstanceType) -> str:
-    """Return the device that the job runs on, or raise an error that says what it supports."""
+    """Return the device that the job runs on, or raise an error that names the supported ones."""
     recipe, asked = config.recipe, config.cluster.device
     usable = usable_devices(recipe)
     device = instance.choose_device(asked, usable)
@@ -188,7 +188,7 @@ def _epochs(config: Config) -> int:
 def _samples_per_epoch(config: Config) -> int | None:
     """Return the samples of an epoch; None: unknown, as for data that the command line names."""
     asked = _asked(config)
-    # Other data, or data cut otherwise, has another number of them.
+    # Other data, or samples of another length, change that number.
     other = "data.samples" not in asked and any(k.startswith(("data.", "seq_len")) for k in asked)
     return None if other else config.recipe.data.samples
 
@@ -208,7 +208,7 @@ def why_no_hours(config: Config, instance: InstanceType, job: str) -> str:
 
 
 def where_set(config: Config, instance: InstanceType) -> str:
-    """Return the part of a message that names settings for which no speed is known, or nothing."""
+    """Return the part of a message that names settings without a known speed; empty: none."""
     known = _known(config, instance)
     compared = {key for reference in known for key in reference.of}
     keys = _changed(config, instance) if config.recipe.reference else []
@@ -222,7 +222,7 @@ def where_set(config: Config, instance: InstanceType) -> str:
 
 
 def _changed(config: Config, instance: InstanceType) -> list[str]:
-    """Return the settings on the command line that make this another job than was measured."""
+    """Return the settings on the command line that differ from the measured job."""
     asked = {key for key in _asked(config) if not is_decided(key)}
     asked -= {"strategy.fsdp_file", "strategy.deepspeed_file", "strategy.xla_fsdp_file"}
     if "reference" in asked:
@@ -234,7 +234,7 @@ def _changed(config: Config, instance: InstanceType) -> list[str]:
 
 
 def _asked(config: Config) -> set[str]:
-    """Return the keys to which the command line, or a file that it names, gives another value."""
+    """Return the keys whose value the command line, or a file that it names, changes."""
     layers = ("command line", STRATEGY_FILE)
     return {
         key
@@ -248,7 +248,7 @@ def _known(config: Config, instance: InstanceType) -> list[Reference]:
 
 
 def _unlike(config: Config, reference: Reference) -> dict[str, list[str]]:
-    """Return the settings that a speed was measured with, where this job has others."""
+    """Return the settings of a measurement that differ from this job's."""
     measured = {key: v if isinstance(v, list) else [v] for key, v in reference.of.items()}
     return {
         key: [str(value) for value in values]
@@ -264,7 +264,7 @@ def _estimate(config: Config, instance: InstanceType, batch: BatchPlan) -> Estim
         for reference in _known(config, instance)
         if not _unlike(config, reference) and changed <= reference.of.keys()
     ]
-    # Published speeds are those of whole instances.
+    # Published speeds are for whole instances.
     if batch.workers_per_node != instance.default_workers(batch.nodes) or ends_unknown(config):
         known = []
     steps = steps_of(config, batch)

@@ -1,4 +1,4 @@
-"""The values of a recipe's sections train and model, held against what its job declares."""
+"""Checks the values of a recipe's sections train and model against its job's declarations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECTIONS = {"model": "Model", "train": "Settings"}
 """The sections that are a job's own, and the classes that declare them."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# The strongest last: of several values that do not go together, the last one set is at fault.
+# The strongest last: of values that do not fit together, the error names the one set last.
 _LAYERS = (
     "default",
     "cluster profile",
@@ -38,7 +38,7 @@ _LAYERS = (
 
 
 def check_declared(config: Config) -> None:
-    """Refuse values that the job would refuse, and a script that is no Python.
+    """Refuse values that the job would refuse, and a script that is not Python.
 
     A job without these classes declares nothing, and is not checked.
     """
@@ -83,7 +83,7 @@ def check_plan(plan: Mapping[str, Any], entry: str, read: Read, where: str) -> N
 
 
 def declarations(config: Config) -> dict[str, Declaration]:
-    """Return what the job declares of each section."""
+    """Return the job's declaration of each section."""
     read = reader(config.recipe_name, Path(config.recipe_dir))
     path = f"jobs/{config.recipe_name}/{config.recipe.entry}"
     found = {section: read_declaration(read, path, name) for section, name in SECTIONS.items()}
@@ -91,7 +91,7 @@ def declarations(config: Config) -> dict[str, Declaration]:
 
 
 def reader(recipe: str, recipe_dir: Path) -> Read:
-    """Return what reads the job's files, and trnslurm's own, by their paths in a snapshot."""
+    """Return a function that reads the job's and trnslurm's files by their paths in a snapshot."""
     job = f"jobs/{recipe}/"
 
     def read(path: str) -> bytes | None:
@@ -126,7 +126,7 @@ def _device(config: Config) -> str | None:
 
 
 def _located(config: Config, problem: Problem) -> str:
-    """Return what is wrong, after the file or option that said it last."""
+    """Return the problem, after the file or option that set the value last."""
     keys = [key.replace("train.strategy", "strategy.name") for key in problem.keys]
     origins = [config.origins[key] for key in keys if key in config.origins]
     origin = max(

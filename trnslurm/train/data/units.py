@@ -17,7 +17,7 @@ class Unit:
     weight: float
     """1, or 0 for padding."""
     seed: int
-    """Of everything random inside it (dropout, masking)."""
+    """The random seed of the unit's dropout and masking."""
 
 
 def worker_units(plan: JobPlan, *, worker: int, step: int) -> list[Unit]:
