@@ -1,6 +1,6 @@
 """trnslurm: multi-node training jobs on Slurm, for AWS Trainium first.
 
-A custom training script may import it too: see contract.py.
+A custom training script may import trnslurm too: see contract.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "sweep",
 ]
 
-# Each is imported when it is first used: on nodes there are few of these modules, and no others.
+# Imported at first use: nodes have only a few of these modules.
 _WHERE = {
     "Plan": "trnslurm.api.plan",
     "Run": "trnslurm.api.run",
@@ -71,10 +71,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """The rooms plan, render, submit and runs are no attributes: these are the functions."""
+    """Makes plan, render, submit and runs the functions, not the subpackages of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _WHERE and isinstance(value, types.ModuleType)):  # after an import of it
+        # An import of a subpackage sets it as an attribute.
+        if not (name in _WHERE and isinstance(value, types.ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -1,4 +1,4 @@
-"""Console: who is told what a command does, and how its user wants the results."""
+"""Console: where remarks of a command go, and how its user wants the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trnslurm.frozen import Frozen
 
 
 class Console(Frozen):
-    """This one collects remarks: the command line has one that prints, Python one that warns."""
+    """Collects remarks. The command line's Console prints them, Python's issues warnings."""
 
     as_json: bool = False
     follow: bool = False
@@ -21,14 +21,14 @@ class Console(Frozen):
     remarks: list[str] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """Tell the user something, once."""
+        """Show the user a remark; repeat no remark."""
         if text not in self.remarks:
             self.remarks.append(text)
             self.tell(text)
 
     def warn(self, text: str) -> None:
-        """Tell the user of a problem that does not stop the request, once."""
+        """Show the user a problem that does not stop the request; repeat no warning."""
         self.say(f"warning: {text}")
 
     def tell(self, text: str) -> None:
-        """Show the user a text, where the console has a way to."""
+        """Show the user a text; this Console only collects."""

@@ -1,4 +1,4 @@
-"""The exceptions that a user sees as a single line on stderr, with exit code 1."""
+"""Errors that the command line prints as one line on stderr, with exit code 1."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class TrnslurmError(Exception):
-    """The base of all errors that the user can fix; says where, what was set, what to do."""
+    """The base of all errors that the user can fix; the text says where, what and what to do."""
 
 
 class TrnslurmWarning(UserWarning):
-    """What the user should know of what was asked for, and can be done all the same."""
+    """A problem that does not stop the request."""
 
 
 class ConfigError(TrnslurmError):
@@ -18,7 +18,7 @@ class ConfigError(TrnslurmError):
 
 
 class PlanError(TrnslurmError):
-    """A batch that cannot be laid out exactly on the workers asked for."""
+    """A batch that cannot be divided exactly over the requested workers."""
 
 
 class RenderError(TrnslurmError):
@@ -26,15 +26,15 @@ class RenderError(TrnslurmError):
 
 
 class RunError(TrnslurmError):
-    """A run directory that is missing, damaged or another user's."""
+    """A run directory that is missing, damaged or owned by another user."""
 
 
 class RunFailedError(RunError):
-    """A run that has ended and not completed, with its cause as far as it is known."""
+    """A run that ended without completing; the text has the cause, if known."""
 
 
 class NotYetError(RunError):
-    """A request that a run cannot serve now, but later."""
+    """A request that has to wait until the run has another state."""
 
 
 class SlurmError(TrnslurmError):
@@ -42,28 +42,28 @@ class SlurmError(TrnslurmError):
 
 
 class SubmitError(TrnslurmError):
-    """A job that was refused; nothing was left running."""
+    """A submission that was refused; nothing is left running."""
 
 
 class NoAnswerError(SubmitError):
-    """sbatch gave up waiting: it is unknown whether the controller has the job."""
+    """sbatch got no answer in time: the controller may or may not have the job."""
 
 
 class RemoteError(TrnslurmError):
-    """A host that ssh does not reach, or where nothing can be started."""
+    """A host that ssh cannot reach, or that cannot start a command."""
 
 
 class ConnectionLostError(RemoteError):
-    """A connection that broke, and may be made again."""
+    """A connection that broke; connecting again may work."""
 
 
 class SandboxError(TrnslurmError):
-    """A sandbox that cannot be made, is not up, or refused a fault."""
+    """A sandbox that cannot be created, is not running, or refused a fault."""
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean "x"?)` for the nearest known word, or nothing."""
-    import difflib  # only for what is wrong
+    """Return ` (did you mean "x"?)` for the nearest known word, or an empty text."""
+    import difflib  # needed for errors only
 
     nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f' (did you mean "{nearest[0]}"?)' if nearest else ""

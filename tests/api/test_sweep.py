@@ -237,7 +237,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
         "10", "10", "-4",
     ]  # fmt: skip
     assert (
-        "no run says acc in its metrics; they have eval_loss, f1, loss"
+        "no run reports acc; the runs report eval_loss, f1, loss"
         in cli("status", "gpt", "--lowest", "acc").error
     )
     both = cli("status", "gpt", "--lowest", "loss", "--highest", "f1")

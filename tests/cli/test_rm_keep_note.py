@@ -77,7 +77,7 @@ def test_runs_are_sorted_by_what_they_said_last(ended, cli) -> None:
     worse, silent, best = ended("1-a", 1.0, 3.0), ended("2-b"), ended("3-c", 9.0, 2.0)
     assert listed(cli("runs", "--sort", "loss")) == [best.name, worse.name, silent.name]
     assert listed(cli("runs", "--sort", "loss", "--limit", "1")) == [best.name]
-    assert "no run says f1 in its metrics; they have loss" in cli("runs", "--sort", "f1").error
+    assert "no run reports f1; the runs report loss" in cli("runs", "--sort", "f1").error
 
 
 def test_runs_as_csv(ended, cli) -> None:

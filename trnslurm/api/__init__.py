@@ -1,1 +1,1 @@
-"""The library: what `import trnslurm` offers, on which the command line sits."""
+"""The library: what `import trnslurm` offers; the command line is built on it."""

@@ -1,4 +1,4 @@
-"""Sizes and ages as options have them, and as people read them."""
+"""Read sizes, ages and times from options; write sizes for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def size_of(size: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes in a readable unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -22,7 +22,7 @@ def size_of(size: float) -> str:
 
 
 def parse_age(text: str, option: str = "--older-than") -> float:
-    """Return the seconds of `12h`, `30d` or `4w`."""
+    """Return the seconds in `12h`, `30d` or `4w`."""
     match = re.fullmatch(r"(\d{1,9})([hdw])", text)
     if not match:
         raise ConfigError(f"{option} {text}: expected hours, days or weeks, as 12h, 30d or 4w")
@@ -30,7 +30,7 @@ def parse_age(text: str, option: str = "--older-than") -> float:
 
 
 def parse_time(text: str, option: str = "--since") -> str:
-    """Return a day, or a time so long ago, as records have times."""
+    """Return a date, or the time that long ago, in the format of records."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
         return f"{text}T00:00:00Z"
     try:
@@ -42,12 +42,12 @@ def parse_time(text: str, option: str = "--since") -> str:
 
 
 def stamp_before(seconds: float) -> str:
-    """Return the time so long ago, as records have times."""
+    """Return the time that many seconds ago, in the format of records."""
     return utc_time(max(0.0, time.time() - seconds))
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `500M`, `50G` or `1T`."""
+    """Return the bytes in `500M`, `50G` or `1T`."""
     match = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text)
     if not match:
         raise ConfigError(f"--max-size {text}: expected a size, as 500M, 50G or 1T")

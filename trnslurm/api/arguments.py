@@ -1,4 +1,4 @@
-"""Check the arguments of the Python functions, and tell their callers of problems."""
+"""Check the arguments of the Python functions, and warn their callers of problems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 
 def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise an OSError as a TrnslurmError, in the words of the command line."""
+    """Make a function raise a TrnslurmError instead of an OSError, with the CLI's text."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +41,7 @@ def one_line_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class PythonConsole(Console):
-    """Makes warnings Python's, at the line that called the library; collects other remarks."""
+    """Issues Python warnings at the line that called the library; collects other remarks."""
 
     def tell(self, text: str) -> None:
         if not text.startswith("warning: "):
@@ -53,7 +53,7 @@ class PythonConsole(Console):
 
     @property
     def other_remarks(self) -> tuple[str, ...]:
-        """The remarks that are no warnings."""
+        """The remarks that are not warnings."""
         return tuple(text for text in self.remarks if not text.startswith("warning: "))
 
 
@@ -64,15 +64,15 @@ def search_path(path: Paths) -> tuple[str, ...]:
 
 
 def settings_of(settings: Settings) -> tuple[str, ...]:
-    """Return settings as `key=value` words; a mapping's values are Python's."""
+    """Return settings as `key=value` texts; a mapping has Python values."""
     if isinstance(settings, Mapping):
         return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
     return tuple(texts("settings", settings))
 
 
 def _written(key: str, value: Any) -> str:
-    """Return a value as YAML on one line, which is how a recipe would have it."""
-    value = value.item() if hasattr(value, "item") else value  # a number of numpy's
+    """Return a value as one line of YAML, as in a recipe."""
+    value = value.item() if hasattr(value, "item") else value  # a NumPy number
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     value = list(value) if isinstance(value, tuple) else value
     try:
@@ -118,7 +118,7 @@ def file_name(name: str, value: object) -> str:
 
 
 def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
-    """Return an argument that must be one of these words, or None."""
+    """Return an argument that must be one of these texts, or None."""
     if value is not None and value not in known:
         raise ConfigError(f"{name}={value!r}: expected {', '.join(known[:-1])} or {known[-1]}")
     return value

@@ -1,4 +1,4 @@
-"""submit --chain: a preset and those that follow it, each starting from the previous result."""
+"""submit --chain: runs of presets that follow one another; each starts from the previous result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 
 
 def propose_chain(options: JobOptions, console: Console) -> Submission:
-    """Return the runs of a preset and of those that its recipe lets follow it."""
+    """Return the runs of a preset and of the presets that follow it in the recipe."""
     chain = chain_of(options.workspace.recipe_dir(options.recipe), options.preset)
     if len(chain) < 2:
         name = next(iter(chain), None)
@@ -42,7 +42,7 @@ def propose_chain(options: JobOptions, console: Console) -> Submission:
         config = config_of(own, console)
         if before:
             _refuse_unfit(before, config)
-        else:  # the others start from the directory that this run will have
+        else:  # the next run starts from the directory that this run will have
             root, stamp = options.host.settle(config.cluster.run_root, list(names.values()))
         spec = make_spec(config, options.nodes, name=name)
         if warning := check_memory(spec):
@@ -55,9 +55,9 @@ def propose_chain(options: JobOptions, console: Console) -> Submission:
 
 
 def divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the --set words of each preset: all of them, less those of others (PRESET:KEY=VALUE).
+    """Return the --set values for each preset, without those for other presets (PRESET:KEY=VALUE).
 
-    A key in which the presets differ must say whose it is.
+    A key in which the presets differ must name its preset.
     """
     divided: dict[str, list[str]] = {name: [] for name in chain}
     for word in words:

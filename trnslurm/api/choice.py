@@ -1,4 +1,4 @@
-"""What JobOptions choose: the cluster, the preset, and the configuration of the job."""
+"""Choose the cluster, the preset and the configuration of a job by its JobOptions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trnslurm.slurm.commands import slurm_hint
 
 
 def choose(options: JobOptions) -> JobOptions:
-    """Return the options with a cluster: as asked, as configured, or as the recipe says."""
+    """Return the options with a cluster: from --cluster, the settings or the recipe."""
     cluster = options.cluster or options.workspace.cluster
     return replace(options, cluster=cluster or _recipes_cluster(options))
 
 
 def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
-    """Return the options with cluster and preset; a default fits this machine, and is announced."""
+    """Return the options with cluster and preset; print the defaults that were chosen."""
     workspace = options.workspace
     cluster, preset = options.cluster or workspace.cluster, options.preset
     announced = []
@@ -42,7 +42,7 @@ def choose_to_submit(options: JobOptions, console: Console) -> JobOptions:
 
 
 def _recipes_cluster(options: JobOptions) -> str:
-    """Return the cluster for which a recipe is described where none is chosen."""
+    """Return the recipe's default cluster, for a plan where no cluster is chosen."""
     base, _ = recipe_layers(options.workspace.recipe_dir(options.recipe))
     cluster = str(base.tree.get("default_cluster", "trn1"))
     options.workspace.cluster_file(cluster, f"{base.source}: default_cluster")
@@ -50,7 +50,7 @@ def _recipes_cluster(options: JobOptions) -> str:
 
 
 def what_submit_would_use(options: JobOptions, config: Config) -> str:
-    """Return which defaults a plan has where submit would have others; empty: the same."""
+    """Return a line if submit would use other defaults than this plan; empty if not."""
     if options.cluster or options.workspace.cluster:
         return ""
     try:
@@ -68,7 +68,7 @@ def what_submit_would_use(options: JobOptions, config: Config) -> str:
 
 
 def choose_data_cluster(workspace: Workspace, cluster: str | None, console: Console) -> str:
-    """Return the cluster whose data is meant; a preferred preset is for training only."""
+    """Return the cluster for a data command; a preferred preset is for training only."""
     if (cluster := cluster or workspace.cluster) is None:
         cluster = _this_machine()
         console.say(f"Using --cluster {cluster}, as no other was chosen")
@@ -82,7 +82,7 @@ def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
 
 
 def _this_machine() -> str:
-    """Return `local`, unless the host hints at a Slurm that may be meant."""
+    """Return `local`; refuse to choose on a host that shows signs of Slurm."""
     hint, has_srun = slurm_hint()
     if hint is None:
         return "local"
@@ -107,8 +107,8 @@ def config_of(options: JobOptions, console: Console) -> Config:
         layers["train.init_from"] = (f"--from {word}", str(checkpoint.path))
     elif options.previous:
         layers["train.init_from"] = ("--chain", options.previous)
-    _refuse_second_word(options.settings, layers)
-    assert options.cluster is not None  # choose() has chosen one
+    _refuse_set_twice(options.settings, layers)
+    assert options.cluster is not None  # set by choose() or choose_to_submit()
     config = resolve(
         options.workspace,
         options.recipe,
@@ -127,9 +127,9 @@ def config_of(options: JobOptions, console: Console) -> Config:
 
 
 def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSpec:
-    """Plan the job to be submitted: refuse one without its first parameters, warn of its memory.
+    """Plan the job to submit: refuse missing initial parameters, warn if memory may be too small.
 
-    `suffix` is what the name of a sweep's run ends with.
+    `suffix` is added to the name of a sweep's run.
     """
     config = config_of(options, console)
     if problem := no_result(config):
@@ -141,10 +141,10 @@ def spec_of(options: JobOptions, console: Console, *, suffix: str = "") -> JobSp
     return spec
 
 
-def _refuse_second_word(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
+def _refuse_set_twice(settings: Sequence[str], layers: Mapping[str, tuple[str, Any]]) -> None:
     """Refuse --set of a key that another option sets: neither may be ignored silently."""
     for key in (word.partition("=")[0] for word in settings):
-        if key in layers and key != "slurm.sbatch":  # to which --sbatch adds
+        if key in layers and key != "slurm.sbatch":  # --sbatch adds to slurm.sbatch
             raise ConfigError(
                 f"{layers[key][0]} and --set {key}=… contradict each other: leave out one of them"
             )

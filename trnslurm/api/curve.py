@@ -1,4 +1,4 @@
-"""A number over steps as lines of text, drawn with the dots of braille: two by four a character."""
+"""Draw a metric over steps as text, in braille: each character has two by four dots."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Points = Sequence[tuple[float, float]]
 def curve_lines(
     points: Points, *, title: str, width: int, marks: Sequence[float] = (), marked: str = ""
 ) -> list[str]:
-    """Return a curve with its axes, so many characters wide.
+    """Return the lines of a curve with axes, `width` characters wide.
 
-    Where a line has too few columns for all steps, each shows the range of what it stands for.
-    `marks` are steps at which something happened, and `marked` says what.
+    Where there are more steps than columns, a column shows the range of its steps.
+    `marks` are steps to mark on the axis, and `marked` explains the marks.
     """
     values = [value for _, value in points]
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""Which runs are listed: the newest, those of a sweep, or what is chosen among all."""
+"""Choose the runs to list: the newest, the runs of a sweep, or a selection of all runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def list_statuses(
     sort: str | None = None,
     limit: int | None = None,
 ) -> tuple[list[RunStatus], list[RunError]]:
-    """Return how runs stand, newest last, and the damaged ones.
+    """Return the statuses of runs, newest last, and the errors of damaged runs.
 
-    Of the newest 20, unless something is asked of them. `since` is a time as records have it; with
-    `sort` they are in the order of a number, the lowest first.
+    Without a selection these are the newest 20 runs. `since` has the format of times in records;
+    `sort` orders the runs by a metric, lowest first.
     """
     roots = run_roots(workspace)
     found = find_runs(sweep, roots) if sweep is not None else list_runs(roots)
@@ -49,15 +49,15 @@ def list_statuses(
     return statuses[-limit:] if limit else statuses, broken
 
 
-def numbers_of(status: RunStatus) -> dict[str, float]:
-    """Return what a run said last of each of its numbers."""
+def latest_metrics(status: RunStatus) -> dict[str, float]:
+    """Return the latest value of each metric."""
     return last_numbers(RunDir(Path(status.path)).steps())
 
 
 def _sorted_by(metric: str, statuses: Sequence[RunStatus]) -> list[RunStatus]:
-    """Return runs in the order of a number, those that never said it last."""
-    said = [(numbers_of(status), status) for status in statuses]
+    """Return runs ordered by a metric; runs without the metric come last."""
+    said = [(latest_metrics(status), status) for status in statuses]
     known = sorted({name for numbers, _ in said for name in numbers})
     if known and metric not in known:
-        raise RunError(f"no run says {metric} in its metrics; they have {', '.join(known)}")
+        raise RunError(f"no run reports {metric}; the runs report {', '.join(known)}")
     return [s for _, s in sorted(said, key=lambda each: each[0].get(metric, math.inf))]

@@ -35,7 +35,7 @@ _PRECOMPILE = ("auto", "always", "never")
 
 
 class SubmitHost:
-    """The host that submits: this one. With --on, cli.remote has one for the other host."""
+    """The host that submits: this host. With --on it is a RemoteHost (cli/remote_submit.py)."""
 
     remote = False
 
@@ -44,13 +44,13 @@ class SubmitHost:
         return find_checkpoint(word, run_roots(workspace))
 
     def settle(self, run_root: str, names: Sequence[str]) -> tuple[Path, str]:
-        """Return where a profile's runs are, and the time with which names of new runs begin."""
+        """Return the run root of a profile, and the time stamp for the names of new runs."""
         root = check_run_root(Path(run_root))
         return root, free_stamp(root, names)
 
 
 class JobOptions(Frozen):
-    """The options of submit, render, plan and show; fields have the command line's names."""
+    """The options of submit, render, plan and show; fields are named after them."""
 
     workspace: Workspace
     recipe: str
@@ -74,12 +74,12 @@ class JobOptions(Frozen):
 
     @classmethod
     def of(cls, recipe: str, path: Sequence[str] = (), **options: Any) -> JobOptions:
-        """Return the options of a command line, where --path says what to search first."""
+        """Return the options of a command line; `path` has the directories to search first."""
         return cls(workspace=workspace_of(path), recipe=recipe, **options)
 
 
 class JobArguments(TypedDict, total=False):
-    """The arguments by which Python functions take these options; docs/python.md has them."""
+    """The keyword arguments for these options in Python; docs/python.md describes them."""
 
     cluster: str | None
     preset: str | None
@@ -97,13 +97,13 @@ class JobArguments(TypedDict, total=False):
 
 
 class SubmitArguments(JobArguments, total=False):
-    """The same for submit and sweep."""
+    """The keyword arguments of submit and sweep."""
 
     precompile: str | None
 
 
 def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> JobOptions:
-    """Return the options that the arguments of a call ask for, checked."""
+    """Check the arguments of a call, and return them as options."""
 
     def optional(name: str, check: Callable[[str, Any], Any]) -> Any:
         value = given.get(name)
@@ -133,9 +133,9 @@ def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> Job
 
 
 def takes_job(arguments: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function's `**job` be these arguments: its signature lists them and accepts no other.
+    """Make a function's `**job` these arguments: its signature lists them, and others are refused.
 
-    Its errors are one line.
+    The function's errors become one line.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -23,7 +23,7 @@ NODES = (1, 2, 4, 8, 16)
 
 
 class Plan(Frozen):
-    """What a recipe takes on each of some node counts; it shows itself as a table."""
+    """Batch, memory, hours and cost of a recipe by node count; shown as a table."""
 
     recipe: str
     preset: str | None
@@ -42,7 +42,7 @@ class Plan(Frozen):
 
     @property
     def warnings(self) -> list[str]:
-        """Which node counts have too little memory."""
+        """The node counts on which memory is too small."""
         found: dict[str, list[str]] = {}
         for spec in self.specs:
             if said := check_memory(spec):
@@ -50,7 +50,7 @@ class Plan(Frozen):
         return [f"on {_on(nodes)}, {said}" for said, nodes in found.items()]
 
     def lines(self) -> Iterator[str]:
-        """Yield it as text, without what was refused."""
+        """Yield the plan as text, without the node counts that were refused."""
         header, rows = self._table()
         yield from (self._title(), *self._growth(), "")
         yield from text_table(header, rows, right=",".join(header))
@@ -94,7 +94,7 @@ class Plan(Frozen):
             f"{self.recipe}{preset} on {first.instance.name}, "
             f"{count(first.batch.workers_per_node, 'worker')} per node"
         )
-        if recipe.project and recipe.steps == Recipe.steps:  # it decides them, and its precision
+        if recipe.project and recipe.steps == Recipe.steps:  # the script decides them
             return title
         steps = f"{most:,} steps at most" if self._differ("steps") else count(most, "step")
         length = f" of sequence length {recipe.seq_len}" if recipe.seq_len else ""
@@ -109,7 +109,7 @@ class Plan(Frozen):
         return ["The global batch GROWS with the nodes (batch.mode per_worker):"] if grows else []
 
     def _differ(self, name: str) -> bool:
-        """Check whether the steps, or the epochs, differ; if not, the title has them."""
+        """Check whether steps or epochs differ by node count; if not, they are in the title."""
         return len({getattr(spec, name) for spec in self.specs}) > 1
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
@@ -135,7 +135,7 @@ class Plan(Frozen):
         return header, rows
 
     def _remarks(self) -> Iterator[str]:
-        """Yield where work is wasted, and how the hours are known."""
+        """Yield where work is wasted, and where the hours come from."""
         for spec in self.specs:
             if spec.batch.padding_units:
                 yield (
@@ -154,7 +154,7 @@ class Plan(Frozen):
             yield f"Hours: {why_no_hours(first.config, first.instance, 'this preset')}"
 
     def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
-        """Return what a worker's device must hold, a row for all node counts that are alike."""
+        """Return the memory on a worker's device; node counts with the same memory share a row."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for spec in self.specs:
             if memory := estimate_memory(spec):
@@ -199,7 +199,7 @@ def plan(
 
 
 def make_plan(options: JobOptions, counts: Sequence[int], console: Console) -> Plan:
-    """Plan a recipe on each node count; if it can run on none, that is an error."""
+    """Plan a recipe on each node count; raise if it fits on none."""
     chosen = choose(options)
     config = config_of(chosen, console)
     if has_own_batch(config.recipe):

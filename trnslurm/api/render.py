@@ -29,7 +29,7 @@ def render(
     force: bool = False,
     **job: Unpack[JobArguments],
 ) -> Bundle:
-    """Return the files that submit would run, and write them to a directory if asked to.
+    """Return the files that submit would run, and write them to a directory if one is given.
 
     The arguments are the options of `trnslurm render`; docs/python.md has them.
     """
@@ -43,7 +43,7 @@ def render(
 
 
 def make_bundle(options: JobOptions, console: Console) -> Bundle:
-    """Render a recipe as the options ask."""
+    """Render a recipe with these options."""
     options = choose(options)
     config = config_of(options, console)
     if problem := no_result(config):
@@ -55,7 +55,7 @@ def make_bundle(options: JobOptions, console: Console) -> Bundle:
 
 
 def write_bundle(bundle: Bundle, directory: Path, *, force: bool) -> None:
-    """Write a bundle to a new directory, whole or not at all."""
+    """Write a bundle to a new directory, completely or not at all."""
     occupied = directory.exists() and (not directory.is_dir() or any(directory.iterdir()))
     if occupied:
         _refuse_replacing(directory, force=force)

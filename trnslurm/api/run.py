@@ -1,4 +1,4 @@
-"""Run: a run that was submitted, to ask, wait for, resume and cancel; runs lists them."""
+"""Run: a submitted run, with methods to watch, resume and cancel it; runs() lists runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RIGHT = "nodes,step,loss"
 
 
 class Run:
-    """A run; it shows itself as a table in a notebook, and as one line in a shell."""
+    """A run; shown as a table in a notebook, and as one line in a shell."""
 
     @one_line_errors
     def __init__(self, run: PathLike, *, path: Paths = ()) -> None:
@@ -50,7 +50,7 @@ class Run:
         self._files = find_run(file_name("run", run), run_roots(workspace))
         self._path = path
         self.remarks: tuple[str, ...] = ()
-        """What submit or resume said of it: what was chosen for want of a choice, and why."""
+        """Remarks of submit or resume: which defaults were chosen, and why."""
 
     @classmethod
     def _of(cls, files: RunDir, remarks: Sequence[str] = (), path: Paths = ()) -> Run:
@@ -60,12 +60,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Its name, which is that of its directory."""
+        """The name of the run, which is also the name of its directory."""
         return self._files.name
 
     @property
     def directory(self) -> Path:
-        """Its directory."""
+        """The run directory."""
         return self._files.path
 
     @property
@@ -76,31 +76,31 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Its state now, in one word, as `trnslurm status` has it; Slurm is asked each time."""
+        """The current state in one word, as in `trnslurm status`; each access queries Slurm."""
         return self.status().state
 
     @property
     def values(self) -> dict[str, str]:
-        """What was set for this run of a sweep; empty: it is of none."""
+        """The values that a sweep set for this run; empty if it belongs to no sweep."""
         return dict(self._files.record().values)
 
     @property
     def then(self) -> Run | None:
-        """The run of a chain that starts from its result."""
+        """The next run of its chain, which starts from the result of this run."""
         then = self._files.record().then
         return Run._of(self._files.beside(then), path=self._path) if then else None
 
     @one_line_errors
     def status(self) -> RunStatus:
-        """Return its state and reason now, its phases, attempts and last metrics."""
+        """Return the current state and reason, the phases, the attempts and the latest metrics."""
         return run_status(self._files, leftovers=True)
 
     @one_line_errors
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Run:
-        """Wait until it has ended for good, and return it; Ctrl-C leaves it alone.
+        """Wait until the run has ended for good, and return it; Ctrl-C ends the waiting only.
 
-        After `timeout` seconds that is a NotYetError; a run that did not complete is a
-        RunFailedError with its cause, unless told otherwise by `raises`.
+        After `timeout` seconds a NotYetError is raised; if the run did not complete, a
+        RunFailedError with the cause, unless `raises` is False.
         """
         _check_timeout(timeout)
         careful = flag("raises", raises)
@@ -111,7 +111,7 @@ class Run:
 
     @one_line_errors
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the numbers of each step, once per step, as `trnslurm metrics --json` has them."""
+        """Return the metrics of each step, once per step, as in `trnslurm metrics --json`."""
         return self._files.steps()
 
     @one_line_errors
@@ -123,7 +123,7 @@ class Run:
         phase: str | None = None,
         batch: bool = False,
     ) -> str:
-        """Return the log of a node, or of the batch script: all of it, or its last lines."""
+        """Return the log of a node or of the batch script: the whole log, or its last lines."""
         lines = None if tail is None else whole("tail", tail)
         rank = whole("node", node, least=0)
         file = log_of(
@@ -141,11 +141,12 @@ class Run:
         tokenizer: PathLike | None = None,
         force: bool = False,
     ) -> Path:
-        """Write a checkpoint as a Hugging Face folder, and return that.
+        """Write a checkpoint as a Hugging Face folder, and return the folder.
 
         By default it is the newest good checkpoint; `step` is a number, or `best`.
         """
-        from trnslurm.cluster.export import export_quietly  # a list of runs needs little
+        # Slow to import, and a list of runs does not need it.
+        from trnslurm.cluster.export import export_quietly
 
         options = [f"--dtype={one_of('dtype', dtype, _DTYPES)}"]
         if step is not None:
@@ -164,7 +165,7 @@ class Run:
         stop_at: int | None = None,
         notify: str | Sequence[str] = (),
     ) -> Run:
-        """Submit it again from its newest checkpoint, on other nodes too, and return it at once."""
+        """Resume the run from its newest checkpoint, also on another node count; return at once."""
         from trnslurm.submit.resume import Continuation
         from trnslurm.submit.resume import resume as resume_run
 
@@ -181,7 +182,7 @@ class Run:
 
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Run:
-        """Cancel it, with the runs that wait for it, unless it has ended; return it at once.
+        """Cancel the run and the runs that wait for it, unless it has ended; return at once.
 
         A training on Slurm saves a checkpoint first, unless it has to end `now`.
         """
@@ -191,7 +192,7 @@ class Run:
         return self
 
     def _why(self, status: RunStatus) -> str:
-        """Return in one line how it ended, and what triage found."""
+        """Return in one line how the run ended, and what triage found."""
         said = f"{self.name} is {status.state}" + (f" ({status.reason})" if status.reason else "")
         found = why_it_failed(self._files, status)
         if found and found.brief not in status.reason:
@@ -230,9 +231,9 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Runs, the newest last; they show themselves as a table of how they stood when listed.
+    """Runs, newest last; shown as a table of their states at the time of listing.
 
-    The runs of a sweep are in its order, with the values of each.
+    The runs of a sweep are in the sweep's order, with the values of each run.
     """
 
     def __init__(self, statuses: Sequence[RunStatus], runs: Sequence[Run]) -> None:
@@ -254,18 +255,18 @@ class Runs(Sequence[Run]):
 
     @one_line_errors
     def best(self, *, lowest: str | None = None, highest: str | None = None) -> Run | None:
-        """Return the run whose last word on a metric is the lowest, or the highest, now.
+        """Return the run with the lowest (or highest) latest value of a metric.
 
-        Without one it is the held-out loss, or that of training. None: no run says it yet.
+        The default metric is the held-out loss, else the training loss. None: not reported yet.
         """
         standing = standing_of([run._files for run in self], lowest=lowest, highest=highest)
         return self[[*standing.statuses].index(standing.best)] if standing.best else None
 
     @one_line_errors
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Runs:
-        """Wait until all have ended for good, and return them; they show how they stand then.
+        """Wait until all runs have ended for good, and return them with their final states.
 
-        What it raises of a run, as that does, it raises once all have ended.
+        Errors are those of Run.wait, raised once all runs have ended.
         """
         _check_timeout(timeout)
         careful = flag("raises", raises)
@@ -280,8 +281,8 @@ class Runs(Sequence[Run]):
 
     @one_line_errors
     def cancel(self, *, now: bool = False) -> Runs:
-        """Cancel all that have not ended; return them at once."""
-        for run in reversed(self):  # the last first: else its turn would come
+        """Cancel all runs that have not ended; return at once."""
+        for run in reversed(self):  # last run first, so that none starts in between
             run.cancel(now=now)
         return self
 
@@ -308,9 +309,9 @@ def runs(
     limit: int | None = None,
     path: Paths = (),
 ) -> Runs:
-    """Return the newest 20 runs, or all, or those of a sweep; a damaged one is a warning.
+    """Return the newest 20 runs, all runs, or the runs of a sweep; warn of damaged runs.
 
-    The others choose among all, as the options of `trnslurm runs` do.
+    The other arguments select among all runs, like the options of `trnslurm runs`.
     """
     asked = text("since", since)
     states = [each.upper() for each in texts("state", state)]
@@ -341,13 +342,13 @@ def resume(
     notify: str | Sequence[str] = (),
     path: Paths = (),
 ) -> Run:
-    """Submit a run again from its newest checkpoint, on other nodes too, and return it at once."""
+    """Resume a run from its newest checkpoint, also on another node count; return at once."""
     return _run(run, path).resume(nodes=nodes, stop_at=stop_at, notify=notify)
 
 
 @one_line_errors
 def cancel(run: Run | PathLike, *, now: bool = False, path: Paths = ()) -> Run:
-    """Cancel a run, with the runs that wait for it, unless it has ended; return it at once.
+    """Cancel a run and the runs that wait for it, unless it has ended; return at once.
 
     A training on Slurm saves a checkpoint first, unless it has to end `now`.
     """
@@ -373,7 +374,7 @@ def progress(status: RunStatus) -> tuple[str, str]:
 def runs_table(
     statuses: Sequence[RunStatus], *, values: bool
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return header and rows of a table of runs, with the values of each if they are a sweep's."""
+    """Return header and rows of a table of runs; `values` adds the values of a sweep."""
     keys = swept_keys(statuses) if values else []
     rows = [(s.run, *(s.values.get(key, "-") for key in keys), *cells(s)[1:]) for s in statuses]
     return (HEADER[0], *keys, *HEADER[1:]), rows
@@ -385,7 +386,7 @@ def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
 
 
 def cells(status: RunStatus) -> tuple[str, ...]:
-    """Return its row in a table under HEADER."""
+    """Return the row of a run in a table with HEADER."""
     return (
         status.run,
         status.state,

@@ -1,4 +1,4 @@
-"""Where to look: the search path of recipes and profiles, and the run roots."""
+"""The search path of recipes and profiles, and the run roots."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def workspace_of(path: Sequence[str] = ()) -> Workspace:
 
 
 def run_roots(workspace: Workspace) -> list[Path]:
-    """Return where to look for runs: run roots used before, and those of known profiles."""
+    """Return the run roots: those used before, and those in known profiles."""
     roots = known_roots()
     for file in workspace.clusters().values():
         try:
             root = read_yaml(file).get("run_root", RUN_ROOT)
             roots.append(Path(str(root)).expanduser())
-        except (TrnslurmError, RuntimeError):  # a ~name that no user has
+        except (TrnslurmError, RuntimeError):  # ~name of an unknown user
             continue
     # Unlike Path.is_dir, it is False for a text that cannot be a path.
     return [r for r in dict.fromkeys(roots) if os.path.isdir(r)]  # noqa: PTH112

@@ -1,4 +1,4 @@
-"""submit: a recipe, or a reviewed bundle, becomes a run."""
+"""submit: make a run from a recipe or from a reviewed bundle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trnslurm.submit.submit import submit as start
 
 
 def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = ()) -> Submission:
-    """Return a recipe's run, and runs that compile for further node counts; or refuse it."""
+    """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
     options = choose_to_submit(options, console)
     spec = spec_of(options, console)
     cache = CompileCache(spec.config.cluster)
@@ -40,29 +40,29 @@ def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = (
 
 
 def propose_presets(options: JobOptions, console: Console) -> Submission:
-    """Return the runs of a chain of presets, or refuse it."""
+    """Return the runs of a chain of presets."""
     options = choose_to_submit(options, console)
     return checked(propose_chain(options, console), options.host, console)
 
 
 def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
-    """Return the run of a reviewed bundle, byte for byte, or refuse it."""
+    """Return the run of a reviewed bundle, byte for byte."""
     job = read_job(directory)
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
     return checked(submission, host, console)
 
 
 def checked(submission: Submission, host: SubmitHost, console: Console) -> Submission:
-    """Refuse what this host sees that the jobs lack, and find out which graphs are compiled.
+    """Check that this host has what the jobs need, and find out which graphs are compiled.
 
-    The host of --on does both itself, once the submission has arrived there.
+    With --on the remote host does both, when it receives the submission.
     """
     if not host.remote:
         for planned in submission.runs:
             for warning in (*check_here(planned.job), *check_notify(planned.job)):
                 console.warn(warning)
     if submission.cache.is_asking and not submission.job.local:
-        importlib.import_module("trnslurm.submit.on_slurm")  # it takes as long as the answer
+        importlib.import_module("trnslurm.submit.on_slurm")  # as slow as the check of the graphs
     return with_needs(submission, remote=host.remote)
 
 
@@ -79,7 +79,7 @@ def submit(
     """Submit a recipe, or a reviewed bundle, and return its run at once.
 
     The arguments are the options of `trnslurm submit`; docs/python.md has them. The run continues
-    without this process, also on the local cluster. Of a chain it is the first run.
+    without this process, also on the local cluster. For a chain, the first run is returned.
     """
     console = PythonConsole(detach=True)
     counts, chained = wholes("elastic", elastic), flag("chain", chain)
@@ -91,9 +91,7 @@ def submit(
     asked |= {"elastic": counts, "chain": chained, "nodes": options.nodes}
     if rendered is not None:
         if given := [k for k, v in asked.items() if v and (k, v) != ("nodes", 1)]:
-            raise ConfigError(
-                f"rendered: its files are submitted as they are: leave out {given[0]}"
-            )
+            raise ConfigError(f"rendered: its files are submitted unchanged: leave out {given[0]}")
         first = file_name("rendered", rendered)
         submission = propose_bundle(Path(first), options.host, console)
     else:

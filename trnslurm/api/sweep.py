@@ -21,14 +21,14 @@ from trnslurm.submit.job import Job, make_job
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 from trnslurm.submit.submit import submit
 
-_MOST_HERE = 50  # each waits in processes of its own
+_MOST_HERE = 50  # each waiting run has processes
 _SHARED = ("run_root", "compile_cache", "scheduler")
 
 
 def propose_sweep(
     options: JobOptions, points: Sequence[Point], at_most: int | None, console: Console
 ) -> Submission:
-    """Return the runs of a sweep, each of them checked; at most `at_most` run at a time."""
+    """Return the checked runs of a sweep; at most `at_most` of them run at a time."""
     _refuse_set_twice(options, points)
     options = choose_to_submit(options, console)
     name = ""
@@ -72,7 +72,7 @@ def sweep(
     at_most: int | None = None,
     **job: Unpack[SubmitArguments],
 ) -> Runs:
-    """Submit a run for each combination of values, or for each mapping in a list; return all.
+    """Submit a run for each combination of values, or for each mapping in a list; return the runs.
 
     The other arguments are those of `submit`, for every run.
     """
@@ -89,7 +89,7 @@ def sweep(
 
 
 def _rows(values: object) -> list[Point]:
-    """Return the points of a call: Python's values as --set takes them."""
+    """Return the points of a sweep; Python values become texts, as for --set."""
     if isinstance(values, Mapping):
         rows: list[dict[str, str]] = [{}]
         for key, each in values.items():
@@ -119,7 +119,7 @@ def _refuse_set_twice(options: JobOptions, points: Sequence[Point]) -> None:
 
 
 def _refuse_unlike(jobs: Sequence[Job], points: Sequence[Point]) -> None:
-    """Refuse runs that would not be of one place."""
+    """Refuse runs that differ in run root, compile cache or scheduler."""
     for job, point in zip(jobs, points, strict=True):
         for key in _SHARED:
             if getattr(job.profile, key) != getattr(jobs[0].profile, key):

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML, and readable numbers in them."""
+"""Write tables as text and as HTML, with readable numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_table(
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> str:
-    """Return a table for a notebook; its texts, which others may have written, are escaped."""
+    """Return a table for a notebook; texts are escaped, as others may have written them."""
     aligned = {*right.split(",")} - {""}
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -48,7 +48,7 @@ def escaped(text: str) -> str:
 
 
 def format_values(values: Mapping[str, str]) -> str:
-    """Return the values of a run of a sweep as they could be set."""
+    """Return the values of a sweep's run, as `key=value` texts."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -70,5 +70,5 @@ def count(number: int, noun: str) -> str:
 
 
 def figure(value: Any, form: str) -> str:
-    """Return a formatted metric, or `-` if it is not a number: jobs write what they like."""
+    """Return a formatted metric, or `-` if it is not a number: a job may write anything."""
     return format(value, form) if isinstance(value, int | float) else "-"

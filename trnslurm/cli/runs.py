@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trnslurm.api.amounts import parse_time
-from trnslurm.api.listing import list_statuses, numbers_of
+from trnslurm.api.listing import latest_metrics, list_statuses
 from trnslurm.api.run import RIGHT, progress, runs_table
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import count, figure, format_values
@@ -115,7 +115,7 @@ def runs_command(
     header, rows = runs_table(statuses, values=sweep is not None)
     if sort is not None and sort not in header:
         header = [*header[:-1], sort, header[-1]]
-        told = [figure(numbers_of(status).get(sort), ".5g") for status in statuses]
+        told = [figure(latest_metrics(status).get(sort), ".5g") for status in statuses]
         rows = [[*row[:-1], value, row[-1]] for row, value in zip(rows, told, strict=True)]
     if any(status.note for status in statuses):
         header = [*header, "note"]
@@ -137,7 +137,7 @@ def _echo_csv(statuses: Sequence[RunStatus]) -> None:
         "note",
         "reason",
     )
-    numbers = [numbers_of(status) for status in statuses]
+    numbers = [latest_metrics(status) for status in statuses]
     more = list(dict.fromkeys(name for each in numbers for name in each))
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([*columns, "step", "steps", *more])

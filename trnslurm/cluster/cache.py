@@ -17,9 +17,10 @@ from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.node.graphs.contents import COMPILED, NOT_COMPILED
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
+    COMPILED,
+    NOT_COMPILED,
     CacheError,
     GraphManifest,
     cache_root,

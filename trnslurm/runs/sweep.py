@@ -66,7 +66,7 @@ def standing_of(
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
     if asked and not any(metric in s for s in found) and any(found):
         known = ", ".join(sorted({name for s in found for name in s}))
-        raise RunError(f"no run says {metric} in its metrics; they have {known}")
+        raise RunError(f"no run reports {metric}; the runs report {known}")
     scores = [s.get(metric) for s in found]
     sign = -1 if highest else 1
     said = [(sign * score, place) for place, score in enumerate(scores) if score is not None]

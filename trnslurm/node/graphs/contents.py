@@ -7,15 +7,15 @@ from pathlib import Path
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import (
+    COMPILED,
     MANIFEST,
+    NOT_COMPILED,
     CacheError,
     GraphManifest,
     key_dir,
     read_manifest,
 )
 
-COMPILED, NOT_COMPILED = "compiled", "not compiled"
-"""The words for what a cache has for a key."""
 USED = "used"
 """Touched in a key's directory when a training has verified its graphs."""
 

@@ -25,6 +25,8 @@ from trnslurm.rundir import load_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+COMPILED, NOT_COMPILED = "compiled", "not compiled"
+"""The words for what a cache has for a key."""
 
 
 class CacheError(Exception):
