@@ -131,7 +131,7 @@ def test_checkpoints_alone(ended, cli) -> None:
 def test_a_kept_run_stays(ended, cli) -> None:
     run = ended("1-a")
     assert cli("keep", "1-a").out == "1-a is kept\n"
-    assert cli("rm", "1-a", "--yes").error == "1-a is kept: trnslurm keep --undo 1-a"
+    assert cli("rm", "1-a", "--yes").error == "1-a is protected: trnslurm keep --undo 1-a"
     assert cli("rm", "--older-than", "1h", "--yes").out == "Nothing to remove\n"
     assert "kept: " in cli("status", "1-a").out and run.path.exists()
     assert cli("keep", "--undo", "1-a").out == "1-a may be removed\n"
@@ -164,7 +164,7 @@ def test_what_runs_again_meanwhile_stays(ended, cli, monkeypatch) -> None:
     run = ended("1-a")
     resumed = replace(run_status(run), state="PENDING")
     monkeypatch.setattr(removal, "run_status", lambda run, leftovers: resumed)
-    assert "error: 1-a runs again: nothing of it was removed" in cli("rm", "1-a", "--yes").err
+    assert "error: 1-a runs again: nothing was removed" in cli("rm", "1-a", "--yes").err
     assert run.path.exists()
 
 

@@ -251,4 +251,6 @@ def test_checkpoint_whose_manifest_leads_elsewhere(make_run, site, fake_slurm, c
     saved.mkdir(parents=True)
     manifest = {"files": {"../../../x": {"bytes": 1}}, "facts": {"recipe": "toy"}}
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    assert "which lies elsewhere" in cli("render", "toy", "-c", "pc", "--from", saved).error
+    assert (
+        "which is outside the checkpoint" in cli("render", "toy", "-c", "pc", "--from", saved).error
+    )

@@ -90,7 +90,7 @@ def test_refusals_are_one_line_and_make_nothing(trained, site, fake_slurm, cli, 
     said = {
         "nothing": "no run 'nothing' in ",
         "empty": "20260102-000000-empty has no checkpoint: it has saved none, or they were deleted",
-        "other": "step-00000005 is of the recipe bert, not toy",
+        "other": "step-00000005 is from the recipe bert, not toy",
         "deep": f"{deep} is of another model: model.layers was 3, is 2",
         "cut": "20260105-000000-cut has no good checkpoint: ",
         f"{trained.checkpoints}/step-00000007": "step-00000007: no such checkpoint",
@@ -113,7 +113,7 @@ def test_a_recipe_may_begin_with_another_ones_results(trained, site, cli, make_r
     save(make_run("20260105-000000-gpt", states=DONE), 5, recipe="gpt")
     assert cli("show", *TOY, "--from", "bert").err == f"From {taken}\n"
     assert cli("show", *TOY, "--from", "deep").error.endswith("model.layers was 3, is 2")
-    assert cli("show", *TOY, "--from", "gpt").error.endswith("of the recipe gpt, not toy or bert")
+    assert cli("show", *TOY, "--from", "gpt").error.endswith("from the recipe gpt, not toy or bert")
     # Of its own recipe everything is compared.
     assert cli("show", *TOY, "--from", "first").error.endswith("model.num_labels was None, is 2")
 

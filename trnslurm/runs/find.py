@@ -1,4 +1,4 @@
-"""Finding runs by path, name or part of it, in all run roots that this user has used."""
+"""Finds runs by path, name or part of a name, in all run roots that this user has used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trnslurm.runs.run import RunDir
 
 
 def find_run(word: str, roots: list[Path]) -> RunDir:
-    """Return the run that `word` names: a path, a name, a unique part of one, or `last`."""
+    """Return the run that `word` names: a path, a name, a unique part of a name, or `last`."""
     if not word:
         raise RunError("name a run, or say `last`")
     if "/" in word or (word != "last" and (Path(word) / RECORD).is_file()):
@@ -47,7 +47,7 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
 
 
 def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
-    """Return the runs of the sweep that `word` names, as find_run has names, or the one run."""
+    """Return the run that `word` names, or all runs if it names a sweep; names as in find_run."""
     if not word or word == "last" or "/" in word or (Path(word) / RECORD).is_file():
         return [find_run(word, roots)]
     near = [run for run in list_runs(roots) if word in run.name]
@@ -65,12 +65,14 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
         return in_order(named[found[0]])
     if found:
         names = ", ".join(sorted(found)[-3:])
-        raise RunError(f"{word} names {len(found)} runs or sweeps ({names} …): give more of it")
+        raise RunError(
+            f"{word} names {len(found)} runs or sweeps ({names} …): give more of the name"
+        )
     return [_pick(word, near, roots)]
 
 
 def group_of(run: RunDir) -> str:
-    """Return the name of the sweep that a run is of; empty if it is of none, or damaged."""
+    """Return the name of a run's sweep; empty if there is no sweep, or run.json is damaged."""
     try:
         return run.record().group
     except RunError:
@@ -78,7 +80,7 @@ def group_of(run: RunDir) -> str:
 
 
 def in_order(runs: Iterable[RunDir]) -> list[RunDir]:
-    """Return the runs of a sweep as they were submitted: -10 comes after -2."""
+    """Return the runs of a sweep in the order of submission: -10 comes after -2."""
     return sorted(runs, key=lambda run: [int(w) if w.isdigit() else 0 for w in run.name.split("-")])
 
 
@@ -87,19 +89,19 @@ def list_runs(roots: list[Path]) -> list[RunDir]:
     found: list[RunDir] = []
     for root in roots:
         try:
-            # Only names that can be printed: a root may be everybody's.
+            # Only printable names: other users may be able to write to a root.
             directories = [d for d in root.iterdir() if d.name.isprintable()]
         except OSError:
             continue
         for directory in directories:
-            with contextlib.suppress(OSError):  # a private one of somebody else
+            with contextlib.suppress(OSError):  # another user's private run
                 if (directory / RECORD).is_file():
                     found.append(RunDir(directory))
     return sorted(found, key=lambda r: (r.name, str(r.path)))
 
 
 def state_home() -> Path:
-    """Return where this user's own state is kept between commands."""
+    """Return the directory where trnslurm keeps this user's state between commands."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "trnslurm"
 
 

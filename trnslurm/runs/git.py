@@ -1,4 +1,4 @@
-"""Where the code of a run came from: git commit and uncommitted changes."""
+"""The git commit of a run's code, and its uncommitted changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MAX_PATCH_MIB = 16
 
 
 def git_source(directory: Path) -> tuple[Mapping[str, Any], bytes]:
-    """Return the commit that a directory is at, and the uncommitted changes.
+    """Return a directory's git commit and its uncommitted changes as a patch.
 
-    Outside a repository both are empty; changes that are huge are left out.
+    Outside a repository both are empty; a huge patch is dropped.
     """
     # https://git-scm.com/docs/git-status#_porcelain_format_version_2
-    said = _git(directory, "status", "--porcelain=v2", "--branch") or b""
-    lines = said.decode(errors="replace").splitlines()
+    output = _git(directory, "status", "--porcelain=v2", "--branch") or b""
+    lines = output.decode(errors="replace").splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
     if commit in ("", "(initial)"):
         return {}, b""
@@ -28,7 +28,7 @@ def git_source(directory: Path) -> tuple[Mapping[str, Any], bytes]:
 
 
 def _patch(directory: Path) -> bytes:
-    # Hidden files, such as .env, are no part of a run's code either.
+    # A run's code has no hidden files, such as .env, so the patch has none either.
     paths = ("--", ":(top)", ":(top,exclude,glob)**/.*", ":(top,exclude,glob)**/.*/**")
     patch = _git(directory, "diff", "--binary", "--no-ext-diff", "HEAD", *paths) or b""
     return patch if len(patch) <= _MAX_PATCH_MIB * 2**20 else b""

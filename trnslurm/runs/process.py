@@ -1,4 +1,4 @@
-"""The process behind a run on this machine, known by pid and start time."""
+"""The controller process of a local run, identified by pid and start time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes runs, or their checkpoints: never of one that may still run, or that somebody keeps."""
+"""Removes runs or their checkpoints, unless the run is protected or may still run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _HIDDEN = ".removed-"
 
 
 class Removable(Frozen):
-    """What may be removed of a run that has ended."""
+    """A run that has ended, and what its removal would free."""
 
     run: RunDir
     status: RunStatus
     bytes: int
-    """What its removal frees on the disk."""
+    """Disk space that the removal frees."""
     ended: str
-    """When it ended, as records have times; or when it was submitted."""
+    """When the run ended, or else when it was submitted, in the format of records."""
 
 
 def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
-    """Refuse to remove a run that somebody keeps, that may still run, or that another one needs."""
+    """Refuse to remove a run that is protected, may still run, or is needed by another run."""
     refuse_foreign(Path(status.path), "remove")
     if status.kept:
-        raise RunError(f"{status.run} is kept: trnslurm keep --undo {status.run}")
+        raise RunError(f"{status.run} is protected: trnslurm keep --undo {status.run}")
     if not status.final or status.mend == f"trnslurm cancel {status.run}":
         raise RunError(f"{status.run} is {status.state}: trnslurm cancel {status.run}")
     for other in others:
@@ -41,7 +41,7 @@ def refuse_needed(status: RunStatus, others: Sequence[RunStatus]) -> None:
 
 
 def _starts_from(run: RunStatus, other: RunStatus) -> bool:
-    """Check whether a run begins with the result of another one."""
+    """Check whether a run starts from the result of another run."""
     if run.after == other.run:
         return True
     train = read_json(RunDir(Path(run.path)).plan_file).get("train")
@@ -50,7 +50,7 @@ def _starts_from(run: RunStatus, other: RunStatus) -> bool:
 
 
 def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
-    """Return what may be removed of a run, or of its checkpoints only."""
+    """Return a run with the space that removing it, or only its checkpoints, would free."""
     run = RunDir(Path(status.path))
     ends = [phase.ended for phase in status.phases if phase.ended]
     return Removable(
@@ -64,7 +64,7 @@ def removable(status: RunStatus, *, checkpoints: bool) -> Removable:
 def choose_oldest(
     found: Sequence[Removable], *, before: str | None, most_bytes: int | None
 ) -> list[Removable]:
-    """Return what ended before a time, and what ended longest ago until the rest is no more."""
+    """Return the runs that ended before a time, and the oldest until the rest fits `most_bytes`."""
     oldest = sorted(found, key=lambda each: (each.ended, each.run.name))
     left = sum(each.bytes for each in oldest)
     chosen = []
@@ -77,15 +77,15 @@ def choose_oldest(
 
 
 def remove(each: Removable, *, checkpoints: bool) -> None:
-    """Remove a run, or its checkpoints; it must have ended still."""
+    """Remove a run or its checkpoints; refuse if the run runs again."""
     run = each.run
     if not run_status(run, leftovers=True).final:
-        raise RunError(f"{run.name} runs again: nothing of it was removed")
+        raise RunError(f"{run.name} runs again: nothing was removed")
     try:
         if checkpoints:
             shutil.rmtree(run.checkpoints)
             return
-        # What is half removed is no run any more, and is not in the way of a new one.
+        # A half-removed directory is hidden: not listed, and its name is free for a new run.
         hidden = run.path.with_name(f"{_HIDDEN}{run.name}-{os.getpid()}")
         run.path.rename(hidden)
         RunDir(hidden).record_file.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def remove(each: Removable, *, checkpoints: bool) -> None:
 
 
 def _size(directory: Path) -> int:
-    """Return the bytes on the disk of what is in a directory; a file of two names counts once."""
+    """Return the disk usage of a directory in bytes; a file with two names counts once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     left = [directory]

@@ -1,4 +1,4 @@
-"""The result of a run, its newest good checkpoint, as the first parameters of the next."""
+"""The result of a run: its newest good checkpoint, from which another run can start."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 INIT_FROM = "train.init_from"
-"""The key of a recipe that takes first parameters."""
+"""The configuration key for a run's first parameters."""
 
-# What trnslurm.train.checkpoint writes, and proves byte by byte when it reads it.
+# Written by trnslurm.train.checkpoint, which verifies every byte when it loads a checkpoint.
 _MANIFEST = "manifest.json"
 
 
 class Checkpoint(Frozen):
-    """A checkpoint whose files are all there, with their full length."""
+    """A checkpoint that has all files in their full length."""
 
     path: Path
     facts: Mapping[str, Any]
-    """What determined the samples and the model of its training."""
+    """The settings that determined the samples and the model of its training."""
     passed_over: tuple[str, ...] = ()
-    """Newer checkpoints that are not whole, and why."""
+    """Newer checkpoints that are incomplete, and why."""
 
 
 def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
-    """Return the checkpoint that `word` names: itself, or the newest good one of a run."""
+    """Return the checkpoint that `word` names by its path, or the newest good one of a run."""
     path = Path(word).absolute()
     if path.is_file():
         raise ConfigError(f"--from {word} is a file: name it with --set {INIT_FROM}={path}")
@@ -48,24 +48,26 @@ def find_checkpoint(word: str, roots: list[Path]) -> Checkpoint:
 
 
 def refuse_other_model(config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another recipe, or of a model with other sizes."""
+    """Refuse a checkpoint from another recipe, or of a model with other sizes."""
     recipe = checkpoint.facts.get("recipe")
     taken = (config.recipe_name, *config.recipe.begins_with)
     if recipe not in taken:
-        raise ConfigError(f"{checkpoint.path} is of the recipe {recipe}, not {' or '.join(taken)}")
+        raise ConfigError(
+            f"{checkpoint.path} is from the recipe {recipe}, not {' or '.join(taken)}"
+        )
     begin = "model."
     model = {k.removeprefix(begin): v for k, v in checkpoint.facts.items() if k.startswith(begin)}
     now = config.recipe.model
-    if recipe != config.recipe_name:  # a head's keys may be its recipe's own
+    if recipe != config.recipe_name:  # each recipe may have keys for its own head
         model, now = _shared(model, now), _shared(now, model)
     if wrong := other_sizes(model, now):
         raise ConfigError(f"{checkpoint.path} is of another model: {wrong[0]}")
 
 
 def no_result(config: Config) -> str | None:
-    """Return what is wrong if a preset that continues another would begin without its result.
+    """Return the problem if a preset that continues another would start without its result.
 
-    It may, if the command line says so.
+    The command line may ask for that start by an empty train.init_from.
     """
     before = preset_before(Path(config.recipe_dir), config.preset)
     given = config.recipe.train.get(INIT_FROM.partition(".")[2])
@@ -78,7 +80,7 @@ def no_result(config: Config) -> str | None:
 
 
 def other_sizes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return which whole numbers of a model have changed; a dropout rate may."""
+    """Return the integer settings of a model that changed; others, such as dropout, may change."""
     return [
         f"model.{key} was {before.get(key)}, is {now.get(key)}"
         for key in {**before, **now}
@@ -113,8 +115,10 @@ def _read(path: Path) -> Checkpoint:
         manifest = load_json(path / _MANIFEST)
         sizes = {str(name): int(file["bytes"]) for name, file in manifest["files"].items()}
         facts = dict(manifest["facts"])
-        if elsewhere := [name for name in sizes if Path(name).name != name]:
-            raise RunError(f"{path}: {_MANIFEST} names {elsewhere[0]!r}, which lies elsewhere")
+        if outside := [name for name in sizes if Path(name).name != name]:
+            raise RunError(
+                f"{path}: {_MANIFEST} names {outside[0]!r}, which is outside the checkpoint"
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} is not whole: {_MANIFEST} is missing or damaged") from None
     for name, size in sizes.items():
@@ -128,8 +132,8 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _refuse_vanishing(path: Path, run: RunDir) -> None:
-    """Refuse a checkpoint that a running run will delete when it has newer ones."""
-    if not run.record_file.is_file():  # a copy, or of a bundle that was run by hand
+    """Refuse a checkpoint that a running run will delete once it has newer ones."""
+    if not run.record_file.is_file():  # a copy, or a bundle that was started by hand
         return
     status = run_status(run)
     train, step = read_json(run.plan_file).get("train"), step_of(path.name)

@@ -1,4 +1,4 @@
-"""Makes run directories, in a root that neither scripts nor other users can break."""
+"""Makes run directories in a run root whose path and permissions are safe."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trnslurm.errors import RunError
 from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 
-# Paths end up in PYTHONPATH (colon) and in submitit's and Slurm's file patterns (percent, and a
-# backslash, after which Slurm replaces nothing).
 _POLL_S = 0.1
+# A colon would split PYTHONPATH. A percent sign is a placeholder in file patterns of submitit and
+# Slurm, and a backslash stops Slurm from replacing placeholders.
 _BAD_PATH = r"[:%\\\x00-\x1f\x7f]"
 
 
 def check_run_root(root: Path) -> Path:
-    """Return the absolute run root, or refuse one that scripts or other users could break."""
+    """Return the absolute run root; refuse a path that would break the scripts."""
     if re.match(r"\$\w|\$\{", str(root)):
         raise RunError(f"run root {str(root)!r}: variables are not expanded (~ is)")
     absolute = root.expanduser().absolute()
@@ -33,21 +33,21 @@ def check_run_root(root: Path) -> Path:
 
 
 def time_stamp() -> str:
-    """Return the time as the names of runs begin with it."""
+    """Return the current time as a prefix for names of runs."""
     return time.strftime("%Y%m%d-%H%M%S")
 
 
 def free_stamp(root: Path, names: Sequence[str]) -> str:
-    """Return the time for the names of new runs; the next second if a name is taken."""
+    """Return a time stamp for the names of new runs; wait a second if a name is taken."""
     while any((root / f"{(stamp := time_stamp())}-{name}").exists() for name in names):
         time.sleep(_POLL_S)
     return stamp
 
 
 def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: str = "") -> RunDir:
-    """Make a new, private run directory whose name sorts by time: now, or `stamp`."""
+    """Make a new, private run directory; its name begins with `stamp`, by default the time now."""
     top = Path(*root.parts[:2])
-    if not top.exists():  # root could make it, on the disk where a file system is not mounted
+    if not top.exists():  # a file system that is not mounted: as root, mkdir would fill its place
         raise RunError(
             f"run root {root}: there is no {top} on this host; submit from a host that has it, or "
             "pass --set run_root=DIR"
@@ -59,7 +59,7 @@ def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: st
             root.chmod(info.st_mode | 0o050)  # made by an earlier, private run
         if not is_ours(root):
             raise RunError(
-                f"run root {root} is another user's, who could replace what is in it: choose "
+                f"run root {root} belongs to another user, who could replace its files: choose "
                 "another run_root"
             )
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
@@ -71,7 +71,7 @@ def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: st
                 path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            if group_readable:  # by the root's group, where that passes it on
+            if group_readable:  # the run root's group, if its setgid bit passes that on
                 path.chmod(0o750 | (path.stat().st_mode & stat.S_ISGID))
             return RunDir(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The runs of a sweep beside each other: how each stands, and which is the best."""
+"""Compares the runs of a sweep: the state and score of each, and which is the best."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BY_DEFAULT = ("eval_loss", "loss")
 
 
 class Standing(Frozen):
-    """How the runs of a sweep stand."""
+    """The runs of a sweep, compared."""
 
     statuses: Sequence[RunStatus]
     metric: str
-    """The number by which they are compared."""
+    """The metric by which the runs are compared."""
     scores: Sequence[float | None]
-    """What each run said of it last; None: nothing, or no number."""
+    """Each run's latest value of the metric; None if it has no finite value."""
     best: RunStatus | None
-    """The run with the lowest score, or with the highest if so asked."""
+    """The run with the lowest score, or the highest if that was chosen."""
 
     @property
     def group(self) -> str:
@@ -31,7 +31,7 @@ class Standing(Frozen):
 
     @property
     def states(self) -> dict[str, int]:
-        """How many runs are in each state."""
+        """Return the number of runs in each state."""
         return dict(collections.Counter(status.state for status in self.statuses))
 
     @property
@@ -41,7 +41,7 @@ class Standing(Frozen):
 
     @property
     def mend(self) -> str:
-        """The command with which what stopped short continues; empty: nothing did."""
+        """The command that resumes the runs that stopped early; empty if none did."""
         stopped = [s for s in self.statuses if s.mend == f"trnslurm resume {s.run}"]
         if len(stopped) == 1:
             return stopped[0].mend
@@ -51,9 +51,9 @@ class Standing(Frozen):
 def standing_of(
     runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
 ) -> Standing:
-    """Compare runs by their last word on a metric: the lowest is the best, or the highest.
+    """Compare runs by the latest value of a metric: the lowest is the best, or the highest.
 
-    Without one it is the held-out loss, or that of training where nothing is held out.
+    The default metric is the held-out loss, or the training loss if nothing is held out.
     """
     if lowest and highest:
         raise RunError("the best is the lowest or the highest of one metric: name one")
@@ -69,10 +69,10 @@ def standing_of(
         raise RunError(f"no run reports {metric}; the runs report {known}")
     scores = [s.get(metric) for s in found]
     sign = -1 if highest else 1
-    said = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
+    scored = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
     return Standing(
         statuses=statuses,
         metric=metric,
         scores=scores,
-        best=statuses[min(said)[1]] if said else None,
+        best=statuses[min(scored)[1]] if scored else None,
     )

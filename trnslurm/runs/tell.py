@@ -1,4 +1,4 @@
-"""Tells people how a run ended where none of its nodes has: they died, or have no way out."""
+"""Sends a run's end notification if its nodes did not: they died, or have no network."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LIMIT_S = 30.0
 
 
 def tell_end(run: RunDir, status: RunStatus, say: Callable[[str], None]) -> None:
-    """Have people told how a run has ended, unless they were; note what cannot be sent.
+    """Notify about the end of a run, unless a node did; say if the message cannot be sent.
 
-    A run of another user tells nobody from here: its command would run as this one.
+    Nothing is sent for another user's run: that run's notify command would run as this user.
     """
     notify, event = read_notify(run), EVENT_OF.get(status.state, "")
     if not notify or event not in notify.events or not is_ours(run.path):
         return
     ended = next((p for p in status.phases if p.state != "COMPLETED"), status.phases[-1])
     told = run.told_file(ended.phase, ended.attempt, event)
-    with contextlib.suppress(OSError):  # the script writes how it ended, then tells
+    with contextlib.suppress(OSError):  # the node writes the end state, then notifies
         written = run.state_file(ended.phase, ended.attempt).stat().st_mtime
         while not told.exists() and time.time() < written + _NODES_TURN_S:
             time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Follows a run until it ends, and resumes it if it does not continue by itself."""
+"""Follows a run until it ends, and resumes the run if Slurm does not requeue it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Say = Callable[[str], None]
 def follow(
     run: RunDir, every_s: float | None = None, *, within_s: float | None = None
 ) -> Iterator[RunStatus]:
-    """Yield the status now and after every poll; the last one is final.
+    """Yield the status now and after every poll; the last status is final.
 
-    If it is not after `within_s` seconds, that is an error.
+    Raise a NotYetError if the run has not ended after `within_s` seconds.
     """
     deadline = time.monotonic() + (math.inf if within_s is None else within_s)
     poll_s = every_s or (_LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S)
@@ -35,13 +35,13 @@ def follow(
             break
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise NotYetError(f"{run.name} is {status.state} after {within_s:g} s, and goes on")
+            raise NotYetError(f"{run.name} is still {status.state} after {within_s:g} s")
         time.sleep(min(poll_s, left_s))
-    # A run that waited for this one goes on in the same local job.
+    # The next run of a chain runs in the same local job.
     if status.then and status.state == "COMPLETED":
         return
     record = run.record()
-    for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script's last word
+    for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script wrote its state
         if not local_job_alive(record):
             return
         time.sleep(_LOCAL_END_POLL_S)
@@ -55,18 +55,18 @@ def watch(
     resume: Callable[[], str] | None = None,
     most: int = 3,
 ) -> RunStatus:
-    """Say every change of a run's state until it has ended for good, and return the last.
+    """Say every change of a run's state until the run has ended for good; return its status.
 
-    Whenever it has ended, people are told whom no node of it has told.
-    `resume` resumes it and returns what was done; `most` is how often in a row it may be called
-    without a newer checkpoint. A silent controller is waited for.
+    Whenever the run ends, send the notification that its nodes could not send.
+    `resume` resumes the run and returns what it did; at most `most` calls in a row may bring no
+    newer checkpoint. If the controller does not answer, wait for it.
     """
     say_state, say_why = _once(say), _once(say)
     step, used, attempt = -1, 0, 0
     told: set[tuple[str, int]] = set()
     while True:
         for status in follow(run, every_s):
-            # Not how far it is, which changes all the time.
+            # Without the progress, which changes at every poll.
             attempt = max((phase.attempt for phase in status.phases[-1:]), default=0)
             which = f", attempt {attempt}" if attempt > 1 else ""
             say_state(f"{status.state}{which}{f' ({status.reason})' if status.reason else ''}")
@@ -74,10 +74,10 @@ def watch(
                 break
         if status.final and (end := (status.state, attempt)) not in told:
             told.add(end)
-            from trnslurm.runs.tell import tell_end  # whoever lists runs tells nobody
+            from trnslurm.runs.tell import tell_end  # listing runs sends no notification
 
             tell_end(run, status, say)
-        if status.state == "COMPLETED":  # it may have more steps, but was to end at train.stop_at
+        if status.state == "COMPLETED":  # maybe with steps left, if train.stop_at ended the run
             return status
         if resume is None or status.mend != f"trnslurm resume {run.name}":
             return status
@@ -91,7 +91,7 @@ def watch(
             used += 1
         except (NoAnswerError, NotYetError, SlurmError) as error:
             say_why(f"waiting: {error}")
-        except SubmitError as error:  # as over a limit of the site, which others may free
+        except SubmitError as error:  # such as a limit of the site, which may have room later
             say_why(f"not resumed: {error}")
             used += 1
         time.sleep(every_s or 1.0)
