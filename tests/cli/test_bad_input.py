@@ -215,7 +215,7 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
         ("{tmp}/100%", "choose another run_root"),
         ("{tmp}/a\nb", "choose another run_root"),
         ("{tmp}/a\\b", "choose another run_root"),
-        ("{tmp}/open", "can be written by everybody: chmod o-w or o+t it"),
+        ("{tmp}/open", ": chmod o-w or o+t it"),
         ("/proc/nowhere/runs", "run root /proc/nowhere/runs: "),
         ("/not-mounted/runs", "there is no /not-mounted on this host"),
     ],

@@ -78,7 +78,10 @@ def test_no_capacity_and_nodes_left_out(waiting, cli) -> None:
     ) in done.out
     assert "compute-dy-cr-3: left out of this run: failed preflight, until 20" in done.out
     assert "compute-dy-cr-4" not in done.out
-    assert "it needs 2 nodes, and only 1 of the 4 of partition compute can run it" in done.out
+    assert (
+        "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it"
+        in done.out
+    )
     found = json.loads(cli("doctor", "last", "--json").out)
     assert (found["ok"], found["nodes"], len(found["sick"])) == (False, {"down": 2, "idle": 2}, 2)
 
@@ -89,7 +92,7 @@ def test_protected_mode_and_a_script_that_is_refused(waiting, fake_slurm, cli) -
     done = cli("doctor", "last")
     assert done.code == 1
     assert "problem: partition compute is inactive: on ParallelCluster its fleet is st" in done.out
-    assert "would not take its script now: allocation failure: Required partition" in done.out
+    assert "would refuse the job's script now: allocation failure: Required partition" in done.out
 
 
 def test_held(waiting, cli) -> None:

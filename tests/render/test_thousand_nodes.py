@@ -210,7 +210,7 @@ def test_a_run_on_a_thousand_nodes_is_told_in_a_few_lines(crashed, fake_slurm, c
     assert "node 0 (compute-dy-trn1-1)" in told.out and len(told.out) < 3000
     last = cli("logs", run.name, "--node", "999")
     assert "train: node 999" in last.out
-    assert cli("logs", run.name, "--node", "1000").err.strip().endswith("there is no node 1000")
+    assert cli("logs", run.name, "--node", "1000").err.strip().endswith("but no node 1000")
     everything = json.loads(cli("status", run.name, "--json").out)
     assert everything["phases"][0]["hosts"].split(",") == hosts(NODES)
 
@@ -226,4 +226,4 @@ def test_nodes_that_are_left_out_are_told_in_a_line(make_run, fake_slurm, cli) -
     rundir.write_json(run.excluded_file, {"nodes": until})
     fake_slurm.queue("1002|PENDING|Resources|N/A|")
     told = cli("status", run.name)
-    assert "leaving out compute-dy-trn1-[1-999]" in told.out
+    assert "excluding compute-dy-trn1-[1-999]" in told.out

@@ -59,7 +59,10 @@ def test_dead(make_run, dead: str) -> None:
         status = run_status(run)
         return status.state, status.reason
 
-    assert state("a") == ("LOST", "precompile: it ended without a word, before its first heartbeat")
+    assert state("a") == (
+        "LOST",
+        "precompile: it ended before its first heartbeat, without recording its state",
+    )
     assert state("b", precompile=[failed]) == ("FAILED", f"precompile: {failed['reason']}")
     assert state("c", precompile=[DONE], train=[failed]) == ("FAILED", failed["reason"])
     assert state("d", precompile=[DONE], train=[DONE]) == ("COMPLETED", "")

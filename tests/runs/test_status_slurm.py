@@ -89,7 +89,7 @@ CASES = {
     "requeued by its script, which has not ended yet": case(
         "REQUEUED", "crash 1 of 3", queue=("1002|COMPLETING|None|x|node-1",),
         train=[{"state": "REQUEUED", "reason": "crash 1 of 3"}]),
-    "requeued without a word": case(
+    "requeued without a state": case(
         "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
         "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
@@ -149,7 +149,10 @@ CASES = {
     "forgotten, preempted": case("PREEMPTED", "x", train=[{"state": "PREEMPTED", "reason": "x"}]),
     "forgotten, never started": case("LOST", NEVER),
     "forgotten before its heartbeat": case(
-        "LOST", "it ended without a word, before its first heartbeat", train=[RUNNING]),
+        "LOST",
+        "it ended before its first heartbeat, without recording its state",
+        train=[RUNNING],
+    ),
     "forgotten, and its number given to another run": case(
         "LOST", NEVER, queue=("1002|RUNNING|None|x|node-[1-2]|/runs/20260101-000009-other",)),
     "last phase never submitted": case("LOST", "not submitted", jobs={"precompile": "1001"}),
@@ -266,9 +269,9 @@ def test_a_requeued_training_says_what_it_leaves_out(fake_slurm, make_run) -> No
     nodes = {"node-1": {"until": time.time() + 60, "why": ""}, "node-2": {"until": 1.0, "why": ""}}
     run.excluded_file.write_text(json.dumps({"nodes": nodes}))
     fake_slurm.queue("1002|PENDING|BadConstraints|N/A|")
-    held = "too few nodes were as it asks, and Slurm tries no more"
+    held = "too few nodes satisfy the job's constraints, and Slurm has stopped trying"
     status = run_status(run)
-    assert (status.state, status.reason) == ("HELD", f"{held}; leaving out node-1")
+    assert (status.state, status.reason) == ("HELD", f"{held}; excluding node-1")
     assert status.mend == f"trnslurm resume {run.name}"
     run.excluded_file.write_text("[")
     assert run_status(run).reason == held

@@ -49,4 +49,6 @@ def test_doctor_on_a_real_slurm(user) -> None:
     assert f"job {run.jobs['train']}; start as Slurm expects it: " in said
     assert "partition compute: 2 drained, 2 idle; it needs 3 nodes" in said
     assert f"{drained.replace(',', ', ')}: drained: AWS has no capacity" in said
-    assert "it needs 3 nodes, and only 2 of the 4 of partition compute can run it" in said
+    assert (
+        "the job needs 3 nodes, but only 2 of the 4 nodes in partition compute can run it" in said
+    )

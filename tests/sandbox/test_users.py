@@ -238,7 +238,7 @@ def _(town: Town) -> None:
     run = town.started["open"]
     for command in (("cancel", run), ("resume", run), ("export", run), ("exec", run, "--", "id")):
         said = town.trnslurm("bob", *command).error
-        assert said.startswith(f"{run} belongs to alice, and what is in it would run as you")
+        assert said.startswith(f"{run} belongs to alice, and its commands would run as you")
 
 
 @tried("end, change or enter its jobs with Slurm's own commands; be alice to Slurm")

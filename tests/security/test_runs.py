@@ -36,7 +36,7 @@ def test_runs_of_others_are_not_run(make_run, fake_slurm, cli, command: str) -> 
     fake_slurm.queue("1002|RUNNING|None|N/A|node-1")
     words = ["--", "true"] if command == "exec" else []
     error = cli(command, run.path, *words).error
-    assert error.startswith(f"{run.path} belongs to nobody, and what is in it would run as you")
+    assert error.startswith(f"{run.path} belongs to nobody, and its commands would run as you")
     assert not [c for c in fake_slurm.calls() if c.command not in ("squeue", "sacct")]
 
 
@@ -80,7 +80,7 @@ def test_bundle_that_everybody_can_write_to(site, fake_slurm, cli) -> None:
     site.recipe()
     assert cli("render", "toy", "-c", "pc", "-o", "bundle").code == 0
     Path("bundle").chmod(0o777)
-    assert "bundle can be written by everybody" in cli("submit", "--rendered", "bundle").error
+    assert "every user can write to" in cli("submit", "--rendered", "bundle").error
     Path("bundle").chmod(0o755)
     Path("bundle/code/jobs/toy/more").symlink_to("/etc/passwd")
     assert "bundle/code/jobs/toy/more is a link" in cli("submit", "--rendered", "bundle").error
@@ -93,7 +93,7 @@ def test_run_that_others_can_write_to(make_run, fake_slurm, cli, mode: int, comm
     run = make_run()
     run.path.chmod(mode)
     error = cli(command, run.path).error
-    assert "can be written by" in error and "chmod" in error
+    assert "can write to" in error and "chmod" in error
     assert fake_slurm.calls() == []
 
 
@@ -102,7 +102,7 @@ def test_run_root_of_another(site, fake_slurm, cli) -> None:
     site.recipe()
     site.run_root.mkdir()
     os.chown(site.run_root, NOBODY, NOBODY)
-    assert "is another user's, who could replace" in cli("submit", "toy", "-c", "pc", "-y").err
+    assert "belongs to another user, who could replace" in cli("submit", "toy", "-c", "pc", "-y").err
     assert fake_slurm.calls("sbatch") == []
 
 

@@ -10,7 +10,7 @@ from trnslurm.api.search import run_roots
 from trnslurm.config.search import Workspace
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_runs, list_runs
-from trnslurm.runs.run import RunDir, last_numbers
+from trnslurm.runs.run import RunDir, latest_metrics
 from trnslurm.runs.status import RunStatus, statuses_of
 
 _NEWEST = 20

@@ -88,7 +88,7 @@ class Run:
     def then(self) -> Run | None:
         """The next run of its chain, which starts from the result of this run."""
         then = self._files.record().then
-        return Run._of(self._files.beside(then), path=self._path) if then else None
+        return Run._of(self._files.sibling(then), path=self._path) if then else None
 
     @one_line_errors
     def status(self) -> RunStatus:

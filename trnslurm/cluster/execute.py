@@ -33,7 +33,7 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     if status.state not in ("RUNNING", "PRECOMPILING"):
         raise RunError(f"{run.name} is {status.state}: exec needs a running job")
     if not 0 <= node < record.nodes:
-        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, there is no node {node}")
+        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
     if record.scheduler == "local":
         if record.host != socket.gethostname():
             raise RunError(f"{run.name} runs on {record.host}: use exec there")

@@ -1,4 +1,4 @@
-"""How far files that another user may have written are trusted: read and checked, never run."""
+"""Guards against files that another user may have written: they are checked and never run."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(path: Path) -> bool:
-    """Check whether a file or directory belongs to this user, or to root; of a link both do."""
+    """Check whether a path belongs to this user or root; of a link, also the link's target."""
     return _foreign_owner(path) is None
 
 
 def refuse_foreign(path: Path, verb: str) -> None:
-    """Refuse a path whose content would run, if another user than root could have put it there."""
+    """Refuse to run a path's content if another user, except root, could have written it."""
     if (uid := _foreign_owner(path)) is not None:
         owner = _user_name(uid)
         raise RunError(
-            f"{path} belongs to {owner}, and what is in it would run as you: only {owner} can "
+            f"{path} belongs to {owner}, and its commands would run as you: only {owner} can "
             f"{verb} it"
         )
     if path.stat().st_mode & stat.S_IWOTH:
-        raise RunError(f"{path} can be written by everybody: see what is in it, and chmod o-w it")
+        raise RunError(f"every user can write to {path}: look at its contents, then chmod o-w it")
 
 
 def refuse_writable(directory: Path) -> None:
-    """Refuse a directory that others than its owner can write to."""
+    """Refuse a directory that users other than its owner can write to."""
     if directory.stat().st_mode & _OTHERS:
         raise RunError(
-            f"{directory} can be written by others than its owner: see what is in it, and "
+            f"users other than its owner can write to {directory}: look at its contents, then "
             "chmod go-w it"
         )
 
 
 def commands_of(directory: str | None, run: Path) -> str | None:
-    """Return the directory of commands in a run's record; None, for PATH, if it is not trusted.
+    """Return the command directory from a run's record; None, which means PATH, if not trusted.
 
-    That of another user's run must be a directory that nobody but root and we can change.
+    For another user's run, only a directory that just root and this user can change is trusted.
     """
     if directory is None or is_ours(run) or _only_ours(Path(directory)):
         return directory
@@ -56,17 +56,17 @@ def _only_ours(directory: Path) -> bool:
     try:
         real = directory.resolve(strict=True)
         closed = not real.stat().st_mode & _OTHERS
-        # Where a directory is sticky, nobody moves what is another's.
-        kept = [
+        # In a sticky directory, users cannot move the files of others.
+        safe = [
             p.stat().st_mode & stat.S_ISVTX or not p.stat().st_mode & _OTHERS for p in real.parents
         ]
-        return closed and all(kept) and all(map(is_ours, (real, *real.parents)))
+        return closed and all(safe) and all(map(is_ours, (real, *real.parents)))
     except OSError:
         return False
 
 
 def _foreign_owner(path: Path) -> int | None:
-    """Return who else could put another file in a path's place: whose it is, or a link to it."""
+    """Return the owner of a path or its link, if that is neither this user nor root."""
     owners = (path.stat().st_uid, path.lstat().st_uid)
     return next((uid for uid in owners if uid not in (0, os.geteuid())), None)
 
@@ -79,14 +79,14 @@ def _user_name(uid: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with everything escaped that would drive a terminal or break a line."""
+    """Return text with control characters and line breaks escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cleaned(value: Any) -> Any:
-    """Return a value from JSON with every text in it printable."""
+    """Return a value from JSON with all its texts made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -97,9 +97,9 @@ def cleaned(value: Any) -> Any:
 def read_fields(cls: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass with the values of a JSON object; a wrong type is a ValueError.
 
-    Its texts are made printable. Keys that are not its fields are left out.
+    Texts are made printable. Keys that are not fields are ignored.
     """
-    # Not above: `trnslurm --help` needs only `printable`, and no configuration.
+    # Imported here: `trnslurm --help` needs only `printable`, and no configuration.
     from trnslurm.config.tree import build, check, fields_of, lacking
 
     hints = fields_of(cls)

@@ -1,4 +1,4 @@
-"""The logs of a run: which file, its last lines, and what is added while it runs."""
+"""Finds a run's log files, and prints or follows them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CHUNK_BYTES = 1 << 16
 def choose_log(
     run: RunDir, *, phase: str | None = None, node: int = 0, batch: bool = False
 ) -> Path | None:
-    """Return the newest attempt's log of a node, or of the batch script; None if there is none."""
+    """Return the newest log of a node or of the batch script; None if there is none."""
     record = run.record()
     if phase is not None and phase not in record.phases:
         raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
     if not 0 <= node < record.nodes:
-        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, there is no node {node}")
+        raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
     for name in [phase] if phase else list(record.phases[::-1]):
         if batch:
             if logs := run.batch_logs(name):
@@ -37,7 +37,7 @@ def choose_log(
 
 
 def log_of(run: RunDir, *, phase: str | None, node: int, batch: bool) -> Path:
-    """Return the log that choose_log would; if there is none yet, that is an error."""
+    """Return the log that choose_log finds; raise a RunError if there is none yet."""
     if file := choose_log(run, phase=phase, node=node, batch=batch):
         return file
     status = run_status(run)
@@ -46,7 +46,7 @@ def log_of(run: RunDir, *, phase: str | None, node: int, batch: bool) -> Path:
 
 
 def tail_offset(file: Path, lines: int | None) -> int:
-    """Return the offset of the last lines of a file; None means all lines."""
+    """Return the offset at which the last `lines` of a file begin; None means all lines."""
     if lines is None:
         return 0
     with open_file(file) as stream:
@@ -66,18 +66,18 @@ def tail_offset(file: Path, lines: int | None) -> int:
 
 
 def print_log(file: Path, lines: int | None) -> Iterator[bytes]:
-    """Yield the last lines of a log; None means all of it."""
+    """Yield the last `lines` of a log; None means all lines."""
     yield from _rest(file, tail_offset(file, lines))
 
 
 def follow_log(
     choose: Callable[[], Path | None], ended: Callable[[], bool], *, lines: int | None
 ) -> Iterator[bytes]:
-    """Yield a log's end and what is added, then a newer attempt's log, until the run ends."""
+    """Yield a log's last lines and what is added, also from newer attempts, until the run ends."""
     current: Path | None = None
     offset = 0
     while True:
-        over = ended()  # asked before reading, so that nothing written in between is lost
+        over = ended()  # before reading, so that nothing written in between is lost
         newest = choose()
         if newest is not None and newest != current:
             if current is not None:
@@ -87,7 +87,7 @@ def follow_log(
             current = newest
         if current is not None:
             if current.stat().st_size < offset:
-                offset = 0  # truncated under us: start again
+                offset = 0  # the file was truncated: start again
             for chunk in _rest(current, offset):
                 offset += len(chunk)
                 yield chunk

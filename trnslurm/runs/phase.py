@@ -1,4 +1,4 @@
-"""The state of one phase of a run in one definite word, from state files, queue and accounting."""
+"""Determines the state of one phase of a run from its state files, the queue and accounting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATES = (
     "REQUEUED",
     *sorted(FINAL),
 )
-"""Every word that says how a run stands."""
+"""Every state of a run."""
 _STALE_S = 120  # four missed heartbeats
 WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
 STARTABLE = {"PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_HOLD"}
@@ -50,7 +50,7 @@ JOB_ENDED = {
     "TIMEOUT": ("TIMEOUT", "time limit"),
 }
 LAUNCH_HELD = "held by Slurm, as its launch failed"
-NEVER_AGAIN = "too few nodes were as it asks, and Slurm tries no more"
+NEVER_AGAIN = "too few nodes satisfy the job's constraints, and Slurm has stopped trying"
 
 
 class PhaseStatus(Frozen):
@@ -71,24 +71,24 @@ class PhaseStatus(Frozen):
 
 
 def held_by_slurm(status: PhaseStatus) -> bool:
-    """Check whether Slurm holds a phase's job, so that only a command starts it."""
-    told = status.reason == LAUNCH_HELD or status.reason.startswith(NEVER_AGAIN)
-    return status.state == "HELD" and told
+    """Check whether Slurm itself holds a phase's job, so that the job starts only by command."""
+    by_slurm = status.reason == LAUNCH_HELD or status.reason.startswith(NEVER_AGAIN)
+    return status.state == "HELD" and by_slurm
 
 
 class Wait(Frozen, kw_only=False):
     """What a phase waits for before its first attempt."""
 
     what: str
-    """The precompile job, or another run; empty: nothing."""
+    """The precompile job, or another run; empty if the phase waits for nothing."""
     never: str
-    """Why it waits in vain; empty if it may still start."""
+    """Why the phase will never start; empty if it may still start."""
     dropped: str = ""
-    """Why Slurm may have dropped it before its start: it waits for the job of another run."""
+    """Why Slurm may have cancelled the job before its start: it waits for another run's job."""
 
 
 class Seen(Frozen, kw_only=False):
-    """What the controller answered; it is asked once for all runs."""
+    """The controller's answer, one for all runs."""
 
     queue: Mapping[str, QueueEntry]
     accounting: Mapping[str, QueueEntry]
@@ -96,7 +96,7 @@ class Seen(Frozen, kw_only=False):
     """Why the controller did not answer."""
 
     def may_run(self, job: str | None) -> bool:
-        """Check whether a job has not ended, as far as the controller said."""
+        """Check whether a job has not ended, as far as the controller knows."""
         entry = self.queue.get(job or "")
         return bool(self.silent) or (entry is not None and entry.state not in JOB_ENDED)
 
@@ -111,7 +111,7 @@ def is_live(entry: QueueEntry | None) -> bool:
 def phase_status(
     run: RunDir, record: Record, phase: str, seen: Seen | None, wait: Wait
 ) -> PhaseStatus:
-    """Return the status of a phase, given what the controller said."""
+    """Return the status of a phase, given the controller's answer."""
     attempts = run.attempts_since(record, phase)
     last = attempts[-1] if attempts else None
     job_id = record.jobs.get(phase, "")
@@ -139,7 +139,7 @@ def phase_status(
 
 
 def _unfit_node(run: RunDir, last: Attempt) -> str:
-    """Return what the preflight of an attempt found wrong with a node."""
+    """Return the first problem that an attempt's preflight found on a node."""
     found = run.preflight(last.phase, last.attempt)
     problems = [f"{node.host}: {node.problems[0]}" for node in found if node.problems]
     if not problems:
@@ -149,7 +149,7 @@ def _unfit_node(run: RunDir, last: Attempt) -> str:
 
 
 def _compile_problem(run: RunDir, last: Attempt) -> str:
-    """Return the problem of the first node that could not compile everything."""
+    """Return the compile problem of the first node that has one."""
     for file in run.graphs_files(last.attempt) if last.phase == "precompile" else ():
         result = read_json(file)
         if problem := result.get("problem"):
@@ -175,12 +175,12 @@ def _slurm_state(
     if entry.state in _ALIVE:
         if last and last.state == "REQUEUED":
             return "REQUEUED", last.reason
-        # On TERM the script writes CANCELLED first and then asks the controller what it was: only a
-        # job that has ended in the queue too, or a cancel of ours, makes that word final.
-        said = last.state if last else ""
-        ended = said in WRITTEN and (said != "CANCELLED" or run.cancelled_file.exists())
+        # On TERM the script first writes CANCELLED and then asks the controller for the cause. So
+        # CANCELLED is final only if the job has left the queue or `trnslurm cancel` was called.
+        written = last.state if last else ""
+        ended = written in WRITTEN and (written != "CANCELLED" or run.cancelled_file.exists())
         if last and ended and entry.state == "COMPLETING":
-            return said, last.reason
+            return written, last.reason
         return "RUNNING", "suspended" if entry.state == "SUSPENDED" else ""
     return _ended(entry, last)
 
@@ -192,31 +192,31 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         return "PENDING", f"waiting for {wait.what}"
     held = "Held" in entry.reason or "held" in entry.reason or entry.state.endswith("HOLD")
     if held:
-        # In Slurm's own words, with blanks or underscores: launch failed requeued held.
+        # Slurm's reason, with spaces or underscores: "launch failed requeued held".
         failed = entry.reason.replace("_", " ").startswith("launch failed")
         return "HELD", LAUNCH_HELD if failed else entry.why
-    # It may wait for want of the nodes that it leaves out.
-    hosts = brief(sorted(run.left_out()))
-    left_out = f"leaving out {hosts}" if hosts else ""
+    # The nodes that the job excludes may be the ones that it lacks.
+    hosts = brief(sorted(run.excluded()))
+    excluding = f"excluding {hosts}" if hosts else ""
     if last is not None and entry.reason.startswith("BadConstraints"):
-        # It has priority 0 now, also when there are nodes again (22.05).
-        return "HELD", "; ".join(filter(None, [NEVER_AGAIN, left_out]))
+        # Slurm sets priority 0, which stays when there are nodes again (22.05).
+        return "HELD", "; ".join(filter(None, [NEVER_AGAIN, excluding]))
     if last is not None:
-        said = last.reason if last.state == "REQUEUED" else ""
-        return "REQUEUED", "; ".join(filter(None, [said, entry.why, left_out]))
+        cause = last.reason if last.state == "REQUEUED" else ""
+        return "REQUEUED", "; ".join(filter(None, [cause, entry.why, excluding]))
     return "PENDING", entry.why
 
 
 def _ended(entry: QueueEntry, last: Attempt | None) -> tuple[str, str]:
     state, reason = JOB_ENDED.get(entry.state, ("FAILED", entry.state.lower()))
     if last and entry.reason == "JobLaunchFailure":
-        reason = "its batch script was killed"  # it had been launched: it wrote its state file
-    # The script's own word is more exact than Slurm's, where the two agree that it ended. That all
-    # is saved, or done, only the script knows.
+        reason = "its batch script was killed"  # a state file proves that the script had started
+    # The script's state is more exact than Slurm's if both say that the job ended. Only the script
+    # knows that everything is saved, or done.
     exact = {"COMPLETED", "STOPPED", state} if state != "FAILED" else WRITTEN
     if last and last.state in WRITTEN & exact:
         return last.state, last.reason
-    # squeue keeps the reason for which a job once waited.
+    # squeue still shows why the job once waited, which explains no cancel and no completion.
     return state, reason or ("" if state in ("CANCELLED", "COMPLETED") else entry.why)
 
 
@@ -230,11 +230,11 @@ def _forgotten(
     if job_id in seen.accounting:
         return _ended(seen.accounting[job_id], last)
     age = run.heartbeat_age_s()
-    # A silent controller proves nothing; only a script that should show life and does not, does.
+    # Without the controller's answer, only a missing heartbeat proves that the job is gone.
     stale = last is not None and last.state == "RUNNING" and (age or 0) >= _STALE_S
     if seen.silent and not stale:
-        word = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
-        return word, f"as last seen; {seen.silent}"
+        state = "PENDING" if last is None else "REQUEUED" if last.state == "REQUEUED" else "RUNNING"
+        return state, f"as last seen; {seen.silent}"
     if last is None and wait.dropped:
         return "CANCELLED", wait.dropped
     if last is None:
@@ -251,7 +251,7 @@ def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) 
     if last is None and wait.never:
         return "CANCELLED", wait.never
     if (last is None or last.state == "STARTING") and run.cancelled_file.exists():
-        return "CANCELLED", ""  # its script ends as soon as it sees the mark
+        return "CANCELLED", ""  # the script ends as soon as it sees cancelled.json
     if record.host != os.uname().nodename:
         age = run.heartbeat_age_s()
         fresh = age is not None and age < _STALE_S
@@ -267,6 +267,6 @@ def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) 
 
 def _since(age: float | None) -> str:
     if age is None:
-        return "it ended without a word, before its first heartbeat"
+        return "it ended before its first heartbeat, without recording its state"
     then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
     return f"no sign of life since {then}"

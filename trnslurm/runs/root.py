@@ -63,7 +63,7 @@ def create_run(root: Path, name: str, *, group_readable: bool = False, stamp: st
                 "another run_root"
             )
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            raise RunError(f"run root {root} can be written by everybody: chmod o-w or o+t it")
+            raise RunError(f"every user can write to the run root {root}: chmod o-w or o+t it")
         stem = f"{stamp or time_stamp()}-{name}"
         for suffix in ("", *(f"-{n}" for n in range(2, 100))):
             path = root / f"{stem}{suffix}"

@@ -1,4 +1,4 @@
-"""A run: what was submitted, and what its directory says about what happened since."""
+"""A run: its record of the submission, and what its files say about its attempts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trnslurm.rundir import (
 )
 from trnslurm.runs.foreign import cleaned, commands_of, printable, read_fields, refuse_writable
 
-# What a record names ends up in paths and in Slurm's arguments.
+# Names from a record become parts of paths and arguments of Slurm's commands.
 _NAME = r"(?!\.{0,2}$)[^/]+"
 _JOB = r"\d+([_+]\d+)?(@\d*)?"
 ERROR = "error"
-"""The cause of an attempt that failed, and would fail in the same way again."""
+"""The cause of an attempt that failed with an error that a retry would repeat."""
 _LINES_WITHOUT_LOSS = 50
 _YEAR_S = 365 * 24 * 3600
 _PHASES = {"precompile", "train", "prepare"}
@@ -57,34 +57,34 @@ class Record(Frozen):
     jobs: Mapping[str, str] = field(default_factory=dict)
     """Phase -> Slurm job id; on the local cluster, pid and start time of the local job."""
     refused: str = ""
-    """Why nothing of this was submitted, in sbatch's own words."""
+    """sbatch's error message if it refused the submission."""
     after: str = ""
-    """The run beside this one whose end its first phase waits for."""
+    """The run, in the same run root, that this run's first phase waits for."""
     then: str = ""
-    """The run beside this one that waits for its end."""
+    """The run, in the same run root, that waits for this run."""
     group: str = ""
-    """The sweep that it is a run of; empty: it stands alone."""
+    """The sweep that the run belongs to; empty if there is none."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """What was set for this run of the sweep."""
+    """The values that the sweep set for this run."""
     behind: str = ""
-    """The run beside this one whose end, however it ends, makes room for it."""
+    """The run, in the same run root, whose end makes room for this run, even if it fails."""
     precompile: Mapping[str, Any] = field(default_factory=dict)
-    """Its graphs: key and versions if known at submission, why there is no precompile phase
+    """The run's graphs: key and versions if known at submission, why there is no precompile phase
     (left_out), the job of another run that compiles them (waits_for)."""
     note: str = ""
-    """What a person wrote about it."""
+    """The user's note about the run."""
     kept: bool = False
-    """Whether a person said that it must not be removed."""
+    """Whether `trnslurm keep` protects the run from removal."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Key of its configuration -> where the value is from, if that was known and is no default."""
+    """Configuration key -> the source of its value, if known and not a default."""
     earlier: Mapping[str, int] = field(default_factory=dict)
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """What the run was before each resume: nodes, jobs, state, reason; and when that was."""
+    """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
 
 
 class Attempt(Frozen):
-    """One start of one phase, as its state file has it."""
+    """One start of a phase, read from its state file."""
 
     phase: str
     attempt: int
@@ -102,7 +102,7 @@ class Attempt(Frozen):
 
 
 class NodeFitness(Frozen):
-    """One node in a preflight: what is wrong with it, and what was seen."""
+    """A preflight's result for one node: problems, warnings and facts."""
 
     host: str
     problems: tuple[str, ...] = ()
@@ -111,17 +111,17 @@ class NodeFitness(Frozen):
     clock_s: float = 0.0
     facts: Mapping[str, str] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
-    """What must be the same on all nodes: versions, code and plan."""
+    """Facts that must be equal on all nodes: versions, code and plan."""
 
 
 class RunDir(RunFiles, kw_only=False):
-    """A run directory: its files, and what they say about the run."""
+    """A run directory: the paths of its files, and readers for them."""
 
     @property
     def name(self) -> str:
         return self.path.name
 
-    def beside(self, name: str) -> RunDir:
+    def sibling(self, name: str) -> RunDir:
         """Return the run of another name in the same run root."""
         return type(self)(self.path.with_name(name))
 
@@ -151,13 +151,13 @@ class RunDir(RunFiles, kw_only=False):
         try:
             numbers = self.attempt_numbers(phase)
         except OSError:
-            return []  # not for us to read
+            return []  # we may not read the directory
         found = []
         for number in numbers:
             named = {"phase": phase, "attempt": number}
             try:
-                said = read_json(self.state_file(phase, number))
-                found.append(read_fields(Attempt, said | named))
+                state = read_json(self.state_file(phase, number))
+                found.append(read_fields(Attempt, state | named))
             except (ValueError, TypeError, AttributeError):
                 found.append(Attempt(phase=phase, attempt=number))
         return found
@@ -167,28 +167,28 @@ class RunDir(RunFiles, kw_only=False):
         return [a for a in self.attempts(phase) if a.attempt > record.earlier.get(phase, 0)]
 
     def was_stopped(self, phase: str, attempt: int) -> bool:
-        """Check whether an attempt was asked to stop, so that its end is no crash."""
+        """Check whether an attempt was stopped on request, so that its end is not a crash."""
         return self.stop_file(phase, attempt).exists()
 
     def preflight(self, phase: str, attempt: int) -> list[NodeFitness]:
-        """Return what the preflight of an attempt found, by rank; nothing if there was none."""
+        """Return the preflight's result for each node, by rank; empty without a preflight."""
         found: list[NodeFitness] = []
         for file in self.preflight_files(phase, attempt):
             try:
                 found += [read_fields(NodeFitness, node) for node in read_json(file)["nodes"]]
             except (KeyError, ValueError, TypeError, AttributeError):
-                continue  # not for us to read, or not ours
+                continue  # we may not read the file, or it is damaged
         return found
 
     def heartbeat_age_s(self) -> float | None:
-        """Return how long ago the job last showed life, or None if it never did."""
+        """Return the age of the latest heartbeat; None if there was none."""
         try:
             return max(0.0, time.time() - self.heartbeat_file.stat().st_mtime)
         except OSError:
             return None
 
-    def left_out(self) -> dict[str, tuple[float, str]]:
-        """Return the nodes that a requeued training avoids now: until when, and why."""
+    def excluded(self) -> dict[str, tuple[float, str]]:
+        """Return the nodes that a requeued training excludes now: until when, and why."""
         try:
             nodes = read_json(self.excluded_file).get("nodes", {})
             entries = {
@@ -197,17 +197,17 @@ class RunDir(RunFiles, kw_only=False):
             }
         except (ValueError, LookupError, TypeError, AttributeError):
             return {}
-        now = time.time()  # a time that no calendar has is damage
+        now = time.time()  # a time more than a year ahead is a damaged entry
         return {host: entry for host, entry in entries.items() if now < entry[0] < now + _YEAR_S}
 
     def first_metrics(self) -> dict[str, Any]:
-        """Return the first line of metrics.jsonl, empty if there is none yet."""
+        """Return the first line of metrics.jsonl; empty if there is none yet."""
         return dict(cleaned(first_line(self.metrics_file)))
 
     def last_metrics(self) -> dict[str, Any]:
-        """Return the newest whole line of metrics.jsonl, without reading all of it.
+        """Return the newest complete line of metrics.jsonl, without reading the whole file.
 
-        A line may have no loss, as the one that tells of the last step: it is what was said last.
+        If that line has no loss, such as the line of the last step, take the latest loss.
         """
         lines = islice(last_lines(self.metrics_file), _LINES_WITHOUT_LOSS)
         newest = next(lines, {})
@@ -215,11 +215,11 @@ class RunDir(RunFiles, kw_only=False):
         return dict(cleaned(next(losses, {}) | newest))
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the line of metrics.jsonl that counts for each step, in the order of steps."""
+        """Return the line of metrics.jsonl that counts for each step, ordered by step."""
         return counting(self.lines())
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return every line of metrics.jsonl that tells of a step."""
+        """Return every line of metrics.jsonl that reports a step."""
         try:
             return [
                 line
@@ -233,12 +233,12 @@ class RunDir(RunFiles, kw_only=False):
 def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the line that counts for each step.
 
-    An attempt that resumes from a checkpoint undoes everything after it, including the steps that
-    it has not reached yet.
+    An attempt that resumes from a checkpoint undoes all steps after the checkpoint, including the
+    steps that the attempt has not reached yet.
     """
     found: list[dict[str, Any]] = []
     attempt = None
-    # By attempt, because an old one that is still alive may write between a newer one's lines.
+    # By attempt: an old attempt that is still alive may write between the lines of a newer one.
     for line in sorted(lines, key=lambda line: line["attempt"]):
         if line["attempt"] != attempt:
             attempt, first = line["attempt"], line["step"]
@@ -247,15 +247,18 @@ def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def last_numbers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what was said last of each number of a run; of one that is not finite: nothing."""
+def latest_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the latest value of each metric; a metric whose latest value is not finite is absent.
+
+    Step counters and times are not metrics.
+    """
     last: dict[str, Any] = {}
     for step in steps:
         last |= step
     for name in [*last]:
         if name in ("attempt", "step", "steps", "time"):
             del last[name]
-        elif not _is_number(last[name]):  # an earlier line may have one
+        elif not _is_number(last[name]):  # take the latest line that has a number
             last[name] = next((s[name] for s in reversed(steps) if _is_number(s.get(name))), None)
     return {n: value for n, value in last.items() if value is not None and math.isfinite(value)}
 
@@ -265,21 +268,21 @@ def _is_number(value: Any) -> bool:
 
 
 class ReadOnce(RunDir):
-    """A run directory whose attempts are read when they are first asked for, and not again."""
+    """A run directory that reads its attempts once, when they are first needed."""
 
     @cached_property
     def _known(self) -> dict[str, list[Attempt]]:
         return {}
 
     def attempts(self, phase: str) -> list[Attempt]:
-        """Return every attempt of a phase, as it was at first."""
+        """Return every attempt of a phase, as read the first time."""
         if phase not in self._known:
             self._known[phase] = super().attempts(phase)
         return self._known[phase]
 
 
 def _check_record(record: Record) -> None:
-    """Raise a ValueError if it names something that is no job, no phase, or lies elsewhere."""
+    """Raise a ValueError if a name is unsafe in a path, or a job or phase is not valid."""
     named = (record.recipe, record.after, record.then, record.behind, record.group)
     names = [n for n in named if n]
     jobs = [*record.jobs.values(), str(record.precompile.get("waits_for", ""))]

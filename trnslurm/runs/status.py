@@ -1,4 +1,4 @@
-"""The state of a run in one definite word, why, and the command with which it continues."""
+"""Determines a run's state, its reason, and the command that continues the run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from trnslurm.slurm.commands import Slurm, find_job
 if TYPE_CHECKING:
     from trnslurm.node.triage.finding import Finding
 
-_LEFT_TIMEOUT_S = 5  # a run that has completed is not worth a long wait
+_LEFT_TIMEOUT_S = 5  # short: the run has completed anyway
 _STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
 STOP_AT = "train.stop_at"
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}
 
 
 class RunStatus(Frozen):
-    """The state of a run, and what it has done so far."""
+    """The state of a run, its phases and attempts, and its latest metrics."""
 
     run: str
     path: str
@@ -45,27 +45,27 @@ class RunStatus(Frozen):
     created: str
     phases: tuple[PhaseStatus, ...]
     after: str
-    """The run whose end this one waits for, or waited for; empty: none."""
+    """The run that this run waits for, or waited for; empty if there is none."""
     then: str
-    """The run that waits for the end of this one."""
+    """The run that waits for this run."""
     group: str
-    """The sweep that it is a run of; empty: it stands alone."""
+    """The sweep that the run belongs to; empty if there is none."""
     values: Mapping[str, str]
-    """What was set for this run of the sweep."""
+    """The values that the sweep set for this run."""
     precompile: Mapping[str, Any]
-    """As in run.json: the key of its graphs, and why there was no precompile phase."""
+    """As in run.json: the key of the run's graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The last line of metrics.jsonl."""
+    """The latest line of metrics.jsonl."""
     mend: str = ""
-    """The command with which the run continues; empty if it does by itself, or should not."""
+    """The command that continues the run; empty if it needs none, or should not continue."""
     attempts: tuple[Attempt, ...] = ()
-    """Every attempt of its last phase, before it was resumed too."""
+    """Every attempt of the last phase, including those before a resume."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """As in run.json: what the run was before each resume."""
+    """As in run.json: the run before each resume."""
     note: str = ""
-    """What a person wrote about it."""
+    """The user's note about the run."""
     kept: bool = False
-    """Whether a person said that it must not be removed."""
+    """Whether `trnslurm keep` protects the run from removal."""
 
     @property
     def final(self) -> bool:
@@ -73,7 +73,7 @@ class RunStatus(Frozen):
 
 
 def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
-    """Return the status of one run; with `leftovers`, ask Slurm about one that completed too."""
+    """Return the status of a run; with `leftovers`, ask Slurm even if the run has completed."""
     statuses, broken = statuses_of([run])
     if broken:
         raise broken[0]
@@ -84,9 +84,9 @@ def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
 
 
 def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]]:
-    """Return the status of many runs, with one squeue call per cluster, and the damaged ones.
+    """Return the statuses of runs, from one squeue call per cluster, and errors of damaged runs.
 
-    Their attempts are read before that call, and after it if they had not completed.
+    The attempts are read before that call, and again after it for runs that had not completed.
     """
     records: list[tuple[RunDir, Record]] = []
     broken = []
@@ -96,7 +96,7 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
         except RunError as error:
             broken.append(error)
     asked = list(records)
-    for run, record in asked:  # grows: what a run waits for decides where it stands
+    for run, record in asked:  # grows: a run's state depends on the run that it waits for
         ahead = _run_ahead(run, record)
         if ahead and ahead not in asked:
             asked.append(ahead)
@@ -110,19 +110,19 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
 
 
 def is_complete(run: RunDir, record: Record) -> bool:
-    """Check whether the state files have the last word, whatever Slurm makes of the job now."""
+    """Check whether the last phase completed, so that Slurm's state of the job does not matter."""
     last = run.attempts_since(record, record.phases[-1])
     return bool(last) and last[-1].state == "COMPLETED"
 
 
-def _has_said_its_end(run: RunDir, record: Record, phase: str) -> bool:
-    """Check whether the newest attempt wrote how it ended, which accounting does not change."""
+def _wrote_its_end(run: RunDir, record: Record, phase: str) -> bool:
+    """Check whether the newest attempt wrote how it ended, so that accounting is not needed."""
     last = run.attempts_since(record, phase)
     return bool(last) and last[-1].state in WRITTEN
 
 
 def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
-    """Return the attempt asked for: by default the newest of the last phase that began."""
+    """Return the chosen attempt, by default the newest attempt of the last phase that began."""
     record = run.record()
     if phase is not None and phase not in record.phases:
         raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
@@ -137,7 +137,7 @@ def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> At
 
 
 def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
-    """Return what triage finds in a run that failed, or that is requeued after a crash."""
+    """Return what triage finds in a run that failed, or was requeued after a crash."""
     for phase in reversed(status.phases):
         if not phase.attempt:
             continue
@@ -150,10 +150,10 @@ def why_it_failed(run: RunDir, status: RunStatus) -> Finding | None:
 
 
 def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
-    """Return the run that a run waits for: None once it has begun, or if that run is deleted."""
+    """Return the run that a run waits for; None if the run has begun, or the other is deleted."""
     if not record.after or any(run.attempts_since(record, p) for p in record.phases):
         return None
-    ahead = run.beside(record.after)
+    ahead = run.sibling(record.after)
     try:
         return ahead, ahead.record()
     except RunError:
@@ -172,13 +172,13 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
         job
         for run, record in unsettled
         for phase, job in record.jobs.items()
-        if not find_job(queue, job, run.path) and not _has_said_its_end(run, record, phase)
+        if not find_job(queue, job, run.path) and not _wrote_its_end(run, record, phase)
     ]
     return Seen(queue, slurm.accounting(forgotten))
 
 
 def _left_in_queue(run: RunDir, record: Record) -> bool:
-    """Check whether Slurm holds a job of a completed run, as after a restart of its own."""
+    """Check whether a job of a completed run is queued, such as after a restart by Slurm."""
     if record.scheduler != "slurm":
         return False
     try:
@@ -246,7 +246,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
 
 
 def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
-    """Return where train.stop_at ended a training that has more steps, or nothing."""
+    """Return the step at which train.stop_at ended a training early, in words; or nothing."""
     step, steps = (metrics.get(key, 0) for key in ("step", "steps"))
     if not isinstance(step, int) or not isinstance(steps, int) or not 0 < step < steps:
         return ""
@@ -256,9 +256,9 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
 
 
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
-    """Return every attempt of the last phase; one that was killed never wrote how it ended."""
+    """Return every attempt of the last phase; LOST if it was killed and wrote no end state."""
     return tuple(
-        replace(attempt, state="LOST", reason="it ended without a word")
+        replace(attempt, state="LOST", reason="it ended without recording its state")
         if attempt.state in ("STARTING", "RUNNING")
         and (attempt.attempt != last.attempt or last.final)
         else attempt
@@ -267,7 +267,7 @@ def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, 
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
-    """Return state and reason of a run: those of its first phase that has not completed."""
+    """Return state and reason of the first phase that has not completed."""
     if record.refused:
         return "FAILED", f"refused at submission: {record.refused}"
     for number, phase in enumerate(phases[:-1], 1):
@@ -284,16 +284,16 @@ def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
 def _next_command(
     run: RunDir, record: Record, state: str, ended: str, phases: Sequence[PhaseStatus], ahead: str
 ) -> str:
-    """Return the command with which a run continues; empty if it does by itself, or should not.
+    """Return the command that continues a run; empty if it needs none, or should not continue.
 
-    `ended` says where steps ended one that completed, `ahead` is the command of a run that this one
-    waits for in vain.
+    `ended` says where train.stop_at ended a completed run. `ahead` is the command that continues
+    the failed run that this run waits for.
     """
     if PREPARE in record.phases:
-        return ""  # submitted again, it continues where it was
+        return ""  # another submission continues where this run ended
     if state == "COMPLETED":
-        goes_on = ended and run.newest_step()
-        return f"trnslurm resume {run.name}" if goes_on else ""
+        has_more = ended and run.newest_step()
+        return f"trnslurm resume {run.name}" if has_more else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state in _QUEUED for phase in phases)
         return f"trnslurm cancel {run.name}" if queued else ""
@@ -301,9 +301,9 @@ def _next_command(
         return ahead
     last = run.attempts_since(record, record.phases[-1])[-1:]
     if state == "FAILED" and last and last[0].cause == ERROR:
-        return ""  # it would only fail again
+        return ""  # a retry would fail again
     held = state == "HELD" and any(map(held_by_slurm, phases))
-    # Nobody asked for the end of what Slurm dropped because of another run's job.
+    # Slurm cancelled the job because another run's job failed; no user did.
     dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)
     dropped = dropped and any(p.reason for p in phases)
     if state in _STOPPED_SHORT or held or dropped:

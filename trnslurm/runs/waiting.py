@@ -1,4 +1,4 @@
-"""Why a run is not running: what its job waits for, and the nodes that it could run on."""
+"""Diagnoses why a run is not running: what its job waits for, and which nodes are usable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trnslurm.slurm.reasons import node_reason
 
 _WAITING = ("PENDING", "HELD", "CONFIGURING", "REQUEUED")
 _UNUSABLE = ("down", "drained")
-# Flags of a node's state, the first that is there; then its base state.
+# The first of these flags of a node decides; without one, its base state does.
 _FLAGS = {
     "DRAIN": "drained",
     "FAIL": "down",
@@ -59,29 +59,29 @@ class SickNode(Frozen):
 
 @dataclass(kw_only=True)
 class Diagnosis:
-    """What is known about a run that may wait."""
+    """A run that may be waiting, and the reasons."""
 
     run: str
     state: str
     reason: str
     phase: str = ""
-    """The phase that waits, and its job."""
+    """The phase that waits."""
     job_id: str = ""
     start: str = ""
-    """When Slurm expects it to start; empty if it does not say."""
+    """The start that Slurm expects; empty if unknown."""
     if_submitted_now: str = ""
-    """What sbatch --test-only says about its script."""
+    """The answer of sbatch --test-only for the phase's script."""
     partition: str = ""
     nodes_needed: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes of the partition are in which state."""
+    """State -> the number of the partition's nodes in that state."""
     sick: list[SickNode] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Nodes that the run avoids, and why."""
+    """Nodes that the run excludes, and why."""
     problems: list[str] = field(default_factory=list)
-    """What will not pass by itself."""
+    """Problems that need an action."""
     unknown: list[str] = field(default_factory=list)
-    """What could not be asked, and why."""
+    """Errors of Slurm's commands, which left questions open."""
 
     @property
     def ok(self) -> bool:
@@ -89,15 +89,15 @@ class Diagnosis:
 
 
 def diagnose(run: RunDir) -> Diagnosis:
-    """Return what Slurm and the run's own files say about its waiting."""
+    """Return what Slurm and the run's files say about why the run waits."""
     record, status = run.record(), run_status(run)
     found = Diagnosis(run=run.name, state=status.state, reason=status.reason)
-    for host, (until, why) in run.left_out().items():
+    for host, (until, why) in run.excluded().items():
         text = time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
         found.left_out[host] = f"{why}, until {text}"
     if status.final and status.state != "COMPLETED":
         found.problems.append(f"it has ended: trnslurm status {run.name} shows why")
-    # What follows the first unfinished phase waits for it.
+    # Later phases wait for the first unfinished phase.
     phase = next((phase for phase in status.phases if phase.state != "COMPLETED"), None)
     if phase is None or phase.state not in _WAITING:
         return found
@@ -117,18 +117,18 @@ def _ask_slurm(found: Diagnosis, run: RunDir, record: Record) -> None:
         if re.match(r"\d{4}-", job["StartTime"]):
             found.start = job["StartTime"]
         _look_at_nodes(found, slurm)
-        accepted, said = slurm.try_out(run.script(found.phase).absolute())
+        accepted, answer = slurm.try_out(run.script(found.phase).absolute())
     except SlurmError as error:
         found.unknown.append(str(error))
         return
     if accepted:
-        found.if_submitted_now = said
+        found.if_submitted_now = answer
     else:
-        found.problems.append(f"Slurm would not take its script now: {said}")
+        found.problems.append(f"Slurm would refuse the job's script now: {answer}")
 
 
 def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
-    """Count the nodes of the job's partition by state, and name those that are out of use."""
+    """Count the nodes of the job's partition by state, and list the unusable nodes."""
     state = slurm.show("partition", found.partition)[0]["State"]
     if trouble := _PARTITION.get(state, state):
         found.problems.append(f"partition {found.partition} is {trouble}")
@@ -137,20 +137,20 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
     found.nodes = dict(Counter(states.values()))
     for node in nodes:
         if (word := states[node["NodeName"]]) in _UNUSABLE:
-            # Without who said so, and when.
+            # Without the user and time that Slurm appends.
             reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "").strip())
             reason = node_reason(reason) or "no reason given"
             found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
     usable = [n for n, s in states.items() if s not in _UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
         found.problems.append(
-            f"it needs {found.nodes_needed} nodes, and only {len(usable)} of the "
-            f"{len(nodes)} of partition {found.partition} can run it"
+            f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
+            f"{len(nodes)} nodes in partition {found.partition} can run it"
         )
 
 
 def node_state(state: str) -> str:
-    """Return a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, in a word or two."""
+    """Return a node's state, such as `IDLE+CLOUD+POWERED_DOWN`, in plain words."""
     base, *flags = re.sub(r"[*#~%$@!^-]", "", state).split("+")
     for flag, words in _FLAGS.items():
         if flag in flags:

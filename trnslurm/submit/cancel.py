@@ -39,7 +39,7 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
     runs, last = [run], record
     while last.then:  # the runs that wait for it, and for those
-        waiting = runs[-1].beside(last.then)
+        waiting = runs[-1].sibling(last.then)
         try:
             last = waiting.record()
             refuse_foreign(waiting.path, "cancel")

@@ -84,7 +84,7 @@ def last_job(run: RunDir, other: str) -> str:
     """Return the last job of another run in the same run root; empty for no run."""
     if not other:
         return ""
-    record = run.beside(other).record()
+    record = run.sibling(other).record()
     return record.jobs[record.phases[-1]]
 
 

@@ -88,7 +88,7 @@ def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: b
     argv += [sys.executable, "-m", "trnslurm.node.guard"]
     argv += [] if detach else ["--watch-pid", str(os.getpid())]
     if waits_for.end:
-        argv += ["--behind", run.beside(waits_for.end).record().jobs["local"]]
+        argv += ["--behind", run.sibling(waits_for.end).record().jobs["local"]]
     argv += ["--output", str(RunFiles(Path()).batch_log("%s", "local")), "--"]
     argv += [str(each.script(phase)) for each in runs for phase in each.record().phases]
     run.local_folder.mkdir(exist_ok=True)

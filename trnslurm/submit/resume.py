@@ -147,7 +147,7 @@ def _with_waiting(run: RunDir) -> Iterator[RunDir]:
         if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
             return  # it has begun with what this run had then
         yield next_run
-        next_run = next_run.beside(record.then) if record.then else None
+        next_run = next_run.sibling(record.then) if record.then else None
 
 
 def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
@@ -211,14 +211,14 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
     """Return the runs for which a run waits that have not ended since."""
     success = ""
     if record.after:
-        previous = run.beside(record.after)
+        previous = run.sibling(record.after)
         status = run_status(previous)
         if status.state != "COMPLETED":
             if status.final or record.scheduler == "local":
                 raise RunError(f"{run.name} continues {previous.name}, which is {status.state}")
             success = previous.name
     try:
-        ended = not record.behind or run_status(run.beside(record.behind)).final
+        ended = not record.behind or run_status(run.sibling(record.behind)).final
     except RunError:  # removed since
         ended = True
     return WaitsFor(success=success, end="" if ended else record.behind)

@@ -161,7 +161,7 @@ class _Start:
         if not planned.waits_for.graphs:
             return claims.decide(planned.job, run, waits=bool(planned.waits_for.success))
         known, job = Compiled(), ""
-        compiling = run.beside(planned.waits_for.graphs)
+        compiling = run.sibling(planned.waits_for.graphs)
         versions: Mapping[str, str] = {}
         if compiling.record_file.exists():  # that of its own chain has no record yet
             record = compiling.record()
