@@ -10,7 +10,7 @@ from trnslurm.api.search import run_roots
 from trnslurm.config.search import Workspace
 from trnslurm.errors import RunError
 from trnslurm.runs.find import find_runs, list_runs
-from trnslurm.runs.run import RunDir, latest_metrics
+from trnslurm.runs.run import RunDir, latest_values
 from trnslurm.runs.status import RunStatus, statuses_of
 
 _NEWEST = 20
@@ -51,7 +51,7 @@ def list_statuses(
 
 def latest_metrics(status: RunStatus) -> dict[str, float]:
     """Return the latest value of each metric."""
-    return last_numbers(RunDir(Path(status.path)).steps())
+    return latest_values(RunDir(Path(status.path)).steps())
 
 
 def _sorted_by(metric: str, statuses: Sequence[RunStatus]) -> list[RunStatus]:

@@ -20,7 +20,7 @@ from trnslurm.rundir import PREPARE, read_file, read_json, seconds_of
 from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.phase import FINAL
-from trnslurm.runs.run import Attempt, Record, RunDir, counting, latest_metrics
+from trnslurm.runs.run import Attempt, Record, RunDir, counting, latest_values
 from trnslurm.runs.status import RunStatus, statuses_of
 
 TRAIN = "train"
@@ -213,7 +213,7 @@ class History(Frozen, kw_only=False):
     @cached_property
     def last(self) -> dict[str, float]:
         """What it said last of each of its numbers."""
-        return latest_metrics(self.steps)
+        return latest_values(self.steps)
 
     def series(self, name: str) -> list[Point]:
         """Return one of its numbers, wherever it was told."""

@@ -247,7 +247,7 @@ def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def latest_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the latest value of each metric; a metric whose latest value is not finite is absent.
 
     Step counters and times are not metrics.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
-from trnslurm.runs.run import RunDir, latest_metrics
+from trnslurm.runs.run import RunDir, latest_values
 from trnslurm.runs.status import RunStatus, statuses_of
 
 _BY_DEFAULT = ("eval_loss", "loss")
@@ -60,7 +60,7 @@ def standing_of(
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
-    found = [latest_metrics(run.steps()) for run in runs]
+    found = [latest_values(run.steps()) for run in runs]
     asked = highest or lowest
     names = [asked] if asked else _BY_DEFAULT
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
