@@ -5,7 +5,7 @@ import pwd
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from trnslurm.config.script import Launcher
 from trnslurm.config.search import RUN_ROOT
@@ -15,44 +15,51 @@ Device = Literal["neuron", "xla-cpu", "cpu", "cuda", "xla-cuda"]
 """What a worker computes on: xla-cuda is torch_xla on GPUs, xla-cpu on the host's CPU."""
 
 
+# Marks of a key, as in trnslurm/train/settings.py.
+Value = TypeVar("Value")
+NotNegative = Annotated[Value, "at least 0"]
+Positive = Annotated[Value, "at least 1"]
+NotEmpty = Annotated[Value, "not empty"]
+
+
 class Slurm(Frozen):
     """The settings of the `#SBATCH` header and of the srun line."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    reservation: str | None = None
-    time_min: int | None = None
+    partition: NotEmpty[str | None] = None
+    account: NotEmpty[str | None] = None
+    qos: NotEmpty[str | None] = None
+    constraint: NotEmpty[str | None] = None
+    reservation: NotEmpty[str | None] = None
+    time_min: Positive[int | None] = None
     """Time limit in minutes; None: the plan's estimate plus a quarter."""
-    max_time_min: int | None = None
+    max_time_min: Positive[int | None] = None
     """The partition's own limit; longer requests are refused before submission."""
-    max_nodes: int | None = None
-    cpus_per_task: int | None = None
+    max_nodes: Positive[int | None] = None
+    cpus_per_task: Positive[int | None] = None
     """CPUs for the one task per node; None: all vCPUs of the instance type."""
-    gpus_per_node: int | None = None
+    gpus_per_node: NotNegative[int | None] = None
     """None: all GPUs of a GPU type. Neuron devices are no GRES: use `exclusive`."""
     exclusive: bool = True
     requeue: bool = True
     """Let Slurm restart the job after a node failure; training also requeues itself."""
-    stop_before_s: int = 300
+    stop_before_s: NotNegative[int] = 300
     """Seconds before the time limit at which training saves, ends and is requeued: more than a
     save takes, at most a fifth of the limit. Slurm may signal up to a minute early. 0: never."""
-    max_crashes: int = 3
+    max_crashes: Positive[int] = 3
     """Crashes in a row without a new checkpoint after which training gives up."""
-    exclude_hours: float = 24.0
+    exclude_hours: NotNegative[float] = 24.0
     """Hours for which requeued training avoids a node that was found bad; 0: never."""
-    srun_wait_s: int = 60
+    srun_wait_s: NotNegative[int] = 60
     """How long srun waits for the other nodes after the first one succeeds."""
     sbatch: tuple[str, ...] = ()
     """Other sbatch options, such as `--mail-type=FAIL`; each is in the file."""
-    bin_dir: str | None = None
+    bin_dir: NotEmpty[str | None] = None
     """Directory of sbatch, srun, squeue, scontrol, if they are not on PATH."""
-    data_partition: str | None = None
+    data_partition: NotEmpty[str | None] = None
     """Partition of `data prepare --submit`; None: the same nodes as training."""
-    data_cpus: int = 8
+    data_cpus: Positive[int] = 8
     """CPUs of a data job, one process each."""
-    data_time_min: int = 240
+    data_time_min: Positive[int] = 240
     """Time limit of a data job in minutes, never above max_time_min."""
 
 
@@ -60,16 +67,16 @@ class Container(Frozen):
     """The image in which a job runs on its nodes. It needs bash and a Python for the workers; the
     programs that supervise the job run on the host."""
 
-    image: str | None = None
+    image: NotEmpty[str | None] = None
     """A name, a URI, or a file's absolute path, as `runtime` takes it. None: no container."""
     runtime: Literal["pyxis", "apptainer", "podman"] = "pyxis"
     """The program that starts the container: a plugin of srun, or a command on each node."""
     mounts: tuple[str, ...] = ()
     """Directories and files of the nodes besides the run and its data: HOST, HOST:INSIDE or
     HOST:INSIDE:ro."""
-    workdir: str | None = None
+    workdir: NotEmpty[str | None] = None
     """A custom script's working directory in the image; None: the run's copy of its project."""
-    python: str = "python3"
+    python: NotEmpty[str] = "python3"
     """The image's Python."""
 
 
@@ -97,24 +104,24 @@ class Cluster(Frozen):
     """auto: the instance type's, or another of the same hardware that the recipe supports."""
     prefer_preset: str | None = None
     """Default preset for recipes that have one of this name."""
-    workers_per_node: int | None = None
+    workers_per_node: Positive[int | None] = None
     """None: one per core or GPU of the instance type."""
-    run_root: str = RUN_ROOT
+    run_root: NotEmpty[str] = RUN_ROOT
     """Parent of all run directories, on a file system that all nodes share."""
-    data_root: str = "~/trnslurm-data"
+    data_root: NotEmpty[str] = "~/trnslurm-data"
     """Parent of prepared data (recipes' `data.path`), on a file system that all nodes share."""
     group_readable: bool = False
     """true: run directories are 0750 instead of 0700."""
     activate: tuple[str, ...] = ()
     """Shell lines that activate the nodes' Python environment."""
-    python: str = "python3"
+    python: NotEmpty[str] = "python3"
     """Interpreter of that environment; an absolute path on a real cluster."""
-    stage_python: str | None = None
+    stage_python: NotEmpty[str | None] = None
     """A directory on each node's own disk, to which the environment of `python` is copied before
     workers start; None: workers import from the environment itself."""
     neuron_sdk: Literal["2.29.1", "2.31.1"] = "2.29.1"
     """The release of AWS's Neuron SDK in that environment; `env check` compares."""
-    compile_cache: str | None = None
+    compile_cache: NotEmpty[str | None] = None
     """Compiled graphs: a directory on the shared file system, or for Neuron an s3:// URL."""
     compile_layout: Literal["shared", "per-host"] = "shared"
     """One cache for all nodes, or a subdirectory per host name."""
@@ -128,7 +135,7 @@ class Cluster(Frozen):
     """The image of every job on this cluster, or the way to start a recipe's image."""
     notify: Notify = field(default_factory=Notify)
     """Who gets messages about every run on this cluster."""
-    ask_above_node_hours: float | None = None
+    ask_above_node_hours: NotNegative[float | None] = None
     """Above this many node-hours, submit asks for confirmation or --yes."""
     slurm: Slurm = field(default_factory=Slurm)
     instance_types: Mapping[str, Any] = field(default_factory=dict)
@@ -153,11 +160,11 @@ class Batch(Frozen):
 
     mode: Literal["fixed", "per_worker"] = "fixed"
     """A global batch that is the same on any number of nodes, or a batch for each worker."""
-    global_batch: int | None = None
+    global_batch: Positive[int | None] = None
     """Samples per optimizer step (mode fixed)."""
-    per_worker: int | None = None
+    per_worker: Positive[int | None] = None
     """Samples per worker and optimizer step (mode per_worker)."""
-    micro_batch: int = 1
+    micro_batch: Positive[int] = 1
     """Samples per worker in one forward and backward pass."""
     allow_idle: bool = False
     """Accept more workers than there are micro-batches in a step."""
@@ -172,13 +179,13 @@ class BertShards(Frozen):
     """Fraction of a sample's tokens to mask."""
     whole_words: bool = False
     """Mask all tokens of a word or none."""
-    dupe_factor: int = 5
+    dupe_factor: Positive[int] = 5
     """Passes over the text, each with different pairs and masks."""
-    seed: int = 12345
+    seed: NotNegative[int] = 12345
     """The random seed of pairs and masks."""
-    shards: int | None = None
+    shards: Positive[int | None] = None
     """Number of training shards; None: the size of the text decides."""
-    test_shards: int = 1
+    test_shards: NotNegative[int] = 1
     """Number of shards of held-out documents, for evaluation."""
     wrapped: bool = False
     """The lines of `data.text` are wrapped: a line's end does not end a sentence."""
@@ -189,14 +196,14 @@ class LabelledRows(Frozen):
 
     text: tuple[str, ...] = ()
     """The text column, or two for pairs; empty: the task's, else `text`."""
-    label: str | None = None
+    label: NotEmpty[str | None] = None
     """The label column; None: the task's, else `label`."""
     labels: tuple[str, ...] = ()
     """Label names in numeric order; empty: the task's, else those in the rows."""
-    task: str | None = None
+    task: NotEmpty[str | None] = None
     """A GLUE task, which sets columns, labels and metrics, or ner: a list of words and one of their
     labels; None: `data.dataset_config` if the dataset is GLUE."""
-    eval: str | None = None
+    eval: NotEmpty[str | None] = None
     """Evaluation rows, in the recipe's directory; None: a share of `data.text`."""
 
 
@@ -207,17 +214,17 @@ class Data(Frozen):
     """Files of token ids, shards of samples for BERT's pretraining, or labelled samples."""
     path: str = ""
     """Prepared data, or a text file, below the profile's data_root; empty: the job has its own."""
-    dataset: str | None = None
+    dataset: NotEmpty[str | None] = None
     """A dataset on the Hugging Face Hub, for `data fetch`."""
-    dataset_config: str | None = None
+    dataset_config: NotEmpty[str | None] = None
     """The dataset's configuration on the Hub."""
-    text: str | None = None
+    text: NotEmpty[str | None] = None
     """A text file in the recipe's directory, prepared if there is no dataset."""
-    tokenizer: str | None = None
+    tokenizer: NotEmpty[str | None] = None
     """A model on the Hub whose tokenizer to use, a tokenizer.json, or train:V to train one."""
-    model: str | None = None
+    model: NotEmpty[str | None] = None
     """A model on the Hub, whose weights `data fetch` downloads for `train.init_from`."""
-    samples: int | None = None
+    samples: Positive[int | None] = None
     """Samples in one pass over the training data, from which `plan` knows where `train.epochs`
     ends; None: unknown."""
     holdout: float | None = None
@@ -309,11 +316,11 @@ class Recipe(Frozen):
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None
     """The preset when none is chosen."""
-    seq_len: int = 0
+    seq_len: NotNegative[int] = 0
     """Tokens per sample; 0: unknown."""
-    steps: int = 1
+    steps: Positive[int] = 1
     """Optimizer steps in the whole run."""
-    seed: int = 1234
+    seed: NotNegative[int] = 1234
     """The random seed."""
     precision: Literal["fp32", "mixed", "bf16"] = "fp32"
     """mixed: autocast to bf16; bf16: parameters and gradients, too."""

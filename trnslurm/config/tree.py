@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
@@ -72,7 +72,23 @@ def _fields_of(cls: type) -> Mapping[str, Any]:
     if any(isinstance(hint, str) for hint in hints.values()):
         every = get_type_hints(cls)
         hints = {name: every[name] for name in hints}
-    return types.MappingProxyType(hints)
+    return types.MappingProxyType({name: _bare(hint) for name, hint in hints.items()})
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+@functools.cache
+def marks_of(cls: type) -> Sequence[tuple[str, str]]:
+    """Return (dotted key, mark) for every mark in the annotations of a dataclass."""
+    found: list[tuple[str, str]] = []
+    for field in dataclasses.fields(cls):
+        found += [(field.name, mark) for mark in getattr(field.type, "__metadata__", ())]
+        section: Any = _bare(field.type)
+        if hasattr(section, "__dataclass_fields__"):
+            found += [(f"{field.name}.{key}", mark) for key, mark in marks_of(section)]
+    return found
 
 
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:

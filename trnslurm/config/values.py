@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trnslurm.config.tree import flatten, lookup
+from trnslurm.config.schema import Cluster, Recipe
+from trnslurm.config.tree import flatten, lookup, marks_of
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import CHECKPOINTS
 
@@ -52,25 +53,6 @@ _IMAGE = r"[^\s$`\"\\.-][^\s$`\"\\]*"
 _URL = r"https?://[^/\s@]+/([^\s]*/)?[^/\s.][^/\s]*"
 LONGEST_MIN = 365 * 24 * 60
 """A year: the longest time limit. Slurm counts in 32 bits and overflows silently."""
-LEAST = {
-    "seq_len": 0, "steps": 1, "seed": 0, "ask_above_node_hours": 0, "workers_per_node": 1,
-    "slurm.cpus_per_task": 1, "slurm.gpus_per_node": 0, "slurm.srun_wait_s": 0,
-    "slurm.stop_before_s": 0, "slurm.max_crashes": 1, "slurm.exclude_hours": 0,
-    "slurm.time_min": 1, "slurm.max_time_min": 1, "slurm.max_nodes": 1, "slurm.data_cpus": 1,
-    "slurm.data_time_min": 1, "data.bert.dupe_factor": 1, "data.bert.seed": 0,
-    "data.bert.shards": 1, "data.bert.test_shards": 0, "batch.micro_batch": 1,
-    "batch.global_batch": 1, "batch.per_worker": 1, "data.samples": 1,
-}  # fmt: skip
-"""The least value of keys that are numbers."""
-_NOT_EMPTY = (
-    "python", "stage_python", "run_root", "data_root", "compile_cache", "slurm.partition",
-    "slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.bin_dir",
-    "slurm.data_partition", "data.dataset", "data.dataset_config", "data.text", "data.tokenizer",
-    "data.labelled.label", "data.labelled.task", "data.model", "data.labelled.eval",
-    "container.image", "container.workdir", "container.python",
-)  # fmt: skip
-
-
 _OF_A_SCRIPT: dict[str, Any] = {
     "arguments": [], "places": {}, "launcher": "torchrun", "launcher_arguments": [], "links": [],
     CHECKPOINTS: "",
@@ -81,18 +63,18 @@ def check_values(tree: Mapping[str, Any]) -> None:
     """Refuse a resolved tree with a value that must not reach a script."""
     check_cluster_values(tree)
     _check_environment("neuron.env", tree["neuron"]["env"])
-    for dotted, least in LEAST.items():
+    for dotted, mark in (*marks_of(Cluster), *marks_of(Recipe)):
         value = lookup(tree, dotted)
-        if value is not None and not value >= least:  # also true of nan
-            raise ConfigError(f"{dotted} is {value}; it must be at least {least}")
+        if mark == "not empty" and value == "":
+            raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
+        least = mark.removeprefix("at least ")
+        if least != mark and value is not None and not value >= int(least):  # also true of nan
+            raise ConfigError(f"{dotted} is {value}; it must be {mark}")
     for dotted in ("slurm.time_min", "slurm.data_time_min"):
         if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
             raise ConfigError(
                 f"{dotted} is {value}: more than a year; it must be at most {LONGEST_MIN}"
             )
-    for dotted in _NOT_EMPTY:
-        if lookup(tree, dotted) == "":
-            raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
     _check_script(tree)
     _check_data(tree)
     cache = tree["compile_cache"]

@@ -10,7 +10,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from trnslurm.config import Config, Recipe
 from trnslurm.config.tree import fields_of, lookup
-from trnslurm.config.values import LEAST
 from trnslurm.declared import WORDS, Field, read_declaration
 from trnslurm.frozen import Frozen
 from trnslurm.plan.values import SECTIONS, declarations, reader
@@ -54,12 +53,11 @@ def _of_class(cls: Any, prefix: str, config: Config) -> Iterator[Key]:
             yield from _of_class(hint, f"{dotted}.", config)
             continue
         words, choices = _accepted(hint)
-        least = LEAST.get(dotted)
         yield Key(
             key=dotted,
             type=words,
             choices=choices,
-            rules=() if least is None else (f"at least {least}",),
+            rules=declared.fields[name].marks,
             default=lookup(config.tree, dotted),
             help=declared.fields[name].help,
         )

@@ -1,7 +1,6 @@
 """What a cache holds: its keys with their sizes and last uses; and removing keys."""
 
 import contextlib
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -104,6 +103,8 @@ def remove(cache: Path, entry: CachedKey, kept: Iterable[CachedKey]) -> int:
         (cache / name).unlink(missing_ok=True)
         if directory not in (cache / name).parents:
             _remove_graph(cache, (cache / name).parent, shared)
+    import shutil  # the words for a key need none of this
+
     shutil.rmtree(directory)
     return freed
 
