@@ -153,6 +153,14 @@ def test_help_has_an_example(cli, name: str) -> None:
     assert f"trnslurm {name}".strip() in done.out.partition("Example:")[2]
 
 
+def test_help_of_data_prepare_groups_the_options_by_recipe(cli) -> None:
+    text = cli("data", "prepare", "--help").out
+    places = [
+        text.index(word) for word in ("Options:", "--force", "For recipes that", "--max-pred")
+    ]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("name", VERBS)
 def test_examples_in_the_help_parse(name: str) -> None:
     """Each example line is one that click accepts, with the options that it has today."""

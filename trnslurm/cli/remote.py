@@ -59,6 +59,10 @@ class _Sendable(click.Command):
         )
         self._command = command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options as the command itself does."""
+        self._command.format_options(ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run it, here or there."""
         if site := chosen_site(ctx.params.get("cluster"), ctx.params.get("path") or ()):
