@@ -115,7 +115,7 @@ def test_what_it_takes_is_said_first(site, fake_slurm, cli) -> None:
         "  1  1       5.0        10.0  $215\n"
         "  2  2       5.0        10.0  $215\n"
         "  3  3       5.0        10.0  $215\n\n"
-        "Graphs: not compiled ahead, as asked; training compiles them as it goes\n"
+        "Graphs: no precompile (--precompile never); training compiles them as it runs\n"
         "In all: about 30.0 node-hours, $645; at most 39.0 node-hours by the time limits\n"
     )
     site.profile(ask_above_node_hours=29)
@@ -244,7 +244,7 @@ def test_how_its_runs_stand(swept, fake_slurm, cli) -> None:
     assert "name one" in both.error
     assert "compare the runs of a sweep" in cli("status", "gpt-2", "--lowest", "loss").err
     alone = cli("status", "gpt-2").out
-    assert "of the sweep 20260101-000000-gpt, with seed=2\n" in alone
+    assert "in the sweep 20260101-000000-gpt, with seed=2\n" in alone
 
 
 def test_one_name_for_all(swept, fake_slurm, cli) -> None:

@@ -60,7 +60,7 @@ def test_runs_are_chosen_by_state_recipe_and_time(ended, cli) -> None:
     assert listed(cli("runs", "--since", "12h")) == [c.name]
     assert listed(cli("runs", "--limit", "2")) == [b.name, c.name]
     nobody = cli("runs", "--recipe", "nobody")
-    assert (nobody.code, nobody.out, nobody.err) == (0, "", "No run is like that\n")
+    assert (nobody.code, nobody.out, nobody.err) == (0, "", "No run matches\n")
     assert [r["run"] for r in json.loads(cli("runs", "--recipe", "bert_mrpc", "--json").out)] == [
         c.name
     ]
@@ -111,7 +111,7 @@ def test_what_is_removed_is_gone_and_nothing_else(ended, cli) -> None:
     assert dry.out.splitlines()[-1] == "1.0 MiB would be freed" and one.path.exists()
     refused = cli("rm", "1-a")
     assert (refused.code, refused.error) == (
-        1, "nobody to ask: pass --yes, or --dry-run to see only",
+        1, "no terminal to ask for confirmation: pass --yes or --dry-run",
     )  # fmt: skip
     assert one.path.exists()
     done = cli("rm", "1-a", "--yes")
@@ -130,10 +130,10 @@ def test_checkpoints_alone(ended, cli) -> None:
 
 def test_a_kept_run_stays(ended, cli) -> None:
     run = ended("1-a")
-    assert cli("keep", "1-a").out == "1-a is kept\n"
+    assert cli("keep", "1-a").out == "1-a is protected\n"
     assert cli("rm", "1-a", "--yes").error == "1-a is protected: trnslurm keep --undo 1-a"
     assert cli("rm", "--older-than", "1h", "--yes").out == "Nothing to remove\n"
-    assert "kept: " in cli("status", "1-a").out and run.path.exists()
+    assert "protected: " in cli("status", "1-a").out and run.path.exists()
     assert cli("keep", "--undo", "1-a").out == "1-a may be removed\n"
     assert cli("rm", "1-a", "--yes").code == 0 and not run.path.exists()
 

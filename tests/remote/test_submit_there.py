@@ -171,7 +171,7 @@ def test_which_host(login: Login, cli, monkeypatch) -> None:
     assert login.connections() == 1
     assert "expected HOST or USER@HOST" in cli("--on", "-oProxyCommand=x", "runs").error
     done = cli("--on", "login1", "submit", "gpt2_zero1", "--cluster", "local", "-n", "2")
-    assert "the profile local is of one machine without Slurm" in done.err
+    assert "the profile local is for one machine without Slurm" in done.err
 
 
 def test_a_profile_that_is_not_there_needs_no_host(login: Login, cli, monkeypatch) -> None:
@@ -283,7 +283,7 @@ def test_what_is_known_when_no_connection_comes_back(
     assert again.code == 0, again
     assert again.out.startswith("Submitted ")
     assert phases(fake_slurm) == ["precompile.sbatch", "train.sbatch"]
-    assert cli("reconnect").err == "No command's end is unknown\n"
+    assert cli("reconnect").err == "No command was interrupted\n"
 
 
 def test_logs_that_are_followed_lose_and_repeat_nothing(login: Login, cli, fake_slurm) -> None:

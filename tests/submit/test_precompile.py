@@ -122,7 +122,7 @@ def test_policies(graphs, facts, site, fake_slurm, cli) -> None:
         f"{facts['key']} of this recipe took)")  # fmt: skip
     assert dependencies(fake_slurm) == ["", "1001"]
     never = cli(*TOY, "--precompile", "never")
-    assert "not compiled ahead, as asked" in graphs_of(never)
+    assert "no precompile (--precompile never)" in graphs_of(never)
     assert dependencies(fake_slurm)[2:] == [""]
     assert not (site.runs()[-1].path / "precompile.sbatch").exists()
     assert cli(*TOY, "--precompile", "auto").code == 0

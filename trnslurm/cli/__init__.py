@@ -14,8 +14,8 @@ from click.shell_completion import CompletionItem
 from trnslurm import __version__
 from trnslurm.errors import TrnslurmError, did_you_mean
 
-# Command -> its module and what it does, in the order of the help text: a list of commands, or the
-# completion of a word, imports none of them.
+# Command -> its module and description, in the order of the help text. Listing or completing
+# commands imports none of the modules.
 _COMMANDS = {
     "recipes": ("plan", "List the recipes: the training jobs that can be submitted."),
     "show": ("plan", "Show the resolved configuration and its origins."),
@@ -24,21 +24,21 @@ _COMMANDS = {
     "submit": ("submit", "Submit a job: precompile if needed, then train."),
     "new": ("new", "Write a recipe for a custom script: jobs/NAME/recipe.yaml."),
     "data": ("data", "Fetch and prepare training data."),
-    "runs": ("runs", "List runs and their states, newest last, or those of one sweep."),
+    "runs": ("runs", "List runs, or the runs of one sweep, with their states, newest last."),
     "status": ("runs", "Show the state of a run or a sweep, and why."),
     "top": ("top", "Show runs live: progress, loss, speed, time left, last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print, draw or send the numbers of each step, or of a sweep's runs."),
-    "report": ("report", "Write a page about a run, or about several beside each other."),
-    "compare": ("compare", "Show where runs stand, and what differs in their configuration."),
+    "report": ("report", "Write a page about a run, or a page that compares several runs."),
+    "compare": ("compare", "Compare runs: their states, and what differs in their configuration."),
     "triage": ("triage", "Show which rank failed first, why, and what to do."),
-    "cancel": ("runs", "Cancel a run or a sweep, and what waits for it."),
+    "cancel": ("runs", "Cancel a run or a sweep, and the runs that wait for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
     "watch": ("resume", "Print each change of a run's state until it ends."),
     "exec": ("runs", "Run a command on a node of a running job."),
     "doctor": ("doctor", "Show why a run is not running, or check a cluster's nodes."),
     "note": ("rm", "Write a note about a run, or print it."),
-    "keep": ("rm", "Keep runs: `trnslurm rm` never removes them, or their checkpoints."),
+    "keep": ("rm", "Protect runs: `trnslurm rm` never removes them or their checkpoints."),
     "rm": ("rm", "Remove runs that have ended, or their checkpoints."),
     "export": ("export", "Write a checkpoint as a Hugging Face folder."),
     "compile": ("compile", "Show, check and prune compiled graphs."),
@@ -49,7 +49,7 @@ _COMMANDS = {
     "sandbox": ("sandbox", "Run a real Slurm cluster on this machine."),
     "completion": ("site", "Print the completion script of a shell."),
 }
-# Commands that are of this host wherever runs are, and `submit`, which sends its own.
+# Commands that always run on this host; `submit` sends the submission to the host of --on itself.
 _HERE = {
     "recipes",
     "show",
@@ -63,8 +63,8 @@ _HERE = {
 }
 _INTERRUPTED = 130
 _LONGEST = 2000
-# Python looks for garbage whenever it has made 700 objects more. Those of imports stay, and to look
-# through them takes a twentieth of a command's start.
+# By default Python collects garbage after every 700 new objects. Imports make many objects that
+# stay; looking through them takes 5% of a command's start.
 _OBJECTS = 50_000
 
 
@@ -134,11 +134,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         end_with(lambda: cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False))
     finally:
-        gc.freeze()  # Python would look through everything once more as it ends
+        gc.freeze()  # saves a last garbage collection at exit
 
 
 def end_with(command: Callable[[], object]) -> NoReturn:
-    """End with a command's result: errors are one line, and exit codes say whose they are."""
+    """Exit with a command's result; an error is one line, and has the code for its kind."""
     try:
         code = command()
     except TrnslurmError as error:
@@ -169,7 +169,7 @@ def _fail(message: str, code: int) -> NoReturn:
     from trnslurm.runs.foreign import printable
 
     line = " ".join(message.split())
-    if len(line) > _LONGEST:  # it quotes what somebody set; what to do stands at the end
+    if len(line) > _LONGEST:  # it quotes a long value; the end says what to do
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
     click.echo(f"error: {printable(line)}", err=True)
     sys.exit(code)

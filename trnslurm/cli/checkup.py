@@ -1,4 +1,4 @@
-"""doctor --run: submit the checkup, follow it, print what was found, write the report."""
+"""doctor --run: submit the checkup, follow it, print the findings, write the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_checkup(
     workspace: Workspace, cluster: str, nodes: int, *, timeout_s: float, report: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Check a cluster's nodes by a job that measures; return the code to exit with."""
+    """Check a cluster's nodes with a job that measures them; return the exit code."""
     profile = resolve_cluster(workspace, cluster)
     spec = make_spec_of_checkup(profile, cluster, str(workspace.cluster_file(cluster)), nodes)
     expected = expected_of(spec)
@@ -74,7 +74,7 @@ def run_checkup(
 
 
 def _wait(run: RunDir, timeout_s: float) -> RunStatus:
-    """Follow the job to its end, or cancel it if no nodes come in time."""
+    """Follow the job until it ends, or cancel it if Slurm gives it no nodes in time."""
     said = line_said = ""
     deadline = time.monotonic() + timeout_s
     for status in follow(run):
@@ -117,7 +117,7 @@ def _print(lines: Sequence[Line], expected: Expected, run: RunDir) -> None:
 def _write_report(
     file: Path, whole: dict[str, object], run: RunDir, expected: Expected, found: Found
 ) -> None:
-    """Write what a bug report needs: no environment, no names of hosts, users and directories."""
+    """Write a bug report, without environment and names of hosts, users and directories."""
     text = json.dumps(whole)
     names = {str(run.path): "RUN", str(run.path.parent): "ROOT", str(Path.home()): "HOME"}
     names |= {run.name: "RUN", getpass.getuser(): "USER"}

@@ -16,7 +16,7 @@ from trnslurm.report.tables import differing, tables_of_many
 @path_option
 @json_option
 def compare_command(runs: tuple[str, ...], path: tuple[str, ...], as_json: bool) -> None:
-    """Show where runs stand, and what differs in their configuration.
+    """Compare runs: their states, and what differs in their configuration.
 
     Curves side by side are in `trnslurm report`.
 

@@ -68,8 +68,8 @@ def key_command(
 ) -> None:
     """Show the key of a job's graphs: jobs with the same key share them.
 
-    The key includes package versions, for which the cluster's Python on this host is asked; on a
-    host without it, the key is known only on the cluster. --diff exits with 1 if there are
+    The key includes package versions of the cluster's Python. On a host without that Python, the
+    key is known only on the cluster. --diff exits with 1 if there are
     differences, like diff.
 
     \b
@@ -122,12 +122,12 @@ def _show_differences(job: JobOptions, words: tuple[str, str], *, as_json: bool)
             click.echo(f"{name}: {_word(name, old)} -> {_word(name, new)}")
     for word, source in zip(words, (a, b), strict=True):
         if source.unknown:
-            click.echo(f"note: versions not compared: those of {word}: {source.unknown}", err=True)
+            click.echo(f"note: versions not compared: {word}: {source.unknown}", err=True)
     return 1 if found else 0
 
 
 def _all_of(source: GraphSource, other: GraphSource) -> dict[str, Any]:
-    """Return the ingredients, with the versions if both are known."""
+    """Return the ingredients of the key, with the package versions if both sides know them."""
     if source.unknown or other.unknown:
         return dict(source.ingredients)
     return {**source.ingredients, "versions": source.versions}
@@ -210,7 +210,7 @@ def gc_command(
 ) -> None:
     """Remove unused compiled graphs from a cluster's cache.
 
-    Graphs that an unfinished run compiles or needs are kept.
+    Graphs that an unfinished run compiles or needs are not removed.
 
     \b
     Example:

@@ -55,7 +55,7 @@ def doctor_command(
 ) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
-    They are checked as a job does when it starts. --run is for a new cluster, image or instance
+    The checks are those of a starting job. --run is for a new cluster, image or instance
     type: a small job over all nodes measures limits, EFA, versions, the compile cache and the
     collectives, in at most five minutes once it runs.
     The report of --report names no host, user or directory.
@@ -83,7 +83,7 @@ def doctor_command(
     if (name := cluster or workspace.cluster) is None:
         raise click.UsageError("doctor needs a RUN, or --cluster NAME")
     if measure:
-        from trnslurm.cli.checkup import run_checkup  # which needs all that submit needs
+        from trnslurm.cli.checkup import run_checkup  # imports all that submit needs
 
         sys.exit(
             run_checkup(

@@ -73,7 +73,7 @@ def export_command(
     """Write a checkpoint as a Hugging Face folder.
 
     from_pretrained reads it. The command runs on this host with the Python of the run's cluster,
-    and needs no device. With --recipe, RUN is a checkpoint file from elsewhere, such as
+    and needs no device. With --recipe, RUN is a checkpoint file of another program, such as
     ckpt_28125.pt of AWS's BERT tutorial.
 
     \b

@@ -1,4 +1,4 @@
-"""Report runs that were started, and follow them: a progress bar on a terminal, else lines."""
+"""Report started runs, and follow them with a progress bar on a terminal, else with lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 def report_started(runs: Sequence[RunDir], console: Console, extras: Sequence[RunDir] = ()) -> None:
-    """Print the runs and their jobs, and follow them if asked to; extras are not followed."""
+    """Print runs and extras with their jobs; follow the runs if the console says so."""
     local = runs[0].record().scheduler == "local"
     group = runs[0].record().group
     if console.as_json:
@@ -48,7 +48,7 @@ def _facts(run: RunDir, *, local: bool) -> dict[str, Any]:
 
 
 def _follow_all(runs: Sequence[RunDir], *, local: bool, quiet: bool) -> int:
-    """Follow one run after another; of a chain, those after a failed one end with it."""
+    """Follow one run after another; in a chain, a failure ends the runs that wait for it."""
     worst = 0
     for number, run in enumerate(runs):
         if len(runs) > 1 and (values := run.record().values):
@@ -100,7 +100,7 @@ def _with_bar(run: RunDir, steps: int) -> RunStatus:
         for status in follow(run):
             last = status
             bar.label = status.state.lower()
-            # A run may have fewer steps than the plan: those of its epochs.
+            # Epochs may make a run shorter than planned.
             bar.length = int(status.metrics.get("steps", steps))
             done = int(status.metrics.get("step", 0))
             bar.update(max(0, done - bar.pos), status.metrics)
@@ -124,7 +124,7 @@ def _with_lines(run: RunDir) -> RunStatus:
 
 
 def _with_log(run: RunDir) -> RunStatus:
-    """Show the states of a run without steps, and the progress lines of its log."""
+    """Show a run without steps: its states, and the progress lines in its log."""
     said, line_said = "", ""
     last: RunStatus | None = None
     for status in follow(run):
@@ -139,7 +139,7 @@ def _with_log(run: RunDir) -> RunStatus:
 
 
 def say_state(status: RunStatus, said: str) -> str:
-    """Print the state unless it was printed last or will be reported at the end."""
+    """Print the state, unless it is unchanged or final (reported at the end)."""
     word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
     if word != said and not status.final:
         click.echo(word, err=True)
@@ -166,7 +166,7 @@ def _figures(metrics: dict[str, Any] | Any | None) -> str:
 def _scores(metrics: Mapping[str, Any]) -> str:
     """Return the results of the evaluation after a step, if there was one."""
     found = {k.removeprefix("eval_"): v for k, v in metrics.items() if k.startswith("eval_")}
-    found.pop("s", None)  # the seconds that it took
+    found.pop("s", None)  # seconds of the evaluation
     return "  ".join(f"{name} {figure(value, '.4f')}" for name, value in found.items())
 
 

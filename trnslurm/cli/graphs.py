@@ -16,18 +16,18 @@ from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
 
 if TYPE_CHECKING:
-    from trnslurm.submit.precompile import Need  # plan needs nothing of submit
+    from trnslurm.submit.precompile import Need  # plan imports no submit
 
 _SHORT_HOURS = 1 / 6
 
 
 def graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about one job; empty if nothing is compiled ahead."""
+    """Return the line about one job's graphs; empty if the job needs no precompile."""
     key, manifest = need.compiled.key, need.compiled.manifest
     if need.decision == "none":
         return ""
     if need.decision == "never":
-        return "Graphs: not compiled ahead, as asked; training compiles them as it goes"
+        return "Graphs: no precompile (--precompile never); training compiles them as it runs"
     if need.decision == "warm" and manifest:
         return (
             f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
@@ -39,14 +39,14 @@ def graphs_line(need: Need, cache: CompileCache) -> str:
         return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
     if need.decision == "before":
         known = f" (key {key})" if key else ""
-        return f"Graphs: the same as those of a run before it{known}, so no precompile job"
+        return f"Graphs: compiled by another run of this submission{known}, so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
     return f"Graphs: {need.compiled.words}; precompile first{cost and f', {cost}'}"
 
 
 def elastic_graphs_line(need: Need, cache: CompileCache) -> str:
-    """Return the line about a node count on which a run may continue later."""
+    """Return the line about a node count of --elastic."""
     where = f"Graphs on {count(need.job.nodes, 'node')}"
     if need.decision == "compiling" and need.other:
         return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
@@ -59,7 +59,7 @@ def elastic_graphs_line(need: Need, cache: CompileCache) -> str:
 def expected_cost(
     cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
 ) -> str:
-    """Return what a compilation would cost and how we know; empty if nothing is known."""
+    """Return the expected cost of a compilation and its source; empty if unknown."""
     if like := cache.most_alike(ingredients):
         cost = _nodes_time(compile_hours(like), nodes)
         return f"about {cost} (as key {like.key} of this recipe took)"
@@ -90,7 +90,7 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
 
 
 def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
-    """Return the same for one node count as JSON; null is unknown here."""
+    """Return the state of the graphs on one node count for --json; null: unknown on this host."""
     if "precompile" not in spec.phases:
         return {"graphs": None}
     if cache.unknown:
@@ -103,7 +103,7 @@ def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> di
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
     """Return the ingredients of a job's graph key."""
-    from trnslurm.render.job import render_job  # where no key is known, nothing is rendered
+    from trnslurm.render.job import render_job  # imported only when something is rendered
 
     bundle = render_job(spec, workspace.template_dirs())
     return dict(json.loads(bundle.files[INGREDIENTS]))
@@ -124,7 +124,7 @@ def _nodes_time(hours_each: float, nodes: int) -> str:
 
 
 def origin(manifest: GraphManifest) -> str:
-    """Return which run compiled it, if its manifest says so."""
+    """Return which run compiled the graphs, if the manifest says so."""
     run = str(manifest.made.get("run", ""))
     return f", by {Path(run).name}" if run else ""
 

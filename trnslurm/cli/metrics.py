@@ -72,7 +72,7 @@ def metrics_command(
 ) -> None:
     """Print, draw or send the numbers of each step, or of a sweep's runs.
 
-    What a later attempt has done again is left out, so that every step is there once. --json prints
+    Steps that a later attempt repeated are shown once. --json prints
     all steps and all numbers.
 
     --to sends them to Weights & Biases or MLflow, each step once, however often it is called.
@@ -89,7 +89,7 @@ def metrics_command(
         raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
     directory, *others = runs = find_runs(run, run_roots(workspace_of(path)))
     if to:
-        from trnslurm.trackers.send import send  # other uses need less
+        from trnslurm.trackers.send import send  # only --to needs this import
 
         if others and follow:
             raise click.UsageError("--follow is for one run, and these are several")
@@ -111,7 +111,7 @@ def metrics_command(
     if not steps:
         how = ""
         if directory.project_file.exists():
-            how = "; a custom script tells them by trnslurm.report(), see docs/scripts.md"
+            how = "; a custom script reports them by trnslurm.report(), see docs/scripts.md"
         raise RunError(f"{directory.name} has told no steps: trnslurm status {directory.name}{how}")
     columns = _columns(directory, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
@@ -129,7 +129,7 @@ def _given(option: str) -> bool:
 
 
 def _plot(run: RunDir, key: str, lines: int | None) -> None:
-    """Draw a number over the steps; marks are where attempts begin."""
+    """Draw a metric over the steps; marks show where attempts begin."""
     steps = run.steps()
     told = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
     if not told:
@@ -155,12 +155,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def _metrics_of_sweep(runs: Sequence[RunDir], *, as_json: bool) -> None:
-    """Print the last numbers of each run of a sweep; as JSON all, by its name."""
+    """Print the latest metrics of each run of a sweep; as JSON all steps, by run name."""
     steps = {run.name: run.steps() for run in runs}
     if as_json:
         echo_json(steps)
         return
-    # What is said now and then, such as held-out numbers, is what was said last.
+    # Metrics that are not in every step, such as held-out ones, have their latest value.
     last = [{k: v for step in each for k, v in step.items()} for each in steps.values()]
     columns = _columns(runs[0], last, last)
     rows = [
@@ -173,9 +173,9 @@ def _metrics_of_sweep(runs: Sequence[RunDir], *, as_json: bool) -> None:
 def _columns(
     run: RunDir, steps: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
-    """Return the numbers to show, and how each is written."""
+    """Return the metrics to show, and the format of each."""
     columns = {name: form for name, form in _COLUMNS.items() if any(name in s for s in steps)}
-    if run.project_file.exists():  # a custom script names its numbers itself
+    if run.project_file.exists():  # a custom script chooses its metrics' names
         known = {*columns, "steps", "time"}
         more = {name: ".4g" for step in shown for name in step if name not in known}
         columns |= dict(list(more.items())[:_MOST_OWN])

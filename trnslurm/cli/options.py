@@ -17,7 +17,7 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import group_of, list_runs
 
 Command = Callable[..., Any]
-# The shell puts a completed word in as it is, and a run root may be everybody's.
+# The shell inserts a completed word unquoted, and others may write to a run root.
 _HARMLESS = r"\w[\w.-]*"
 
 
@@ -33,7 +33,7 @@ def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any
 
 
 def _recipe_of(workspace: Workspace, ctx: click.Context) -> str | None:
-    # While an option has no value yet, click leaves the recipe among the unparsed words.
+    # While an option still lacks its value, click leaves the recipe unparsed.
     words = [ctx.params.get("recipe"), *ctx.args]
     return next((w for w in words if w in workspace.recipes()), None)
 
@@ -48,7 +48,7 @@ def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
 def _complete_setting(
     ctx: click.Context, param: click.Parameter, word: str
 ) -> list[CompletionItem]:
-    """Complete a key of the recipe, and after it a value where there are choices."""
+    """Complete a key of the recipe, and its value where there are choices."""
     from trnslurm.config import flatten, resolve
     from trnslurm.plan.keys import keys_of
 
@@ -197,7 +197,7 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
 
 
 def config_options(command: Command) -> Command:
-    """Add the options that choose a configuration: recipe's preset, cluster, single keys."""
+    """Add the options that choose a configuration: preset, cluster, single keys."""
     return functools.reduce(lambda c, option: option(c), reversed(_CONFIG_OPTIONS), command)
 
 

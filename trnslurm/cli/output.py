@@ -1,4 +1,4 @@
-"""Print results: remarks, JSON, aligned tables."""
+"""Print remarks, JSON and aligned tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recipes, clusters, show, plan: what there is, and what it would take."""
+"""recipes, clusters, show, plan: list recipes and profiles, and plan a job."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of
 
-_SHOWN_CHARS = 60  # of a value in a table; --json has all of it
-_NARROW = 20  # where much stands beside it
+_SHOWN_CHARS = 60  # longest value in a table; --json has all
+_NARROW = 20  # the same in a table with many columns
 
 
 @click.command("recipes")
@@ -105,7 +105,7 @@ def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
 def _listed(
     found: Mapping[str, Path], facts: Callable[[Path], tuple[Any, ...]]
 ) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return names and facts of what can be read, and the errors of the rest."""
+    """Return names and facts of the readable files, and the errors of the others."""
     rows: list[tuple[Any, ...]] = []
     broken = []
     for name, path in sorted(found.items()):
@@ -165,7 +165,7 @@ def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None
     asked = source is not click.core.ParameterSource.DEFAULT
     found = make_plan(job, parse_nodes(nodes), Terminal())
     refused = [(n, str(error)) for n, error in found.refused.items()]
-    if as_json:  # what is compiled costs imports that the other commands here need not
+    if as_json:  # slow to import; only plan needs it
         from trnslurm.cli.graphs import graphs_facts
         from trnslurm.cluster.cache import CompileCache
 

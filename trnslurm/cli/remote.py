@@ -1,4 +1,4 @@
-"""--on, reconnect: commands that run on another host, and what is there to do here."""
+"""--on, reconnect: run commands on another host, and do the local part of some of them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from trnslurm.cli.output import say
 from trnslurm.errors import RemoteError
 from trnslurm.remote.place import Site, choose_site, templates_of
 
-# What cannot be done from elsewhere, and what to do.
+# Commands that --on cannot run, and what to do instead.
 _REFUSED = {
-    "sandbox": "a sandbox is of the machine that it is started on: run it there, or leave out --on",
+    "sandbox": "a sandbox runs on one machine: log in to that machine, or leave out --on",
     "top": "`trnslurm watch RUN` or `trnslurm logs RUN -f` shows the same",
     "data": "data is prepared where it is used: log in there, `pip install trnslurm`, and run it",
-    "compile key": "`trnslurm submit --dry-run` says the key that the cluster's Python has",
+    "compile key": "`trnslurm submit --dry-run` shows the key with the cluster's Python",
 }
-# Commands that change nothing: they may be asked again, and end when nobody looks any more.
+# Read-only commands: they may be sent again, and end when the output is no longer read.
 _SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "doctor", "report"}
 _HOST_LINE = r"(?im)^\s*host\s+(.+)$"
 
 
 def chosen_site(cluster: str | None, path: Sequence[str]) -> Site | None:
-    """Return the host that this command line is for; None: this one."""
+    """Return the host on which this command line runs; None: this host."""
     return choose_site(click.get_current_context().find_root().params.get("on"), cluster, path)
 
 
 def sendable(command: click.Command) -> click.Command:
-    """Return a command that runs on the chosen host, if that is another one."""
+    """Return a command that runs on the chosen host."""
     if isinstance(command, click.Group):
         group = copy.copy(command)
         group.commands = {name: sendable(each) for name, each in command.commands.items()}
@@ -46,7 +46,7 @@ def sendable(command: click.Command) -> click.Command:
 
 
 class _Sendable(click.Command):
-    """A command with the options of another one; what is asked for is checked here."""
+    """Parses a command's options on this host, and runs the command on the chosen host."""
 
     def __init__(self, command: click.Command) -> None:
         super().__init__(
@@ -64,7 +64,7 @@ class _Sendable(click.Command):
         self._command.format_options(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it, here or there."""
+        """Run the command on the chosen host."""
         if site := chosen_site(ctx.params.get("cluster"), ctx.params.get("path") or ()):
             sys.exit(_send(site, ctx))
         ctx.command = self._command
@@ -76,7 +76,7 @@ def _send(site: Site, ctx: click.Context) -> int:
     for refused in (names[0], " ".join(names)):
         if refused in _REFUSED:
             raise RemoteError(
-                f"--on {site.place.host}: `{' '.join(names)}` does not work from elsewhere: "
+                f"--on {site.place.host}: `{' '.join(names)}` does not work with --on: "
                 f"{_REFUSED[refused]}"
             )
     if names == ["report"]:
@@ -100,7 +100,7 @@ def _send(site: Site, ctx: click.Context) -> int:
 
 
 def _words(ctx: click.Context) -> list[str]:
-    """Return the options and arguments that were given, as words that cannot be misread."""
+    """Return the given options and arguments in an unambiguous form."""
     words: list[str] = []
     arguments: list[str] = []
     for parameter in ctx.command.params:
@@ -113,7 +113,7 @@ def _words(ctx: click.Context) -> list[str]:
             arguments += map(str, values)
         elif isinstance(parameter, click.Option) and parameter.is_flag:
             words += [parameter.opts[-1]] if value else []
-        elif name == "report":  # a file that comes here
+        elif name == "report":  # the file is sent back
             words.append(f"{parameter.opts[-1]}={Path(str(value)).name}")
         else:
             words += [f"{parameter.opts[-1]}={each}" for each in values]
@@ -146,7 +146,7 @@ def ask_site(
 
 
 def answer_of(site: Site, argv: Sequence[str]) -> bytes:
-    """Return what a program of ours there answers; if it fails, end as it did."""
+    """Return the output of a program (@NAME) on the host; if it fails, exit with its code."""
     out = io.BytesIO()
     answer = ask_site(site, argv, shows=True, out=out)
     if answer.code:
@@ -155,7 +155,7 @@ def answer_of(site: Site, argv: Sequence[str]) -> bytes:
 
 
 def _attached(site: Site, words: Sequence[str]) -> int:
-    """Run a command that talks with this terminal; where it breaks, it ends."""
+    """Run an interactive command; it ends when the connection breaks."""
     from trnslurm.remote.launcher import own_launcher
     from trnslurm.remote.ssh import NO_LAUNCHER
 
@@ -167,23 +167,23 @@ def _attached(site: Site, words: Sequence[str]) -> int:
         answer_of(site, ["@hello"])
         code = subprocess.run(argv, check=False).returncode
     if code == 255:
-        raise RemoteError(f"{site.place.host}: the connection broke, and the command with it")
+        raise RemoteError(f"{site.place.host}: the connection broke, which ended the command")
     return code
 
 
 def _detect(site: Site, ctx: click.Context) -> int:
-    """Write the profile of the cluster there, here."""
+    """Write the profile of the remote cluster to this host."""
     from trnslurm.cli.site import write_profile
 
     words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
     facts = json.loads(answer_of(site, ["@profile", *words]))
-    facts["text"] += f"# The login node, from where this is.\nremote: {site.place.host}\n"
+    facts["text"] += f"# The login node, as this host reaches it.\nremote: {site.place.host}\n"
     write_profile(**{key: str(facts[key]) for key in ("name", "text", "warning")})
     return 0
 
 
 def _report(site: Site, ctx: click.Context) -> int:
-    """Write the page here, from what the runs there have told."""
+    """Write the report on this host from the records of the remote runs."""
     import tarfile
     import tempfile
 
@@ -201,7 +201,7 @@ def _report(site: Site, ctx: click.Context) -> int:
             with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
                 extract(tar, Path(directory))
         except tarfile.TarError as error:
-            raise RemoteError(f"{site.place.host}: what it sent of its runs: {error}") from None
+            raise RemoteError(f"{site.place.host}: damaged records of its runs: {error}") from None
         found = []
         for facts in json.loads(answer.files["statuses.json"]):
             run = RunDir(Path(directory, Path(facts["run"]).name))
@@ -233,13 +233,13 @@ def known_hosts() -> list[str]:
 
 
 @click.command("reconnect")
-@click.option("--forget", "forgetting", is_flag=True, help="Ask no more about such commands.")
+@click.option("--forget", "forgetting", is_flag=True, help="Forget these commands.")
 def reconnect_command(forgetting: bool) -> None:
     """Show what became of a command whose connection broke.
 
-    It runs on by itself on the other host, and is not started again there: what it printed is
-    shown from the beginning, and then what follows. What never arrived there is sent again.
-    With --forget nothing is asked or sent.
+    The command keeps running on the other host and is not started again: its output is shown from
+    the beginning. A request that never arrived is sent again. --forget only removes the local
+    record of the command.
 
     \b
     Example:
@@ -250,7 +250,7 @@ def reconnect_command(forgetting: bool) -> None:
 
     requests = unfinished()
     if not requests:
-        say("No command's end is unknown")
+        say("No command was interrupted")
         return
     worst = 0
     for request in requests:

@@ -1,4 +1,4 @@
-"""What a command line elsewhere asks of this host, besides commands: @submit, @checkpoint …"""
+"""The entry point on the host of --on: the command line, or a program such as @submit."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _LARGEST = 64 << 20
 
 
 def main() -> NoReturn:
-    """Be the command line, or one of these programs (@NAME)."""
+    """Run the command line, or one of these programs (@NAME)."""
     first, *words = sys.argv[2:]
-    os.environ["TRNSLURM_ON"] = ""  # it has arrived
+    os.environ["TRNSLURM_ON"] = ""  # this is the host of --on
     if first.startswith("@"):
         end_with(lambda: _PROGRAMS[first](words))
     run_command_line([first, *words])
 
 
 def _hello(words: Sequence[str]) -> None:
-    """Do nothing: the launcher is here now."""
+    """Do nothing: the launcher is installed by now."""
 
 
 def _submit(words: Sequence[str]) -> None:
-    """Submit what was sent: it is next to the working directory."""
+    """Submit the parcel, which is next to the working directory."""
     request = Path.cwd().parent
     parcel = unpack(request / "parcel", request)
     sys.argv = [*parcel.command]
@@ -55,7 +55,7 @@ def _submit(words: Sequence[str]) -> None:
 
 
 def _settle(words: Sequence[str]) -> None:
-    """Print where a run root of a profile is here, and the time for the names of new runs."""
+    """Print a profile's run root on this host, and the time stamp for the names of new runs."""
     root, stamp = SubmitHost().settle(words[0], words[1:])
     echo_json([str(root), stamp])
 
@@ -67,7 +67,7 @@ def _profile(words: Sequence[str]) -> None:
 
 
 def _checkpoint(words: Sequence[str]) -> None:
-    """Print the checkpoint that a word of --from names."""
+    """Print the checkpoint that a value of --from names."""
     from trnslurm.runs.result import find_checkpoint
 
     found = find_checkpoint(words[0], run_roots(workspace_of()))
@@ -75,7 +75,7 @@ def _checkpoint(words: Sequence[str]) -> None:
 
 
 def _histories(words: Sequence[str]) -> None:
-    """Leave what a report is made of in the working directory."""
+    """Write the files from which a report is made into the working directory."""
     from trnslurm.report.history import histories_of
 
     found = histories_of(words, run_roots(workspace_of()))
@@ -94,7 +94,7 @@ def _histories(words: Sequence[str]) -> None:
                 if file.is_file() and not file.is_symlink():
                     tar.add(file, f"{history.run.name}/{file.relative_to(files.path)}")
     if len(out.getvalue()) > _LARGEST:
-        raise RunError(f"what these {len(found)} runs have told is too much: name fewer")
+        raise RunError(f"the records of these {len(found)} runs are too large: name fewer runs")
     Path("runs.tar.gz").write_bytes(out.getvalue())
     Path("statuses.json").write_text(json.dumps([asdict(each.status) for each in found]))
 

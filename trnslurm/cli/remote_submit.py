@@ -1,4 +1,4 @@
-"""submit --on HOST: what the other host is asked before, and the submission that it is sent."""
+"""submit --on HOST: query the other host, then send the submission."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trnslurm.submit.submission import Submission
 
 
 class RemoteHost(SubmitHost):
-    """The host of --on, which submits."""
+    """The host of --on, which starts the submission."""
 
     remote = True
 
@@ -42,12 +42,12 @@ class RemoteHost(SubmitHost):
 def submit_remotely(
     site: Site, submission: Submission, command: Sequence[str], console: Console
 ) -> int:
-    """Send a submission, start it on the host, and return the code to exit with."""
+    """Send a submission, start it on the host, and return the exit code."""
     first = submission.job
     if first.local:
         raise RemoteError(
-            f"--on {site.place.host}: the profile {first.cluster} is of one machine without Slurm: "
-            "pass --cluster NAME"
+            f"--on {site.place.host}: the profile {first.cluster} is for one machine without "
+            "Slurm: pass --cluster NAME"
         )
     answer = ask_site(
         site,
@@ -58,5 +58,5 @@ def submit_remotely(
     )
     shown = console.dry_run or console.as_json or answer.code
     if not shown and click.get_current_context().find_root().params["on"]:
-        say(f"It is on {site.place.host}: `trnslurm --on {site.place.host} status last`")
+        say(f"Submitted on {site.place.host}: `trnslurm --on {site.place.host} status last`")
     return int(answer.code)

@@ -1,4 +1,4 @@
-"""report: a page about one run, or about several beside each other."""
+"""report: a page about one run, or a page that compares several."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trnslurm.runs.foreign import printable
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page to write.  [default: RUN.html]",
 )
-@click.option("--png", is_flag=True, help="Also write each figure as a PNG beside the page.")
+@click.option("--png", is_flag=True, help="Also write each figure as a PNG next to the page.")
 @path_option
 def report_command(
     runs: tuple[str, ...], output: Path | None, png: bool, path: tuple[str, ...]
 ) -> None:
-    """Write a page about a run, or about several beside each other.
+    """Write a page about a run, or a page that compares several runs.
 
     It is one HTML file that needs no network: curves, a timeline of attempts and what each cost,
-    the batch plan beside what ran, and the configuration. Several runs, or a sweep, are compared.
+    the batch plan and what ran, and the configuration. Several runs, or a sweep, are compared.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def report_command(
 def write_page(
     histories: Sequence[History], runs: Sequence[str], output: Path | None, *, pictures: bool
 ) -> None:
-    """Write the page of runs, by the name that was asked for or by their own."""
+    """Write the report of runs to `output`, or to a file named after the runs."""
     first = histories[0]
     name = "report"
     if len(runs) == 1:

@@ -46,20 +46,20 @@ def resume_command(
 ) -> None:
     """Resume a run or a sweep from its newest checkpoint.
 
-    Whatever ended a run that is not at its last step, it is submitted again in the same directory,
-    with the same code and configuration. Nothing of it may be running, and Slurm must say so. The
-    runs of a chain that wait for it are submitted too.
+    The run is submitted again in the same directory, with the same code and configuration, whatever
+    ended it before its last step. None of its jobs may be running, and Slurm must confirm that.
+    The runs of a chain that wait for it are submitted too.
 
-    With --nodes it goes on with another number of nodes: the global batch is kept, and graphs that
+    With --nodes it continues on another number of nodes with the same global batch; graphs that
     are not compiled for that number are compiled first.
 
-    A run that ended at train.stop_at goes on to its last step, or to that of --stop-at.
+    A run that ended at train.stop_at continues to its last step, or to the step of --stop-at.
 
-    --notify replaces whom the run tells of its end, as for submit; '' is nobody.
+    --notify replaces the receivers of the run's notifications, as for submit; '' removes them.
 
     A run that Slurm holds because its launch failed is released instead.
 
-    Of a sweep, all runs are resumed that have ended and did not complete.
+    In a sweep, all runs that ended without completing are resumed.
 
     \b
     Example:
@@ -115,8 +115,8 @@ def resume_command(
 def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[str, ...]) -> None:
     """Print each change of a run's state until it ends.
 
-    With --resume the run needs no attention: what Slurm does not recover from by itself is fixed,
-    and a training that ended before its last step is resumed. Ctrl-C leaves the run alone.
+    --resume also resumes a training that ended before its last step, and releases a job that Slurm
+    holds after a failed launch. Ctrl-C ends the watching, not the run.
 
     The exit code is 0 if the run completed, otherwise 1.
 
@@ -139,7 +139,7 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
             most=most,
         )
     except KeyboardInterrupt:
-        click.echo(f"\n{directory.name} is left alone: trnslurm status {directory.name}", err=True)
+        click.echo(f"\n{directory.name} continues: trnslurm status {directory.name}", err=True)
         sys.exit(INTERRUPTED)
     if status.mend:
         click.echo(f"next: {status.mend}")
@@ -147,7 +147,7 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
 
 
 def parse_every(text: str) -> float:
-    """Return the seconds of a time like 30s, 5m or 1h."""
+    """Return the seconds in a time such as 30s, 5m or 1h."""
     match = _EVERY.fullmatch(text)
     if not match or not float(match[1]):
         raise ConfigError(f"--every {text}: expected a time such as 30s, 5m or 1h")
@@ -155,7 +155,7 @@ def parse_every(text: str) -> float:
 
 
 def _done(done: Resumed) -> str:
-    """Return a line about what was done to continue a run."""
+    """Return a line that tells how a run was continued."""
     (run, *_) = done.runs
     if done.released:
         return f"Released job {', '.join(done.released)} of {run.name}"
@@ -163,7 +163,7 @@ def _done(done: Resumed) -> str:
 
 
 class _Timed(Terminal):
-    """Prints remarks with the time."""
+    """Prints remarks with a time stamp."""
 
     def tell(self, text: str) -> None:
         _say_when(text)

@@ -1,4 +1,4 @@
-"""rm, keep, note: runs in hand."""
+"""rm, keep, note: remove, protect and annotate runs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def rm_command(
 ) -> None:
     """Remove runs that have ended, or their checkpoints.
 
-    Runs are named, or chosen among all by age and size. Never removed are a run that may still run,
-    one that another run starts from, and one that is kept.
+    Name the runs, or choose them by age and size. A run is never removed if it may still run, if
+    another run starts from it, or if it is protected.
 
     \b
     Example:
@@ -89,7 +89,7 @@ def rm_command(
         click.echo("Nothing to remove")
         return
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise TrnslurmError("nobody to ask: pass --yes, or --dry-run to see only")
+        raise TrnslurmError("no terminal to ask for confirmation: pass --yes or --dry-run")
     if not as_json:
         header = ("run", "state", "ended", "size", "note")
         rows = [
@@ -116,7 +116,7 @@ def rm_command(
 @click.option("--undo", is_flag=True, help="Let it be removed again.")
 @path_option
 def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> None:
-    """Keep runs: `trnslurm rm` never removes them, or their checkpoints.
+    """Protect runs: `trnslurm rm` never removes them or their checkpoints.
 
     \b
     Example:
@@ -129,7 +129,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> No
         refuse_foreign(run.path, "keep")
     for run in found:
         run.write_record(replace(run.record(), kept=not undo))
-        click.echo(f"{run.name} may be removed" if undo else f"{run.name} is kept")
+        click.echo(f"{run.name} may be removed" if undo else f"{run.name} is protected")
 
 
 @click.command("note")

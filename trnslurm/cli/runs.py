@@ -47,19 +47,19 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
     "states",
     multiple=True,
     type=click.Choice(STATES, case_sensitive=False),
-    help="Show only those in this state; more than once: in one of these.",
+    help="Show only runs in this state; repeat for several states.",
 )
-@click.option("--recipe", metavar="NAME", help="Show only those of this recipe.")
+@click.option("--recipe", metavar="NAME", help="Show only runs of this recipe.")
 @click.option(
-    "--since", metavar="TIME", help="Show only those submitted since: 12h, 30d, 2026-11-21."
+    "--since", metavar="TIME", help="Show only runs submitted since TIME: 12h, 30d, 2026-11-21."
+)
+@click.option("--sort", metavar="METRIC", help="Sort by the latest value of METRIC, lowest first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Show at most N of these runs."
 )
 @click.option(
-    "--sort", metavar="METRIC", help="Sort by what they said last of METRIC, lowest first."
+    "--csv", "as_csv", is_flag=True, help="Print CSV, with the latest value of every metric."
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Show only so many of these."
-)
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with every number they said last.")
 @path_option
 @json_option
 def runs_command(
@@ -74,9 +74,9 @@ def runs_command(
     path: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """List runs and their states, newest last, or those of one sweep.
+    """List runs, or the runs of one sweep, with their states, newest last.
 
-    Where they are chosen by state, recipe, time or a number, it is among all runs.
+    A selection by state, recipe, time or metric looks at all runs.
 
     \b
     Example:
@@ -108,7 +108,7 @@ def runs_command(
     if not statuses:
         chosen = states or recipe or since or sort
         nothing = (
-            "No run is like that" if chosen else "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
+            "No run matches" if chosen else "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
         )
         click.echo(nothing, err=True)
         return
@@ -124,7 +124,7 @@ def runs_command(
 
 
 def _echo_csv(statuses: Sequence[RunStatus]) -> None:
-    """Print runs with every number that they said last."""
+    """Print runs with the latest value of every metric."""
     columns = (
         "run",
         "state",
@@ -149,8 +149,8 @@ def _echo_csv(statuses: Sequence[RunStatus]) -> None:
 
 @click.command("status")
 @run_argument
-@click.option("--lowest", metavar="METRIC", help="Of a sweep: the best has the lowest METRIC.")
-@click.option("--highest", metavar="METRIC", help="Of a sweep: the best has the highest METRIC.")
+@click.option("--lowest", metavar="METRIC", help="For a sweep: the best has the lowest METRIC.")
+@click.option("--highest", metavar="METRIC", help="For a sweep: the best has the highest METRIC.")
 @path_option
 @json_option
 def status_command(
@@ -158,8 +158,8 @@ def status_command(
 ) -> None:
     """Show the state of a run or a sweep, and why.
 
-    Of a run it is one word. The best run of a sweep has the lowest held-out loss, or the lowest
-    loss where nothing is held out, by what each run said last.
+    The state of a run is one word. The best run of a sweep has the lowest latest held-out loss, or
+    the lowest latest loss where nothing is held out.
 
     \b
     Example:
@@ -207,7 +207,7 @@ def status_command(
         click.echo(f"step {step}, loss {loss}")
     _say_attempts(status)
     if found:
-        from trnslurm.cli.triage import echo_finding  # a run that is well needs none of it
+        from trnslurm.cli.triage import echo_finding  # needed for failed runs only
 
         echo_finding(found)
     if status.mend:
@@ -215,14 +215,14 @@ def status_command(
     if status.note:
         click.echo(f"note: {status.note}")
     if status.kept:
-        click.echo("kept: trnslurm rm does not remove it")
+        click.echo("protected: trnslurm rm does not remove it")
     click.echo(f"run directory: {status.path}")
 
 
 def _say_chain(status: RunStatus) -> None:
-    """Print the runs before and after it in a chain, or its sweep."""
+    """Print the previous and the next run of its chain, or its sweep."""
     if status.group:
-        click.echo(f"of the sweep {status.group}, with {format_values(status.values)}")
+        click.echo(f"in the sweep {status.group}, with {format_values(status.values)}")
     if status.after:
         click.echo(f"starts from the result of {status.after}")
     if status.then:
@@ -230,7 +230,7 @@ def _say_chain(status: RunStatus) -> None:
 
 
 def _say_attempts(status: RunStatus) -> None:
-    """Print how many attempts there were, and how the last of them ended."""
+    """Print the number of attempts, and how the latest ended."""
     if len(status.attempts) > 1:
         ends = [f"{a.attempt} {a.state}{a.reason and f' ({a.reason})'}" for a in status.attempts]
         more = "… " if len(ends) > _SHOWN_ATTEMPTS else ""
@@ -246,7 +246,7 @@ def _say_attempts(status: RunStatus) -> None:
 @click.option(
     "--phase",
     type=click.Choice(["precompile", "train", "prepare"]),
-    help="Phase  [default: the last].",
+    help="Phase  [default: the latest].",
 )
 @click.option("--batch", is_flag=True, help="Show the batch script's own log.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
@@ -292,7 +292,7 @@ def logs_command(
 @path_option
 @json_option
 def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """Cancel a run or a sweep, and what waits for it.
+    """Cancel a run or a sweep, and the runs that wait for it.
 
     A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
     continues.
@@ -305,7 +305,7 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
     from trnslurm.submit.cancel import cancel_unless_ended
 
     said = []
-    for directory in reversed(_runs(run, path)):  # of a sweep the last first: its turn would come
+    for directory in reversed(_runs(run, path)):  # last run first, so that none starts in between
         before, cancelled = cancel_unless_ended(directory, now=now)
         said += [{"run": each.run.name, "saves": each.saves} for each in cancelled]
         if as_json:
@@ -328,7 +328,7 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
 def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str, ...]) -> None:
     """Run a command on a node of a running job.
 
-    On Slurm this is a step inside the job's allocation.
+    On Slurm the command is a step inside the job's allocation.
 
     \b
     Example:

@@ -90,26 +90,26 @@ def sandbox_command() -> None:
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A line of slurm.conf, or a word of its node lines, as in --set KillWait=5 --set CPUs=8.",
+    help="Set a line of slurm.conf, or a value in its node lines: --set KillWait=5 --set CPUs=8.",
 )
 @click.option(
     "--neuron-stand-ins",
     is_flag=True,
-    help="With stand-ins of neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
+    help="Put stand-ins for neuron-ls, neuron-monitor, neuron_parallel_compile on the nodes.",
 )
 @click.option(
     "--slurm",
     metavar="DIR",
     envvar="TRNSLURM_SANDBOX_SLURM",
     default="",
-    help="Run the Slurm of this prefix, from its bin and sbin  [default: that of srun on PATH].",
+    help="Run the Slurm in PREFIX/bin and PREFIX/sbin  [default: the Slurm whose srun is on PATH].",
 )
 @click.option(
     "--users",
     type=int,
     default=0,
     metavar="N",
-    help="Give it N users besides you, alice, bob, …, for `exec --user`. Needs root.",
+    help="Add N users (alice, bob, …) for `exec --user`. Needs root.",
 )
 @click.option("--python", metavar="FILE", help="Python for the jobs  [default: this one].")
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
@@ -127,7 +127,7 @@ def up_command_line(
     owner: int | None,
     quiet: bool,
 ) -> None:
-    """Start a sandbox; if it is up already, nothing happens.
+    """Start a sandbox, unless it is up already.
 
     It looks like AWS ParallelCluster: node names, features, settings, no accounting.
 
@@ -173,7 +173,7 @@ def up_command_line(
 @_name_option
 @click.option("--all", "every", is_flag=True, help="End all your sandboxes on this machine.")
 def down_command(name: str, every: bool) -> None:
-    """End a sandbox, everything that runs in it, and its files.
+    """End a sandbox and everything that runs in it, and remove its files.
 
     \b
     Example:
@@ -257,8 +257,7 @@ def _print_state(state: SandboxState) -> None:
 def env_command_line(name: str, unset: bool) -> None:
     """Print shell lines that put the sandbox's sbatch, srun, squeue, … on PATH.
 
-    They also make it the cluster that `trnslurm submit` uses, and the sandbox that these commands
-    mean.
+    They also make the sandbox the default of `trnslurm submit` and of these commands.
 
     \b
     Example:
@@ -273,7 +272,7 @@ def env_command_line(name: str, unset: bool) -> None:
         click.echo(f"export PATH={shlex.quote(':'.join(words))}")
         click.echo(f"unset {_VARIABLE} TRNSLURM_CLUSTER")
         return
-    holder_pid(layout)  # or say that it is not up
+    holder_pid(layout)  # fails if the sandbox is not up
     click.echo(f"export PATH={shlex.quote(':'.join([str(layout.bin), *words]))}")
     click.echo(f"export {_VARIABLE}={layout.name} TRNSLURM_CLUSTER={layout.cluster}")
 
@@ -293,7 +292,7 @@ def exec_command_line(
 ) -> None:
     """Run a command inside: on the head node, or on a node.
 
-    With --user it begins in that user's home, with the environment of a login.
+    --user starts the command in that user's home, with the environment of a login.
 
     \b
     Example:
@@ -338,7 +337,7 @@ def _settings(layout: Layout) -> SandboxSettings:
 
 
 def _interpreter(given: str | None) -> str:
-    """Return the jobs' interpreter; warn where it has no torch."""
+    """Return the jobs' Python; warn if it has no torch."""
     if given is None:
         if importlib.util.find_spec("torch") is None:
             click.echo(

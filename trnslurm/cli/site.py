@@ -20,7 +20,7 @@ from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import Partition, Site, detect, profile_text
 
-# What scontrol says without a slurm.conf, and without a DNS record that names the controller.
+# Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
 
 
@@ -63,7 +63,7 @@ def detect_command(
 
 
 def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -> dict[str, str]:
-    """Return the profile of this host's Slurm: its name, text, and what to warn of."""
+    """Return the profile of this host's Slurm: name, text and warning."""
     slurm, site = _detect(bin_dir)
     return _profile(slurm, site, _choose(site, partition), name)
 
@@ -102,7 +102,7 @@ def _profile(slurm: Slurm, site: Site, chosen: Partition, name: str | None) -> d
 def _find_slurm(bin_dir: str | None) -> Slurm:
     slurm = Slurm(bin_dir)
     if bin_dir is None and slurm.find("scontrol") is None:
-        return Slurm("/opt/slurm/bin")  # ParallelCluster's place
+        return Slurm("/opt/slurm/bin")  # where ParallelCluster installs Slurm
     return slurm
 
 
@@ -148,7 +148,7 @@ def _print_site(site: Site, chosen: Partition) -> None:
 
 
 def write_profile(name: str, text: str, warning: str) -> None:
-    """Write a profile to the user's own, and warn of what it lacks."""
+    """Write a profile to the user's cluster-config/, and print its warning."""
     target = user_root() / "cluster-config" / f"{_profile_name(name)}.yaml"
     settings = user_root() / SETTINGS_FILE
     if target.exists():
@@ -161,8 +161,8 @@ def write_profile(name: str, text: str, warning: str) -> None:
             settings.write_text(f"cluster: {target.stem}\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    now = f"{target.stem} is now the default cluster, by" if chosen else "the default cluster is in"
-    click.echo(f"Wrote {target}; {now} {settings}.")
+    now = f"; {target.stem} is now the default cluster, by {settings}" if chosen else ""
+    click.echo(f"Wrote {target}{now}.")
     click.echo("Check its run_root and python, then: trnslurm env check")
     if warning:
         click.echo(warning, err=True)
@@ -226,7 +226,7 @@ def completion_command(shell: str) -> None:
     if made is None:
         sys.exit(1)
     source = made(cli, {}, "trnslurm", "_TRNSLURM_COMPLETE").source()
-    if shell == "bash":  # a value follows KEY= without a space
+    if shell == "bash":  # no space after KEY=, where a value follows
         ends = "    return 0\n"
         source = source.replace(ends, f"    [[ $COMPREPLY == *= ]] && compopt -o nospace\n{ends}")
     click.echo(source)

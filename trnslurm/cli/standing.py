@@ -1,4 +1,4 @@
-"""How the runs of a sweep stand, and which is the best."""
+"""Print the states of a sweep's runs, and which run is best."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trnslurm.runs.sweep import Standing
 
 
 def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:
-    """Print how the runs of a sweep stand, and the best of them."""
+    """Print the states and scores of a sweep's runs, and the best run."""
     best, statuses, metric = standing.best, standing.statuses, standing.metric
-    beside = list(zip(statuses, standing.scores, strict=True))
+    scored = list(zip(statuses, standing.scores, strict=True))
     if as_json:
         echo_json(
             {
@@ -24,7 +24,7 @@ def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:
                 "metric": metric,
                 "best": best.run if best else None,
                 "next": standing.mend,
-                "runs": [{**asdict(status), "score": score} for status, score in beside],
+                "runs": [{**asdict(status), "score": score} for status, score in scored],
             }
         )
         return
@@ -40,11 +40,11 @@ def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:
             figure(score, ".4f"),
             s.reason,
         )
-        for s, score in beside
+        for s, score in scored
     ]
     echo_table(("run", *keys, "state", "step", metric, "reason"), rows, right=f"step,{metric}")
     click.echo()
-    for status, score in beside:
+    for status, score in scored:
         if status == best:
             so_far = "" if standing.final else " so far"
             said = f"{metric} {figure(score, '.4f')} with {format_values(status.values)}"

@@ -148,7 +148,7 @@ class _Sweep(Frozen):
 
 
 def _console(options: dict[str, Any]) -> Terminal:
-    """Take the options that say how results are shown, and return the console that does it."""
+    """Take the options about output from the command's options, and return their console."""
     names = ("dry_run", "yes", "follow", "detach", "as_json")
     console = Terminal(**{name: options.pop(name) for name in names})
     if console.dry_run and console.as_json:
@@ -167,7 +167,7 @@ def _refuse_pairs(options: Mapping[str, object]) -> None:
 
 
 def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
-    """Yield what a submission starts and takes; a remote host says itself what is compiled."""
+    """Yield what a submission starts and costs; a remote host prints its own lines about graphs."""
     if submission.sweep:
         yield from sweep_lines(submission)
         return
@@ -196,7 +196,7 @@ def _extras_lines(submission: Submission) -> Iterator[str]:
 
 
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:
-    """Submit what was shown, here or on the host of a site, unless that was all."""
+    """Submit, on this host or on the host of a site, unless it is a dry run."""
     if not (console.yes or console.dry_run):
         _confirm(submission)
     if site:
@@ -207,7 +207,7 @@ def confirm_and_submit(submission: Submission, console: Console, site: Site | No
 
 
 def submit_job(job: Job, console: Console) -> None:
-    """Submit a job and report it; follow the run if asked to, and exit with its result."""
+    """Submit a job and report it; if the run is followed, exit with its result."""
     for warning in check_notify(job):
         console.warn(warning)
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
@@ -216,7 +216,7 @@ def submit_job(job: Job, console: Console) -> None:
 
 
 def _command() -> list[str]:
-    """Return what the user called, for the record."""
+    """Return the user's command line, for run.json."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
@@ -273,5 +273,5 @@ def _refuse_options() -> None:
     ]
     if given:
         raise click.UsageError(
-            f"--rendered submits the files as they are: leave out {' '.join(given)}"
+            f"--rendered submits the files unchanged: leave out {' '.join(given)}"
         )

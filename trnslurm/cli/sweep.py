@@ -1,4 +1,4 @@
-"""What a sweep will take, before it is submitted."""
+"""Lines about what a sweep will cost, before it is submitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
 
 
 def sweep_lines(submission: Submission) -> Iterator[str]:
-    """Yield what each run of a sweep has and takes, and what all of them take."""
+    """Yield the values and the cost of each run of a sweep, and the cost of all runs."""
     jobs = [run.job for run in submission.runs]
     job = jobs[0]
     name = job.recipe + (f" ({job.preset})" if job.preset else "")
@@ -50,7 +50,7 @@ def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
         header.append("graphs")
         compiled = [graphs_of(need.job) for need in submission.needs]
         for row, need, own in zip(rows, submission.needs, compiled, strict=True):
-            same = f"those of {compiled.index(own) + 1}"
+            same = f"as run {compiled.index(own) + 1}"
             row.append(
                 same if need.decision == "before" else _IN_WORDS.get(need.decision, "precompile")
             )

@@ -27,7 +27,7 @@ from trnslurm.runs.status import RunStatus, run_status
     default=5.0,
     show_default=True,
     metavar="S",
-    help="Look again after so many seconds; each look is one squeue.",
+    help="Refresh after this many seconds; each refresh is one squeue.",
 )
 @click.option("-a", "--all", "everything", is_flag=True, help="Show all runs, not the newest 20.")
 @path_option

@@ -30,8 +30,8 @@ def triage_command(
 ) -> None:
     """Show which rank failed first, why, and what to do.
 
-    All nodes' logs are searched, and what the workers left in state/. The exit code is 1 where
-    nothing tells of a failure.
+    All nodes' logs and the workers' files in state/ are searched. The exit code is 1 if they show
+    no failure.
 
     \b
     Example:
