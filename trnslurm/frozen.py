@@ -1,7 +1,7 @@
-"""Frozen dataclasses that cost little to define, for programs that start often.
+"""Frozen dataclasses that are cheap to define, so that the command line starts fast.
 
-@dataclass writes methods for each class, which Python compiles as a module is imported: a fifth of
-what `trnslurm plan` took. Here all classes have the same methods.
+@dataclass generates and compiles methods for every class at import. Here all classes share the
+methods of one base class.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NoReturn, dataclass_transform
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Frozen:
-    """The base of frozen dataclasses; fields are given by keyword, or with kw_only=False in order.
+    """The base of frozen dataclasses; with kw_only=False, fields may be given by position.
 
-    The functions of the module dataclasses take them as any others.
+    The functions of the module dataclasses, such as replace and asdict, accept the instances.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]

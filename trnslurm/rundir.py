@@ -1,8 +1,8 @@
-"""The files of a run directory: every name in it, and how its JSON is read and written.
+"""The files of a run directory: all their names, and functions to read and write their JSON.
 
-The launcher, the programs on the nodes and the training runtime share it, so it needs the standard
-library only. Whoever reads here believes nothing: a file may be missing, half written, huge or no
-file at all.
+The launcher, the programs on the nodes and the training runtime share this module, so it needs only
+the standard library. Readers trust no file: it may be missing, half written, huge or not a regular
+file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREPARE = "prepare"
 """The only phase of a run that prepares data."""
 
 _MAX_BYTES = 16 << 20
-_USUAL_BYTES = 64 << 10  # to make room for the most at once takes ten times as long as to read
+_USUAL_BYTES = 64 << 10  # a buffer of _MAX_BYTES takes ten times longer to allocate than to fill
 _TAIL_BYTES = 64 << 10
 _LINES_AT_ONCE = 256
 _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
@@ -50,7 +50,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def record_file(self) -> Path:
-        """What was submitted, by whom, from what."""
+        """The record of the submission: what, by whom, from which code."""
         return self.path / RECORD
 
     @property
@@ -60,7 +60,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def strategy_file(self) -> Path:
-        """Settings of a sharding strategy of the recipe's own."""
+        """Settings of the recipe's sharding strategy, if it has one."""
         return self.path / STRATEGY
 
     @property
@@ -75,12 +75,12 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def notify_file(self) -> Path:
-        """Whom to notify about which events; missing if no one is."""
+        """Whom to notify about which events; missing without notifications."""
         return self.path / NOTIFY
 
     @property
     def patch_file(self) -> Path:
-        """Uncommitted changes of the source tree, as they were at submission."""
+        """Uncommitted changes of the source tree at submission."""
         return self.path / "git.patch"
 
     @property
@@ -112,7 +112,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def compiled(self) -> Path:
-        """Graphs of xla-cuda, kept for the run's next attempts."""
+        """Compiled graphs of xla-cuda, cached for the run's next attempts."""
         return self.path / "compiled"
 
     def export(self, name: str) -> Path:
@@ -132,7 +132,7 @@ class RunFiles(Frozen, kw_only=False):
         return self.logs / f"{phase}-{job}.log"
 
     def batch_logs(self, phase: str) -> list[Path]:
-        """Return the batch script's own logs, oldest first."""
+        """Return the logs of the batch script itself, oldest first."""
         logs = [f for f in self.logs.glob(f"{phase}-*.log") if not re.fullmatch(_NODE_LOG, f.name)]
         return sorted(logs, key=lambda f: f.stat().st_mtime)
 
@@ -156,17 +156,17 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def cancelled_file(self) -> Path:
-        """Exists once a person asked to cancel: Slurm forgets that of a job that never started."""
+        """Exists once a user cancelled the run: Slurm may forget a job that never started."""
         return self.state / "cancelled.json"
 
     @property
     def excluded_file(self) -> Path:
-        """The nodes that a requeued training avoids: until when, and why."""
+        """The nodes that a requeued training excludes: until when, and why."""
         return self.state / "excluded.json"
 
     @property
     def turns(self) -> Path:
-        """Who submits, or has submitted, the run: one at a time."""
+        """The locks of submissions, which take turns."""
         return self.state / "turns"
 
     @property
@@ -195,15 +195,15 @@ class RunFiles(Frozen, kw_only=False):
         return sorted(number for name, number in self.all_attempts() if name == phase)
 
     def stop_file(self, phase: str, attempt: int) -> Path:
-        """Asks the workers to save and end, and says why."""
+        """Requests that the workers save and end, with the reason."""
         return self.state / f"stop-{phase}-{attempt}.json"
 
     def stopped_file(self, phase: str, attempt: int) -> Path:
-        """All workers have saved and ended because they were asked to."""
+        """Exists once all workers have saved and ended on request."""
         return self.state / f"stopped-{phase}-{attempt}.json"
 
     def stuck_file(self, phase: str, attempt: int) -> Path:
-        """Who makes no progress, according to the first worker that noticed."""
+        """The workers that make no progress, according to the first worker that noticed."""
         return self.state / f"stuck-{phase}-{attempt}.json"
 
     def told_file(self, phase: str, attempt: int, event: str) -> Path:
@@ -212,7 +212,7 @@ class RunFiles(Frozen, kw_only=False):
 
     @property
     def sent_file(self) -> Path:
-        """The last step of each project that was written for Weights & Biases without a server."""
+        """The last step of each project that was written for Weights & Biases offline."""
         return self.state / "sent-wandb.json"
 
     @property
@@ -221,14 +221,14 @@ class RunFiles(Frozen, kw_only=False):
         return self.state / "saved.json"
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint; 0 if none can be seen."""
+        """Return the step of the newest checkpoint; 0 if there is none, or none is readable."""
         return max(newest_step(self.checkpoints), _step_in(read_json(self.saved_file)))
 
     def newest_checkpoint(self) -> Path | None:
-        """Return where the newest checkpoint is; None if there is none."""
-        said = read_json(self.saved_file)
-        path, own = said.get("path"), newest_step(self.checkpoints)
-        if isinstance(path, str) and path and _step_in(said) >= own and Path(path).exists():
+        """Return the path of the newest checkpoint; None if there is none."""
+        saved = read_json(self.saved_file)
+        path, own = saved.get("path"), newest_step(self.checkpoints)
+        if isinstance(path, str) and path and _step_in(saved) >= own and Path(path).exists():
             return Path(path)
         return self.checkpoints / checkpoint_name(own) if own else None
 
@@ -243,16 +243,16 @@ class RunFiles(Frozen, kw_only=False):
         return dict(sorted(found.items()))
 
     def preflight_file(self, phase: str, attempt: int, node: int | None = None) -> Path:
-        """What the preflight found; `node`: of a node that could not reach node 0."""
-        alone = "" if node is None else f"-node{node}"
-        return self.state / f"preflight-{phase}-{attempt}{alone}.json"
+        """The preflight's results of all nodes; with `node`, of a node that cannot reach node 0."""
+        suffix = "" if node is None else f"-node{node}"
+        return self.state / f"preflight-{phase}-{attempt}{suffix}.json"
 
     def preflight_node_files(self, phase: str, attempt: int) -> list[Path]:
         """Return the files of nodes that could not reach node 0."""
         return sorted(self.state.glob(f"preflight-{phase}-{attempt}-node*.json"))
 
     def preflight_files(self, phase: str, attempt: int) -> list[Path]:
-        """Return node 0's file, which has all nodes; without it, those of the nodes."""
+        """Return node 0's file, which has the results of all nodes, or else the nodes' files."""
         file = self.preflight_file(phase, attempt)
         return [file] if file.exists() else self.preflight_node_files(phase, attempt)
 
@@ -269,12 +269,12 @@ class RunFiles(Frozen, kw_only=False):
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of the checkpoint of a step: only a whole checkpoint ever has it."""
+    """Return the name of a step's checkpoint; only a complete checkpoint has this name."""
     return f"step-{step:08d}"
 
 
 def export_name(step: int) -> str:
-    """Return the name of what a checkpoint is exported to."""
+    """Return the name of the folder to which a step's checkpoint is exported."""
     return f"step-{step}"
 
 
@@ -285,7 +285,7 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Return what has a checkpoint's name, newest first; none if there is no directory."""
+    """Return the checkpoints in a directory, newest first; empty if there is no directory."""
     try:
         found = [path for path in directory.iterdir() if step_of(path.name) is not None]
     except FileNotFoundError:
@@ -294,7 +294,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def newest_step(directory: Path) -> int:
-    """Return the step of the newest checkpoint by name; 0 if none can be seen."""
+    """Return the step of the newest checkpoint by name; 0 if there is none, or none is readable."""
     try:
         return max((step_of(path.name) or 0 for path in checkpoints_in(directory)), default=0)
     except OSError:
@@ -307,7 +307,7 @@ def _step_in(saved: dict[str, Any]) -> int:
 
 
 def changed_at(directory: Path) -> float:
-    """Return when something in a directory last changed, two levels deep; 0 if nothing is there."""
+    """Return when the contents of a directory last changed, two levels deep; 0 if it is empty."""
     times = [0.0]
     for pattern in ("*", "*/*"):
         for path in directory.glob(pattern):
@@ -322,28 +322,28 @@ def temporary_name(step: int, attempt: int) -> str:
 
 
 def writer_of(name: str) -> int | None:
-    """Return the attempt that writes what has a temporary name; None for any other name."""
+    """Return the attempt number in a checkpoint's temporary name; None for any other name."""
     match = re.fullmatch(rf"{_STEP}\.tmp-([0-9]+)", name)
     return int(match[2]) if match else None
 
 
 def removed_name(name: str, attempt: int) -> str:
-    """Return the name of what an attempt is deleting."""
+    """Return the name of a checkpoint that an attempt is deleting."""
     return f"{name}.removed-{attempt}"
 
 
 def is_removed(name: str) -> bool:
-    """Check whether a name is that of a checkpoint being deleted."""
+    """Check whether a checkpoint with this name is being deleted."""
     return re.fullmatch(_REMOVED, name) is not None
 
 
 def damaged_name(name: str, attempt: int) -> str:
-    """Return the name of a checkpoint that an attempt found damaged, kept for a look at it."""
+    """Return the name under which an attempt keeps a damaged checkpoint for inspection."""
     return f"{name}.damaged-{attempt}"
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open a regular file for reading; never wait, as opening a pipe would."""
+    """Open a regular file for reading; do not block on a pipe."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -352,7 +352,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def read_file(file: Path, most_bytes: int = _MAX_BYTES) -> bytes:
-    """Return what is in a regular file; an OSError if it is larger than anything of ours."""
+    """Return the contents of a regular file; raise an OSError if it has more than `most_bytes`."""
     with open_file(file) as stream:
         text = stream.read(_USUAL_BYTES)
         if len(text) == _USUAL_BYTES:
@@ -376,13 +376,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, data: Any) -> None:
-    """Replace a JSON file whole, so that no reader sees half of it."""
+    """Replace a JSON file atomically, so that no reader sees a part of it."""
     with _written(file, data) as temporary:
         temporary.replace(file)
 
 
 def write_json_once(file: Path, data: Any) -> bool:
-    """Write a JSON file whole unless there is one; return whether it was written."""
+    """Write a JSON file atomically unless the file exists; return whether it was written."""
     with _written(file, data) as temporary:
         try:
             file.hardlink_to(temporary)
@@ -392,7 +392,7 @@ def write_json_once(file: Path, data: Any) -> bool:
 
 
 def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the object of every whole line; one may be cut off, or still being written."""
+    """Yield the object of every complete line; skip lines that are cut off or being written."""
     for line in lines:
         try:
             yield _parse(line)
@@ -401,13 +401,13 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of all whole lines of a file."""
+    """Return the objects of all complete lines of a file."""
     with open_file(file) as stream:
         lines = stream.readlines()
     found: list[dict[str, Any]] = []
     for start in range(0, len(lines), _LINES_AT_ONCE):
         some = lines[start : start + _LINES_AT_ONCE]
-        try:  # as one array: a fourth of the time
+        try:  # parsed as one array, which takes a quarter of the time
             objects = json.loads(b"[%s]" % b",".join(some))
         except (ValueError, RecursionError, MemoryError):
             objects = []
@@ -426,9 +426,9 @@ def first_line(file: Path) -> dict[str, Any]:
 
 
 def last_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file's newest whole lines, the last first, as far as they are short.
+    """Yield the objects of a file's last complete lines, the last first.
 
-    All of the file is not read.
+    Only the end of the file is read.
     """
     try:
         with open_file(file) as stream:
@@ -440,7 +440,7 @@ def last_lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_line(file: Path) -> dict[str, Any]:
-    """Return the object of a file's newest whole line; empty if there is none."""
+    """Return the object of a file's last complete line; empty if there is none."""
     return next(last_lines(file), {})
 
 
@@ -456,7 +456,7 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _written(file: Path, data: Any) -> Iterator[Path]:
-    """Make a hidden file with the data next to `file`, for the block to move to its place."""
+    """Write the data to a hidden file next to `file`, which the block then renames."""
     temporary = file.with_name(f".{file.name}.{os.uname().nodename}.{os.getpid()}")
     try:
         temporary.write_text(f"{json.dumps(data, indent=2)}\n", encoding="utf-8")

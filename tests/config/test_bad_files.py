@@ -71,8 +71,8 @@ RECIPES = {
     "aliases merged": (GOOD + "a: &a {b: 1}\n" + "".join(
         f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}' if n else '*a'] * 9)}]}}\n"
         for n in range(9)), "more than 100,000 values, aliases counted"),
-    "entry": (GOOD + "entry: go.py\n", "the recipe's entry go.py is not there"),
-    "entry outside": (GOOD + "entry: ../other.py\n", "the recipe's entry ../other.py is not there"),
+    "entry": (GOOD + "entry: go.py\n", "the recipe's entry go.py does not exist"),
+    "entry outside": (GOOD + "entry: ../other.py\n", "the recipe's entry ../other.py does not"),
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ IMAGE = ("--set", "container.image=team/image:1")
         ("run_root=/fsx/my runs", "run_root is '/fsx/my runs': a container mounts absolute paths "),
         ("data_root=/fsx/a:b", "data_root is '/fsx/a:b': a container mounts absolute paths "),
         ("train.init_from=/fsx/a,b", "'/fsx/a,b': a container mounts absolute paths without blank"),
-        ("compile_cache=null", "would go with the container: set it to a directory that all nodes"),
+        ("compile_cache=null", "is lost with the container: set it to a directory that all nodes"),
     ],
 )
 def test_refused(graphs, site, fake_slurm, cli, setting: str, words: str) -> None:

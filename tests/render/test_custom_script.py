@@ -149,7 +149,7 @@ def test_srun_starts_every_worker(site, cli, project) -> None:
         (["./train.py", "--set", "lr=1"], "unknown key lr; as {lr} in the script's arguments it is "
          "places.lr"),
         (["./train.py", "--set", "places.lr=1"], "places.lr is set, but no argument has {lr}"),
-        (["./train.py", "--set", "places.run=1", "--", "{run}"], "{run} has a meaning of its own"),
+        (["./train.py", "--set", "places.run=1", "--", "{run}"], "{run} is built in"),
         (["toy", "--set", "places.lr=1"], "places is set, but this recipe's job reads plan.json"),
         (["./train.py", "--", "{accumulation}"], "set it with --set batch.global_batch=N"),
         (["./train.py", "--", "{steps}"], "the arguments have {steps}, which is not set"),

@@ -52,7 +52,7 @@ CASES = {
     "no reason": case("PENDING", "", queue=("1002|PENDING|None|N/A|",)),
     # Held
     "held by its owner": case(
-        "HELD", "held by its owner: `scontrol release` lets it go",
+        "HELD", "held by its owner: `scontrol release` frees it",
         queue=("1002|PENDING|JobHeldUser|N/A|",)),
     "held by an admin": case(
         "HELD", "held by an administrator", queue=("1002|PENDING|JobHeldAdmin|N/A|",)),

@@ -18,7 +18,7 @@ from trnslurm.config.catalog import catalog, find
 from trnslurm.config.search import SETTINGS_FILE
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
-from trnslurm.slurm.detect import Partition, Site, detect, profile_text
+from trnslurm.slurm.detect import DetectedCluster, Partition, detect, profile_text
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
@@ -68,7 +68,7 @@ def profile_here(partition: str | None, name: str | None, bin_dir: str | None) -
     return _profile(slurm, site, _choose(site, partition), name)
 
 
-def _detect(bin_dir: str | None) -> tuple[Slurm, Site]:
+def _detect(bin_dir: str | None) -> tuple[Slurm, DetectedCluster]:
     slurm = _find_slurm(bin_dir)
     try:
         return slurm, detect(slurm, catalog())
@@ -81,7 +81,9 @@ def _detect(bin_dir: str | None) -> tuple[Slurm, Site]:
         ) from None
 
 
-def _profile(slurm: Slurm, site: Site, chosen: Partition, name: str | None) -> dict[str, str]:
+def _profile(
+    slurm: Slurm, site: DetectedCluster, chosen: Partition, name: str | None
+) -> dict[str, str]:
     _refuse_shadowing(name or site.cluster, given=name is not None)
     shared = find_shared()
     known = catalog().get(chosen.instance_type or "")
@@ -106,7 +108,7 @@ def _find_slurm(bin_dir: str | None) -> Slurm:
     return slurm
 
 
-def _choose(site: Site, name: str | None) -> Partition:
+def _choose(site: DetectedCluster, name: str | None) -> Partition:
     if name is None:
         return site.best()
     for partition in site.partitions:
@@ -129,7 +131,7 @@ def _refuse_shadowing(name: str, *, given: bool) -> None:
         )
 
 
-def _print_site(site: Site, chosen: Partition) -> None:
+def _print_site(site: DetectedCluster, chosen: Partition) -> None:
     click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
     header = ("partition", "nodes", "instance type", "cpus", "gpus", "max minutes")
     rows = [

@@ -1,4 +1,4 @@
-"""The arguments of a custom script: places in braces become what plan or node knows."""
+"""Fills the placeholders in a custom script's arguments, from the plan or on the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trnslurm.plan.spec import JobSpec, has_own_batch
 from trnslurm.rundir import CHECKPOINTS
 
 RESUME = "resume"
-# {{word}} stands for {word} itself; other braces, as those of JSON, mean nothing.
+# {{word}} is an escaped {word}; other braces, such as in JSON, have no meaning.
 _PLACE = r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}"
 _ON_NODE = {
     "run": "TRNSLURM_RUN_DIR",
@@ -23,12 +23,12 @@ _ON_NODE = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
-"""What is known only when the script starts, and the variables that have it."""
+"""Values known only when the script starts, and the variables that hold them."""
 _OF_THE_BATCH = ("global_batch", "micro_batch", "accumulation")
 
 
 def known_places(spec: JobSpec) -> dict[str, str]:
-    """Return the places that the plan fills."""
+    """Return the placeholders that the plan fills."""
     batch, recipe = spec.batch, spec.config.recipe
     return {
         "global_batch": str(batch.global_batch),
@@ -46,9 +46,9 @@ def known_places(spec: JobSpec) -> dict[str, str]:
 
 
 def argument_words(spec: JobSpec) -> tuple[list[str], list[str]]:
-    """Return the arguments as words of a shell: those of every attempt, and those to resume.
+    """Return two lists of shell words: arguments for every attempt, and arguments to resume.
 
-    What has {resume} in it is given only where there is a checkpoint, an option before it likewise.
+    An argument with {resume}, and an option before it, is passed only if there is a checkpoint.
     """
     every: list[str] = []
     resuming: list[str] = []
@@ -72,11 +72,11 @@ def _places(argument: str) -> list[str]:
 
 
 def _refuse_own(recipe: Recipe, known: Mapping[str, str]) -> None:
-    """Refuse places of the recipe's own that nothing names, or that mean something already."""
+    """Refuse a recipe's placeholder that is never used, or that is built in."""
     used = {place for argument in recipe.arguments for place in _places(argument)}
     for place in recipe.places:
         if place in known or place in _ON_NODE:
-            raise ConfigError(f"places.{place}: {{{place}}} has a meaning of its own; rename it")
+            raise ConfigError(f"places.{place}: {{{place}}} is built in; choose another name")
         if place not in used:
             raise ConfigError(f"places.{place} is set, but no argument has {{{place}}}")
 
@@ -95,8 +95,8 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
     used = {place for one in recipe.arguments for place in _places(one)}
     if used & {*_OF_THE_BATCH} and has_own_batch(recipe):
         raise ConfigError(
-            "the arguments have places of the batch, of which nothing is known: set it with "
-            "--set batch.global_batch=N and --set batch.micro_batch=N"
+            "the arguments use the batch, which is not known: set it with --set "
+            "batch.global_batch=N and --set batch.micro_batch=N"
         )
     for key in ("steps", "seq_len"):
         if key in used and getattr(recipe, key) == getattr(Recipe, key):
@@ -104,7 +104,7 @@ def _refuse_unknown(spec: JobSpec, known: Mapping[str, str]) -> None:
 
 
 def _word(argument: str, known: Mapping[str, str]) -> str:
-    """Return one word of a shell, quoted where it must be."""
+    """Return an argument as a shell word, quoted where needed."""
     return "".join(_parts(argument, known)) or "''"
 
 

@@ -1,4 +1,4 @@
-"""A bundle: all files of a rendered job, with a snapshot of the code that its nodes run."""
+"""A bundle: all files of a rendered job, including a snapshot of the code for its nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trnslurm.rundir import (
 )
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# The parts of this package that training needs on nodes, and every job.
+# The parts of this package that a training job copies, and the parts that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
 _SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py")
 _PROGRAMS = (b"#!", b"\x7fELF")
@@ -48,7 +48,7 @@ class Bundle(Frozen):
 
     files: Mapping[str, bytes]
     known: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Checksums of some of them."""
+    """Checksums that are already known for some of the files."""
 
     def __repr__(self) -> str:
         scripts = [name for name in self.files if "/" not in name]
@@ -71,7 +71,7 @@ class Bundle(Frozen):
 
 
 def read_bundle(directory: Path) -> Bundle:
-    """Return the bundle in a directory, byte for byte, without the results of a run there."""
+    """Return the bundle in a directory, byte for byte, without the results of a run."""
     if not directory.is_dir():
         raise RenderError(f"{directory}: no such directory")
     if not (directory / PLAN).is_file():
@@ -79,7 +79,7 @@ def read_bundle(directory: Path) -> Bundle:
     found = [f for pattern in _PATTERNS for f in directory.glob(pattern)]
     found += [f for f in RunFiles(directory).code.rglob("*") if "__pycache__" not in f.parts]
     if link := next((f for f in found if f.is_symlink()), None):
-        raise RenderError(f"{link} is a link, but a rendered bundle has none: render it again")
+        raise RenderError(f"{link} is a link, but a bundle has no links: render it again")
     files = {str(f.relative_to(directory)): _read(f) for f in found if f.is_file()}
     return Bundle(files=dict(sorted((files | kept_directories()).items())))
 
@@ -87,7 +87,7 @@ def read_bundle(directory: Path) -> Bundle:
 def kept_directories() -> dict[str, bytes]:
     """Return the empty directories of a bundle, as files.
 
-    Slurm loses a log whose directory is missing, and git loses an empty directory.
+    Slurm writes no log if its directory is missing, and git does not store empty directories.
     """
     files = RunFiles(Path())
     return {f"{directory}/.keep": b"" for directory in (files.logs, files.state)}
@@ -108,7 +108,7 @@ def _lines(data: bytes | None) -> list[str]:
 
 
 def package_files(parts: Sequence[str]) -> dict[str, bytes]:
-    """Return parts of this package as files of a bundle, with what all of them share."""
+    """Return parts of this package, and the modules that all parts share, as bundle files."""
     files: dict[str, bytes] = {}
     for part in (*_SHARED, *parts):
         if part.endswith(".py"):
@@ -119,22 +119,22 @@ def package_files(parts: Sequence[str]) -> dict[str, bytes]:
 
 
 def snapshot(config: Config, *, parts: Sequence[str] = ON_NODES) -> dict[str, bytes]:
-    """Return the code that the nodes run: the job's directory, and the parts of this package."""
+    """Return the code for the nodes: the job's directory, and parts of this package."""
     files, recipe, job_dir = package_files(parts), config.recipe, config.code_dir
     if recipe.project:
         return files | project_files(job_dir, recipe.entry, recipe.links)
     jobs = job_dir.resolve().parent
     for file in job_dir.rglob("*"):
         if file.is_symlink() and not file.resolve().is_relative_to(jobs):
-            raise RenderError(f"{file} is a link that leads out of {jobs}: copy what it names")
+            raise RenderError(f"{file} is a link to a file outside {jobs}: copy the file instead")
     files |= dict(_tree(job_dir, f"code/{config.code_name}"))
     if f"code/{config.code_name}/{recipe.entry}" not in files:
-        raise RenderError(f"{job_dir}: the recipe's entry {recipe.entry} is not there")
+        raise RenderError(f"{job_dir}: the recipe's entry {recipe.entry} does not exist")
     mib = sum(map(len, files.values())) / 2**20
     if mib > _MAX_CODE_MIB:
         raise RenderError(
-            f"{job_dir} has {mib:.0f} MiB, but a snapshot at most {_MAX_CODE_MIB}: "
-            "keep data elsewhere"
+            f"{job_dir} has {mib:.0f} MiB, but a snapshot holds at most {_MAX_CODE_MIB}: "
+            "move data out of it"
         )
     return files
 

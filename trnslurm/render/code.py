@@ -1,4 +1,4 @@
-"""Checksums of the code that a job imports, which comments and docstrings do not change."""
+"""Checksums of the code that a job imports; comments and docstrings do not count."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trnslurm.declared import check_python
 from trnslurm.render.kept import kept
 
 _ROOT = "code/"
-# Our version, names of files, checks of values: nothing that shapes a graph.
+# Our version, file names, checks of values: modules that do not shape graphs.
 _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in ("__init__", "contract", "declared", "errors", "frozen", "rundir", "train/models")
 }
 _BEFORE_COMMENT = re.compile(r"""(?:[^'"#\\]+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
-# Quotes that may go on in the next row, or hold others: since Python 3.12 an f-string may.
+# Strings that may continue in the next row, or contain quotes, as f-strings may in Python 3.12.
 _UNCLEAR = re.compile(r"""\'{3}|"{3}|\b[rR]?[fFtT][rR]?['"]""")
 _TEXTS = (str, ast.JoinedStr)
 _STRINGS = (*_TEXTS, bytes, getattr(ast, "TemplateStr", bytes))
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the checksum of each file as it is."""
+    """Return the checksum of each file's bytes."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
@@ -37,8 +37,8 @@ def checksums(
 ) -> dict[str, str]:
     """Return the checksum of the entry script and of every file that it imports.
 
-    Of a project, of which nothing is known, that of all its files: `entry` is None. `known` are the
-    files' own checksums.
+    For a project, `entry` is None: all its files count, as its imports are unknown. `known` holds
+    checksums of the files' bytes.
     """
     code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
     known = known or sha256_of(code)
@@ -55,7 +55,7 @@ def _checksums(files: Mapping[str, bytes], entry: str | None) -> dict[str, str]:
 
 
 def _closure(files: Mapping[str, bytes], entry: str) -> set[str]:
-    """Return the entry and all files that it imports, in functions too."""
+    """Return the entry and all files that it imports, including imports inside functions."""
     found: set[str] = set()
     left = [entry]
     while left:
@@ -118,7 +118,7 @@ def _modules(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
 def _checksum(data: bytes) -> str:
     try:
         text = data.decode()
-        # Bytes that name their encoding may be another text than this one.
+        # Bytes that declare an encoding may decode to another text.
         same = data.isascii() and b"coding" not in data
         data = _without_comments(text, _parse(data if same else text)).encode()
     except (SyntaxError, ValueError, tokenize.TokenError):
@@ -129,13 +129,13 @@ def _checksum(data: bytes) -> str:
 def _without_comments(text: str, tree: ast.Module) -> str:
     """Return Python source without comments, docstrings and blank lines.
 
-    They are cut out of the text: source made again from its syntax differs between versions.
+    They are cut out of the text, because ast.unparse differs between Python versions.
     """
     lines = text.splitlines()
     if "\n".join(lines) == text.removesuffix("\n"):
         nodes = [*_over_rows(tree)]
         comments = _comments(lines, nodes)
-    else:  # it has line ends that Python does not know
+    else:  # the text has line separators that Python's parser does not count
         nodes, comments = [*ast.walk(tree)], None
     for row, column in _comments_by_token(text) if comments is None else comments:
         lines[row - 1] = lines[row - 1][:column]
@@ -151,9 +151,9 @@ def _without_comments(text: str, tree: ast.Module) -> str:
 
 
 def _over_rows(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every node of several rows, and every statement that begins a row.
+    """Yield every node that spans several rows, and every statement that begins a row.
 
-    Both are in nodes of several rows, or in a function whose decorators are above its row.
+    Their parents span several rows too, or are functions with decorators in rows above.
     """
     left: list[ast.AST] = [tree]
     while left:
@@ -165,7 +165,7 @@ def _over_rows(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _comments(lines: list[str], nodes: list[ast.AST]) -> list[tuple[int, int]] | None:
-    """Return row and column of each comment outside docstrings; None if tokens must tell."""
+    """Return the position of each comment outside docstrings; None if only tokens can tell."""
     dropped = _docstrings(lines, nodes)
     inside = _inside(nodes, _STRINGS)
     found = []
@@ -187,7 +187,7 @@ def _comments_by_token(text: str) -> list[tuple[int, int]]:
 
 
 def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
-    """Return the rows of texts that are whole statements: an attribute's docstring follows it."""
+    """Return the rows of strings that are statements, including docstrings of attributes."""
     return {
         row
         for node in nodes
@@ -199,7 +199,7 @@ def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
 
 
 def _inside(nodes: Iterable[ast.AST], kinds: tuple[type, ...]) -> set[int]:
-    """Return the rows of strings of several rows."""
+    """Return the rows of strings that span several rows."""
     return {
         row
         for node in nodes

@@ -1,4 +1,4 @@
-"""The container in which a node's part of a job runs, as words of the batch script."""
+"""The container in which a node's part of a job runs, as parts of the batch script."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def container_values(
     there: Sequence[str] = (),
     spec: JobSpec | None = None,
 ) -> dict[str, Any]:
-    """Return what the templates need to know of a job's container.
+    """Return the templates' values for a job's container.
 
-    Besides the run it sees these paths of the nodes, which have the same names inside: directories
-    that are `made` if they are missing, and what is `there`.
+    The container mounts the run and these paths of the nodes under the same names: directories
+    that are `made` if they are missing, and paths that must be `there`.
     """
     container = cluster.container
     if container.image is None:
@@ -46,7 +46,7 @@ def container_values(
     if spec is not None and spec.device in COMPILING and "precompile" in spec.phases:
         if spec.device == "neuron" and cluster.compile_cache is None:
             raise ConfigError(
-                "compile_cache is not set, and its default, /var/tmp, would go with the container: "
+                "compile_cache is not set, and its default, /var/tmp, is lost with the container: "
                 "set it to a directory that all nodes share"
             )
         own.append(_CACHE)
@@ -65,9 +65,9 @@ def container_values(
 def container_words(
     container: Container, paths: Sequence[str], spec: JobSpec | None = None
 ) -> list[str]:
-    """Return what starts a command in the image, as lines of bash; of pyxis, options for srun.
+    """Return bash lines that start a command in the image; for pyxis, options for srun.
 
-    `paths` are texts between double quotes, the first of which is where the command begins.
+    `paths` are escaped for double quotes; the first one is the command's working directory.
     """
     mounts = [f"{path}:{path}" for path in paths]
     for mount in container.mounts:
@@ -78,14 +78,14 @@ def container_words(
 
 
 def _text(path: str) -> str:
-    """Return a path as bash reads it between double quotes; a leading ~ is the job's own home."""
+    """Return a path escaped for double quotes in bash; a leading ~ becomes $HOME."""
     if path.startswith("~/"):
         return f"$HOME/{_text(path[2:])}"
     return re.sub(r'([\\"$`])', r"\\\1", path)
 
 
 def _pyxis(image: str, begin: str, mounts: Sequence[str], _spec: JobSpec | None) -> Iterator[str]:
-    # srun hands one value of a plugin's option to the nodes, the last: all mounts are one word.
+    # srun passes only the last value of a plugin's option to the nodes, so all mounts are one word.
     yield f'--container-image="{image}" --container-workdir="{begin}"'
     yield f'--container-mounts="{",".join(mounts)}"'
 
@@ -97,22 +97,22 @@ def _apptainer(
     for mount in mounts:
         yield f'--bind "{mount}"'
     if spec and spec.device in ON_GPUS:
-        yield "--nv"  # libraries and devices; those of Neuron and EFA are in /dev, which is bound
+        yield "--nv"  # NVIDIA's libraries and devices; Neuron and EFA devices come with /dev
     yield f'"{image}"'
 
 
 def _podman(image: str, begin: str, mounts: Sequence[str], spec: JobSpec | None) -> Iterator[str]:
-    # Of the network, /dev/shm and the host's name the workers have the node's own. In a control
-    # group of Podman's it would leave its job's, by which Slurm ends and limits it; without one
-    # Podman wants its own process ids, and --init hands signals on to whatever is process 1.
+    # Workers share the node's network, /dev/shm and host name. In a control group of Podman, the
+    # container would leave the job's group, through which Slurm ends and limits the job. Without
+    # one, Podman requires its own process ids, and --init forwards signals to the command.
     # https://docs.podman.io/en/v4.3/markdown/podman-run.1.html
     yield "podman run --rm --init --cgroups=disabled --network=host --ipc=host --uts=host"
     yield "--log-driver=none --security-opt=label=disable"  # SELinux would deny the mounts
-    yield "--env='SLURM_*' --env='TRNSLURM_*'"  # the rank, and what is known only as it starts
+    yield "--env='SLURM_*' --env='TRNSLURM_*'"  # the rank, and values known only at the start
     for mount in mounts:
         yield f'--volume="{mount}"'
     if spec and spec.device in ON_GPUS:
-        yield "--device=nvidia.com/gpu=all"  # by CDI, of NVIDIA's container toolkit
+        yield "--device=nvidia.com/gpu=all"  # CDI, from NVIDIA's container toolkit
     if spec and spec.device == "neuron":
         devices = [f"--device=/dev/neuron{number}" for number in range(spec.instance.accelerators)]
         yield from (" ".join(devices[at : at + 4]) for at in range(0, len(devices), 4))

@@ -10,7 +10,7 @@ from trnslurm.errors import RenderError
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec
 
-# Options that the template or a key of the configuration decides, and what to set instead.
+# Options that the template or the configuration sets, and what to use instead.
 _OWN_OPTIONS = {
     "--job-name": "--name",
     "--nodes": "--nodes",
@@ -93,7 +93,7 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
             "the script has --exclusive: set that with --set slurm.exclusive=false",
         )
         options.append(("--exclusive", "devices and network are not shared: take nodes whole"))
-    # Never most of a short time limit.
+    # At most a fifth of a short time limit.
     early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
     if phase == "train" and early_s:
         options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
@@ -102,7 +102,7 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
 
 
 def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
-    """Refuse an option of the user's that contradicts one of the script's."""
+    """Refuse a user's option that contradicts an option of the script."""
     for option in given:
         word, _, argument = option.partition("=")
         if len(word) > 4 and name.startswith(word) and value in argument:  # or abbreviated
@@ -110,7 +110,7 @@ def _refuse(given: Sequence[str], name: str, value: str, why: str) -> None:
 
 
 def data_options(job: DataJob) -> list[tuple[str, str]]:
-    """Return the options of a job that prepares data: CPUs of a node, never its devices."""
+    """Return the options of a job that prepares data, which needs only CPUs."""
     slurm = job.config.cluster.slurm
     named = {"partition": job.partition, "account": slurm.account, "qos": slurm.qos}
     if slurm.data_partition is None:  # these choose among training's nodes

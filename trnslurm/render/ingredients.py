@@ -1,10 +1,10 @@
-"""The ingredients of a job's graph key: what shapes the graphs that it compiles, nothing else.
+"""The ingredients of a job's graph key: everything that shapes the job's graphs, nothing else.
 
-Graphs compiled for a key serve every run of that key. Steps, learning rate, accumulation, seeds,
-paths and names are not in it: they are inputs of the graphs, or do not matter to them.
+All runs with the same key share their compiled graphs. Steps, learning rate, accumulation, seeds,
+paths and names are no ingredients: they are inputs of the graphs, or have no effect on them.
 
-Environment variables are read from the rendered script, since a user's own template may export
-others than ours does.
+Environment variables are read from the rendered script, because a user's template may export other
+variables than ours.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trnslurm.declared import FREE, ON_OFF, read_declaration
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source
 
-# Variables that tracing and the compiler read. Those of the runtime (NEURON_RT_), cache paths and
-# rendezvous shape nothing.
+# Variables that tracing and the compiler read. Variables for the runtime (NEURON_RT_), cache paths
+# and rendezvous do not shape graphs.
 _SHAPING = (
     r"(?!NEURON_RT_|NEURON_COMPILE_CACHE_URL$|XLA_PERSISTENT_CACHE_PATH$|XLA_COORDINATOR_PORT$)"
     r"((NEURON|XLA|PT_XLA|ALLREDUCE)_\w+|DISABLE_NUMERIC_CC_TOKEN)$"
@@ -33,9 +33,9 @@ _WRAPPER_FLAGS = r"--(retry_failed_compilation|no_cache|cache_dir(=\S+|\s+\S+))(
 def ingredients(
     spec: JobSpec, files: Mapping[str, bytes], script: str, known: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what shapes the graphs of a rendered job, except the versions of packages.
+    """Return everything that shapes the graphs of a rendered job, except package versions.
 
-    `known` are the checksums of its code's files.
+    `known` holds the checksums of the job's code files.
     """
     recipe, batch = spec.config.recipe, spec.batch
     environment = {name: text for name, text in _exports(script) if re.match(_SHAPING, name)}
@@ -62,9 +62,9 @@ def ingredients(
 
 
 def _script(recipe: Recipe) -> dict[str, Any]:
-    """Return what a custom script is told: any word may shape graphs, unless marked as free.
+    """Return a custom script's arguments: all may shape graphs, unless marked as free.
 
-    The places in it are not filled: those of the plan that shape graphs are ingredients anyway.
+    Placeholders stay unfilled: values from the plan that shape graphs are ingredients already.
     """
     if not recipe.project:
         return {}

@@ -1,4 +1,4 @@
-"""Renders a job into a bundle. Pure: the same inputs give the same bytes."""
+"""Renders a job into a bundle: the same inputs always give the same bytes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, NOTIFY, PLAN, PREPARE, STRATEGY
 
-# A host's memory, as trn1.2xlarge's, in which the compiler may be killed.
+# With this host memory, as on trn1.2xlarge, the compiler may be killed.
 SMALL_GIB = 32
-# Enough for 16,320 workers, as a job needs 256 and four for each peer.
+# Enough for 16,320 workers: a job needs 256 files, and four for each worker.
 _OPEN_FILES = 65536
-# Without this option of the compiler's wrapper, which is no part of the graphs' key, a graph whose
-# compile failed or was interrupted is skipped for ever: Neuron's cache remembers that.
+# Neuron's cache remembers graphs whose compilation failed or was interrupted, and skips them
+# forever without this option of the compiler's wrapper. The option is not part of the graph key.
 _RETRY = "--retry_failed_compilation"
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
@@ -91,14 +91,14 @@ def render_data_job(job: DataJob, template_dirs: Sequence[Path]) -> Bundle:
 
 
 def notify_file(notify: Notify) -> dict[str, bytes]:
-    """Return notify.json as a file of a bundle; none if there is nobody to tell."""
+    """Return notify.json for a bundle; empty without notifications."""
     if notify.command is None and notify.webhook is None:
         return {}
     return {NOTIFY: to_json(plain(asdict(notify)))}
 
 
 def script_name(phase: str, scheduler: str) -> str:
-    """Return the name of the batch script, which sbatch runs, or bash on the local cluster."""
+    """Return the name of the batch script: .sbatch for Slurm, .sh for the local cluster."""
     return f"{phase}.sbatch" if scheduler == "slurm" else f"{phase}.sh"
 
 
@@ -120,7 +120,7 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
         "nodes": batch.nodes,
         "workers_per_node": batch.workers_per_node,
         "workers": batch.workers,
-        # Of a custom script that decides it, and does not say.
+        # None for a custom script that chooses its batch itself.
         "batch": None
         if has_own_batch(recipe)
         else {
@@ -142,14 +142,14 @@ def plan_data(spec: JobSpec) -> dict[str, Any]:
 
 
 def slurm_time(minutes: int) -> str:
-    """Return minutes as Slurm writes them: D-HH:MM:SS or HH:MM:SS."""
+    """Return minutes in Slurm's format: D-HH:MM:SS or HH:MM:SS."""
     days, rest = divmod(minutes, 24 * 60)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
     return f"{days}-{clock}" if days else clock
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
-    """Return a JSON file of a bundle."""
+    """Return the bytes of a JSON file in a bundle."""
     return f"{json.dumps(values, indent=2)}\n".encode()
 
 
@@ -196,14 +196,14 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
 
 
 def _paths(spec: JobSpec, code: Mapping[str, bytes]) -> list[str]:
-    """Return what the job reads on its nodes, besides its run."""
+    """Return the paths outside the run directory that the job reads on its nodes."""
     first = first_parameters(spec.config)
     links = json.loads(code[PROJECT_FACTS])["links"] if spec.config.recipe.project else {}
     return [data_path(spec.config), first if first.startswith(("/", "~/")) else "", *links.values()]
 
 
 def _task_values(spec: JobSpec) -> dict[str, Any]:
-    """Return how many tasks of Slurm a node has: one launcher, or the workers themselves."""
+    """Return the number of Slurm tasks per node: one launcher, or one per worker."""
     cpus = spec.config.cluster.slurm.cpus_per_task or spec.instance.vcpus
     tasks = spec.batch.workers_per_node if spec.config.recipe.launcher == "srun" else 1
     reason = "one launcher per node; torchrun starts the workers"
@@ -218,14 +218,14 @@ def _task_values(spec: JobSpec) -> dict[str, Any]:
 
 
 def _world_info(spec: JobSpec) -> str:
-    """Return the nodes and their devices, as DeepSpeed's launcher on each node takes them."""
+    """Return the nodes and their devices in the format of DeepSpeed's node launcher."""
     devices = list(range(spec.batch.workers_per_node))
     world = {f"node-{node}": devices for node in range(spec.nodes)}
     return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
 
 
 def _script_values(spec: JobSpec, code: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what is started on each node: `script` and `resuming` are words of a shell."""
+    """Return the values for the script on each node: `script` and `resuming` are shell words."""
     config, recipe = spec.config, spec.config.recipe
     if not recipe.project:
         entry = shlex.quote(f"code/{config.code_name}/{recipe.entry}")
@@ -247,7 +247,7 @@ def _script_values(spec: JobSpec, code: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _launched(recipe: Recipe) -> list[str]:
-    """Return the script after the launcher's own options, or after what runs it."""
+    """Return the script's command: the launcher's options or the interpreter, and the script."""
     by_itself = recipe.launcher in ("srun", "python", "script")
     python = recipe.launcher == "python" or (by_itself and recipe.entry.endswith(".py"))
     options = [*recipe.launcher_arguments]
@@ -262,23 +262,23 @@ def _launched(recipe: Recipe) -> list[str]:
 
 
 def _cc_flags(flags: str) -> str:
-    """Return the compiler's flags with the one that compiles again what was interrupted."""
+    """Return the compiler's flags, with the option that retries failed compilations."""
     if _RETRY in flags.split():
         return flags
     return f"{_RETRY} {flags}" if flags else _RETRY
 
 
 def _rounds_stochastically(recipe: Recipe) -> bool:
-    """Whether parameters have no copy of more bits, which takes up what bf16 rounds away.
+    """Check whether bf16 parameters have no fp32 copy, so that rounding must be stochastic.
 
-    As in AWS's BERT script, which leaves it to nearest for an fp32 copy and for autocast.
+    AWS's BERT script does the same: with an fp32 copy or autocast it rounds to the nearest.
     """
     precision = recipe.train.get("optimizer_precision", "fp32_copy")
     return recipe.precision == "bf16" and precision != "fp32_copy"
 
 
 def _compiles_once(spec: JobSpec, phase: str) -> bool:
-    """Whether a graph that fails to compile is given up at once: on the smallest instance."""
+    """Check whether to give up a graph after one failure to compile: on the smallest instance."""
     return phase == "precompile" and spec.device == "neuron" and spec.instance.host_gib <= SMALL_GIB
 
 
@@ -303,7 +303,7 @@ def _compiles_ahead(spec: JobSpec) -> bool:
 
 
 def _graph_values(spec: JobSpec, phase: str) -> dict[str, Any]:
-    """Return what the scripts need to know of the compile cache."""
+    """Return the templates' values for the compile cache."""
     cluster = spec.config.cluster
     cache = cache_root(cluster.compile_cache, cluster.run_root)
     ahead = _compiles_ahead(spec)
@@ -361,7 +361,7 @@ def _common_values(config: Config) -> dict[str, Any]:
         "activate": cluster.activate,
         "python": cluster.python,
         "srun_wait_s": cluster.slurm.srun_wait_s,
-        # Of a custom script only.
+        # For custom scripts only.
         "project": False,
         "links": [],
         "once_per_node": False,

@@ -1,8 +1,8 @@
-"""Keeps what takes long to compute of files' content, in the user's cache.
+"""Caches slow computations on file contents in the user's cache directory.
 
-It is kept under a hash of all that it was made of, the program that made it included: there is
-nothing to go stale. It is believed only from a directory into which nobody else can write, and only
-whole. Whatever the cache lacks, or cannot take, is computed.
+The cache key is a hash of all inputs and of the program, so no result goes stale. A result is used
+only if it is complete, and only if no other user can write to the directory. Without a usable
+cache, the result is computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGEST_BYTES = 32
 
 
 def kept(program: str, made_of: Sequence[str | bytes], compute: Callable[[], bytes]) -> bytes:
-    """Return what `compute` returns, which the source file `program` makes of `made_of` alone."""
+    """Return the result of `compute`, which depends only on `made_of` and the file `program`."""
     try:
         key = _key(program, made_of)
         directory = own_directory()
@@ -51,7 +51,7 @@ def _key(program: str, made_of: Sequence[str | bytes]) -> str:
 
 
 def own_directory() -> Path:
-    """Return the directory of results; an OSError if anybody else could have written them."""
+    """Return the cache directory; raise an OSError if another user can write to it."""
     place = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     directory = place / "trnslurm/rendering"
     if not directory.is_absolute():

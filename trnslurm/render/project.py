@@ -1,4 +1,4 @@
-"""The directory of a custom script: what of it a run takes along, and what it links to."""
+"""The project of a custom script: the files that a run copies, and those that it links to."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Rules(Frozen, kw_only=False):
     directory: Path
     spec: GitIgnoreSpec
 
-    def says(self, path: Path, *, is_dir: bool) -> bool | None:
-        """Return whether it ignores a path; None if it says nothing of it."""
+    def ignores(self, path: Path, *, is_dir: bool) -> bool | None:
+        """Return whether the rules ignore a path; None if no rule matches."""
         name = path.relative_to(self.directory).as_posix()
         return self.spec.check_file(f"{name}/" if is_dir else name).include
 
@@ -42,7 +42,7 @@ def _read_rules(directory: Path) -> _Rules:
 
 
 class _Walk:
-    """A walk through a project, file by file, in the order of names."""
+    """A walk through a project, file by file, ordered by name."""
 
     def __init__(self, root: Path, linked: Sequence[Path]) -> None:
         self.root, self.linked = root, linked
@@ -50,7 +50,7 @@ class _Walk:
         self.left_out: list[str] = []
 
     def files(self, directory: Path, rules: tuple[_Rules, ...] = ()) -> Iterator[Path]:
-        """Yield what is taken along; collect the links, and what is ignored."""
+        """Yield the files to copy; collect the links and the ignored files."""
         try:
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError as error:
@@ -78,19 +78,19 @@ class _Walk:
 
     @staticmethod
     def _ignored(path: Path, rules: tuple[_Rules, ...], *, is_dir: bool) -> bool:
-        """As git: the nearest .gitignore that says anything decides."""
-        said = (rule.says(path, is_dir=is_dir) for rule in reversed(rules))
-        return next((word for word in said if word is not None), False)
+        """Check whether git would ignore a path: the nearest .gitignore with a match decides."""
+        answers = (rule.ignores(path, is_dir=is_dir) for rule in reversed(rules))
+        return next((answer for answer in answers if answer is not None), False)
 
 
 def _inside(path: Path, root: Path) -> bool:
-    """Check whether a link leads to a file of the project, which is copied; else it stays one."""
+    """Check whether a link leads to a file inside the project, which is copied."""
     real = path.resolve()
     return real.is_relative_to(root.resolve()) and real.is_file()
 
 
 def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, bytes]:
-    """Return a project's files as those of a bundle, with what is said of the others."""
+    """Return a project's files for a bundle, and a JSON file that lists what is not copied."""
     if not root.is_dir():
         raise RenderError(f"project {root}: no such directory")
     linked = [root / name for name in links]
@@ -111,7 +111,7 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
         except OSError as error:
             raise RenderError(f"{path}: cannot be read ({error.strerror})") from None
     if f"{PROJECT_CODE}{entry}" not in files:
-        why = "is ignored by .gitignore" if (root / entry).is_file() else "is not there"
+        why = "is ignored by .gitignore" if (root / entry).is_file() else "does not exist"
         raise RenderError(f"project {root}: {entry} {why}")
     facts: dict[str, Any] = {"links": walk.links, "left_out": sorted(walk.left_out)}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
@@ -124,5 +124,5 @@ def _too_much(root: Path, sizes: dict[str, int], count: int) -> str:
     what = many or f"more than {_MOST_MIB} MiB, most of it in {largest}"
     return (
         f"project {root} has {what}: --set 'links=[{largest}]' links to what the script reads "
-        "there; what it does not need belongs into .gitignore"
+        "there; list files that it does not need in .gitignore"
     )

@@ -1,4 +1,4 @@
-"""The PATH of everything that runs on a node."""
+"""The PATH of programs on a node."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def search_path(python: str, bin_dir: str | None) -> str:
-    """Return the PATH of everything that runs on a node."""
+    """Return the PATH for every program that runs on a node."""
     # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
     own = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    # Where ParallelCluster, Neuron's and EFA's installers put their commands.
+    # The installers of ParallelCluster, Neuron and EFA put their commands here.
     sites = "/opt/slurm/bin:/opt/aws/neuron/bin:/opt/amazon/efa/bin:/opt/amazon/openmpi/bin"
     words = [own, bin_dir or "", *sites.split(":"), *standard.split(":")]
     return ":".join(word for word in dict.fromkeys(words) if word)

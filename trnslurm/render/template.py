@@ -1,6 +1,6 @@
-"""Fills templates with Jinja: strict, sandboxed, every value quoted for the shell.
+"""Renders templates with Jinja: strict, sandboxed, with every value quoted for the shell.
 
-Jinja is imported when a template is opened: most commands render nothing.
+Jinja is imported late, because most commands render nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class _Raw(str):
 
 
 def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
-    """Return the templates of these directories; the first directory that has a name wins."""
+    """Return a Jinja environment for templates; the first directory with a name wins."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Environment(ImmutableSandboxedEnvironment):
-        """Jinja's, which compiles the same template once."""
+        """Jinja's environment, which caches compiled templates."""
 
         def compile(self, source: Any, name: Any = None, filename: Any = None, *_: Any) -> Any:
             made_of = [jinja2.__version__, str(source), str(name), str(filename)]
@@ -40,7 +40,7 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
     environment = Environment(
         loader=jinja2.FileSystemLoader([str(d) for d in template_dirs]),
         undefined=jinja2.StrictUndefined,
-        finalize=_quoted,  # no expression reaches a script unquoted by forgetting a filter
+        finalize=_quoted,  # quotes every expression, even without a filter
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -65,7 +65,7 @@ def _quoted(value: Any) -> Any:
 
 
 def _comment(value: Any) -> _Raw:
-    """Return text for a comment line, which it must not break out of."""
+    """Return text for a comment line; refuse text that would end the comment."""
     text = str(value)
     if any(not c.isprintable() for c in text):
         raise RenderError(f"{text!r} cannot be in a comment")
@@ -73,7 +73,7 @@ def _comment(value: Any) -> _Raw:
 
 
 def _directive(value: Any) -> _Raw:
-    """Return one word of an #SBATCH line, quoted as sbatch reads it."""
+    """Return a word for an #SBATCH line, quoted for sbatch."""
     text = str(value)
     if any(not c.isprintable() for c in text):
         raise RenderError(f"{text!r} cannot be in an #SBATCH line")

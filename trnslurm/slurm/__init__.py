@@ -1,1 +1,1 @@
-"""Slurm's commands: the only place that calls them, and what their words mean."""
+"""Calls Slurm's commands, and explains their answers in plain words."""

@@ -1,6 +1,6 @@
-"""Slurm's commands, which nothing else starts: argument lists, time limits, parsers.
+"""Calls Slurm's commands and parses their output; no other module calls them.
 
-What starts them is imported late: a plan, or a list of runs on this machine, calls none.
+subprocess is imported late: a plan, or a list of local runs, calls no command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30
 _PING_S = 10
-# These override a script's directives or a command's format. SLURM_CONF says where the cluster is.
+# These override a script's directives or a command's output format. SLURM_CONF names the cluster.
 _OVERRIDES = r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+"
 _KEPT = {"SLURM_CONF"}
 
@@ -28,7 +28,7 @@ _FIELD = r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)"
 
 
 class QueueEntry(Frozen):
-    """One job as the controller (squeue) or the accounting (sacct) shows it."""
+    """One job, as squeue or sacct shows it."""
 
     job_id: str
     state: str
@@ -36,19 +36,19 @@ class QueueEntry(Frozen):
     start: str = ""
     nodes: str = ""
     directory: str = ""
-    """Where it was submitted; empty: not shown."""
+    """The directory of the submission; empty if not shown."""
 
     @property
     def why(self) -> str:
-        """The reason in plain words; Slurm's own where we have none."""
+        """The reason in plain words, or Slurm's word if it is not in our table."""
         return job_reason(self.reason)
 
 
 def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> QueueEntry | None:
-    """Return a job if it is the one that was submitted from a run directory.
+    """Return a job by its id if it was submitted from this run directory.
 
-    A controller that is killed forgets the jobs of its last seconds and gives their numbers to
-    others. Names are compared, as one directory may be mounted in two places.
+    A killed controller forgets the jobs of its last seconds, and gives their ids to new jobs. Only
+    the directory's name is compared, because a directory may be mounted in two places.
     """
     entry = queue.get(job_id)
     if entry and entry.directory and Path(entry.directory).name != directory.name:
@@ -58,8 +58,8 @@ def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> Q
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment less the variables that would override a reviewed script."""
-    left_out = {*overriding(environment)}
-    return {k: v for k, v in environment.items() if k not in left_out}
+    removed = {*overriding(environment)}
+    return {k: v for k, v in environment.items() if k not in removed}
 
 
 def overriding(environment: Iterable[str]) -> list[str]:
@@ -68,9 +68,9 @@ def overriding(environment: Iterable[str]) -> list[str]:
 
 
 def own_words(command: str, stderr: str) -> str:
-    """Return what a command said about its failure, as one line that names it once."""
-    said = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
-    return f"{command}: {said}" if said else ""
+    """Return a command's error messages as one line that names the command once."""
+    messages = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
+    return f"{command}: {messages}" if messages else ""
 
 
 class Slurm(Frozen, kw_only=False):
@@ -79,15 +79,15 @@ class Slurm(Frozen, kw_only=False):
     bin_dir: str | None = None
 
     def find(self, command: str) -> str | None:
-        """Return the command's path, or None; PATH is searched where `bin_dir` lacks it."""
+        """Return the command's path from `bin_dir` or PATH; None if neither has it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():
             return str(Path(self.bin_dir) / command)
-        # shutil.which would do, but takes longer to import than to look.
+        # shutil.which does this too, but takes longer to import.
         found = (Path(place) / command for place in os.get_exec_path())
         return next((str(f) for f in found if os.access(f, os.X_OK) and f.is_file()), None)
 
     def path(self, command: str) -> str:
-        """Return the command's path; if it is missing, say what to do."""
+        """Return the command's path; raise a SlurmError if it is missing."""
         if found := self.find(command):
             return found
         raise SlurmError(
@@ -96,7 +96,7 @@ class Slurm(Frozen, kw_only=False):
         )
 
     def call(self, command: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
-        """Run a command and return what it printed; a failure is an error in its own words."""
+        """Run a command and return its output; raise a SlurmError with its message if it fails."""
         done = self._run(command, *arguments, timeout_s=timeout_s)
         if done.returncode:
             words = own_words(command, done.stderr)
@@ -104,7 +104,7 @@ class Slurm(Frozen, kw_only=False):
         return done.stdout
 
     def knows_option(self, option: str) -> bool:
-        """Check whether this host's srun knows an option, such as one of a site's plugins."""
+        """Check whether this host's srun knows an option, such as one from a plugin."""
         return f"{option}=" in self._run("srun", "--help", timeout_s=TIMEOUT_S).stdout
 
     def _run(
@@ -132,7 +132,7 @@ class Slurm(Frozen, kw_only=False):
             raise SlurmError(f"{argv[0]}: {error.strerror}") from None
 
     def configuration(self) -> dict[str, str]:
-        """Return the keys of slurm.conf, as the controller has them."""
+        """Return the controller's configuration."""
         text = self.call("scontrol", "show", "config")
         return dict(re.findall(r"(?m)^(\w+)\s*=\s*(.*?)\s*$", text))
 
@@ -145,12 +145,12 @@ class Slurm(Frozen, kw_only=False):
         return found
 
     def try_out(self, script: Path) -> tuple[bool, str]:
-        """Return whether a script would be accepted now, and when it would start or why not."""
+        """Return whether Slurm would accept a script now, with the expected start or the error."""
         done = self._run("sbatch", "--test-only", str(script), timeout_s=TIMEOUT_S)
         return done.returncode == 0, own_words("sbatch", done.stderr).removeprefix("sbatch: ")
 
     def queue(self, users: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> dict[str, QueueEntry]:
-        """Return every job of these users that the controller remembers, by id."""
+        """Return every job of these users that the controller knows, by id."""
         text = self.call(
             "squeue",
             "--noheader",
@@ -183,7 +183,7 @@ class Slurm(Frozen, kw_only=False):
         return [row[0] for row in rows if len(row) == 3 and row[2] == directory]
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, QueueEntry]:
-        """Return what sacct knows about the jobs; nothing where there is no accounting."""
+        """Return the jobs that sacct knows, by id; empty without accounting."""
         if not job_ids or not self.find("sacct"):
             return {}
         try:
@@ -205,12 +205,12 @@ class Slurm(Frozen, kw_only=False):
             code, _, number = exit_code.partition(":")
             reason = f"exit code {code}" if code.strip("0") else ""
             if number.strip("0"):
-                reason = f"killed by signal {number}"  # of the batch script itself
+                reason = f"killed by signal {number}"  # the batch script itself
             found[job_id] = QueueEntry(job_id=job_id, state=word, reason=reason, nodes=nodes)
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; that one has ended already is no error."""
+        """Cancel jobs; a job that has already ended is no error."""
         try:
             self.call("scancel", *job_ids)
         except SlurmError as error:
@@ -218,7 +218,7 @@ class Slurm(Frozen, kw_only=False):
                 raise
 
     def ask_to_stop(self, job_id: str) -> None:
-        """Send a job's batch script the signal to save and end."""
+        """Signal a job's batch script to save and end."""
         self.call("scancel", "--batch", "--signal=USR1", job_id)
 
     def release(self, job_id: str) -> None:
@@ -227,12 +227,12 @@ class Slurm(Frozen, kw_only=False):
 
 
 def slurm_hint(root: Path = Path("/")) -> tuple[str | None, bool]:
-    """Return what on this host hints at Slurm (None: nothing does), and whether srun is there."""
+    """Return a sign of Slurm on this host, or None, and whether srun is installed."""
     if srun := Slurm().find("srun"):
         try:
             Slurm().call("scontrol", "ping", timeout_s=_PING_S)
         except SlurmError as error:
-            # Installed for a sandbox, Slurm's commands belong to no cluster.
+            # Slurm's commands are installed, for example for the sandbox, but for no cluster.
             if "Could not establish a configuration source" in str(error):
                 return None, False
         return srun, True

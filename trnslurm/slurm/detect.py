@@ -1,4 +1,4 @@
-"""Makes a cluster profile from what a Slurm cluster says about itself."""
+"""Makes a cluster profile from the description that Slurm's controller gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trnslurm.slurm.commands import Slurm
 
 
 class Partition(Frozen):
-    """One partition, as its nodes describe it even while they are powered down."""
+    """One partition; the controller describes its nodes even while they are powered down."""
 
     name: str
     default: bool
@@ -26,10 +26,10 @@ class Partition(Frozen):
     memory_mib: int
     max_time_min: int | None
     instance_type: str | None
-    """From ParallelCluster's node features; None where they name no known type."""
+    """From ParallelCluster's node features; None if they name no known type."""
 
 
-class Site(Frozen):
+class DetectedCluster(Frozen):
     """A cluster as its controller describes it."""
 
     cluster: str
@@ -37,20 +37,20 @@ class Site(Frozen):
     partitions: tuple[Partition, ...]
 
     def best(self) -> Partition:
-        """Return the partition that training would run on: known accelerators, then the largest."""
+        """Return the likely partition for training: known accelerators first, then the largest."""
         order = [(p.instance_type is not None, p.gpus, p.default, p.nodes) for p in self.partitions]
         return self.partitions[order.index(max(order))]
 
 
-def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
+def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> DetectedCluster:
     """Return the partitions and nodes that the controller knows."""
     config = slurm.configuration()
     nodes = slurm.show("node")
     found = [_partition(p, nodes, types) for p in slurm.show("partition")]
     usable = tuple(p for p in found if p.nodes)
     if not usable:
-        raise SlurmError("scontrol shows no partition with nodes; nothing to make a profile of")
-    return Site(
+        raise SlurmError("scontrol shows no partition with nodes, so there is nothing to describe")
+    return DetectedCluster(
         cluster=config.get("ClusterName", "cluster"),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
         partitions=usable,
@@ -58,9 +58,9 @@ def detect(slurm: Slurm, types: Mapping[str, InstanceType]) -> Site:
 
 
 def profile_text(
-    site: Site, partition: Partition, bin_dir: str | None, shared: Path | None = None
+    site: DetectedCluster, partition: Partition, bin_dir: str | None, shared: Path | None = None
 ) -> str:
-    """Return a commented cluster profile for one partition; `shared` is on all nodes."""
+    """Return a commented cluster profile for a partition; all nodes mount the path `shared`."""
     accounting = "on" if site.accounting else "off: status works without it"
     limit = "null" if partition.max_time_min is None else str(partition.max_time_min)
     found = shared or Path("~")
@@ -69,14 +69,14 @@ def profile_text(
     lines = [
         f"description: {_scalar(f'{site.cluster}, partition {partition.name}')}",
         "",
-        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then prove them",
+        "# Made by `trnslurm cluster detect --write`. Check run_root and python, then test them",
         "# with `trnslurm env check`.",
         f"# Found: {partition.nodes} nodes, {partition.cpus} CPUs, "
         f"{partition.memory_mib // 1024} GiB each; accounting {accounting}.",
         "scheduler: slurm",
         f"instance_type: {_scalar(partition.instance_type or partition.name)}",
         "",
-        f"# On a file system that all nodes share. {known}.",
+        f"# Directories on a file system that all nodes share. {known}.",
         f"run_root: {_scalar(str(found / 'trnslurm-runs'))}",
         f"data_root: {_scalar(str(found / 'trnslurm-data'))}",
         "# The nodes' Python, with the pinned stack; this is the one that made the profile.",
@@ -94,14 +94,14 @@ def profile_text(
         f"  max_nodes: {partition.nodes}",
         f"  max_time_min: {limit}",
         f"  cpus_per_task: {partition.cpus}",
-        "  data_partition: null  # of `data prepare --submit`, where CPUs will do",
+        "  data_partition: null  # for `data prepare --submit`, which needs only CPUs",
         f"  bin_dir: {'null' if bin_dir is None else _scalar(bin_dir)}",
     ]
     return "\n".join(lines + ([] if partition.instance_type else _own_type(partition))) + "\n"
 
 
 def _own_type(partition: Partition) -> list[str]:
-    """Return the lines of an instance type for nodes that the catalog does not know."""
+    """Return the lines that define an instance type that the catalog lacks."""
     device, count = ("cuda", partition.gpus) if partition.gpus else ("cpu", partition.cpus)
     workers = [n for n in (1, 2, 4, 8, 16, count) if n <= count]
     listed = sorted(set(workers))

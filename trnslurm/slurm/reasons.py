@@ -1,4 +1,4 @@
-"""Slurm's and ParallelCluster's words for why nothing runs, in plain words."""
+"""Explains Slurm's and ParallelCluster's reasons in plain words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _JOB = {
     "Cleaning": "its last attempt is still being cleaned up",
     "Dependency": "waiting for another job",
     "DependencyNeverSatisfied": "the job that it waits for failed, so it will never start",
-    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
+    "JobHeldUser": "held by its owner: `scontrol release` frees it",
     "JobHeldAdmin": "held by an administrator",
     "JobHoldMaxRequeue": "held: it was requeued too often",
     "JobLaunchFailure": "Slurm could not launch it",
-    "BadConstraints": "too few nodes are as it asks",
+    "BadConstraints": "too few nodes satisfy its constraints",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "Licenses": "waiting for a license",
@@ -49,7 +49,7 @@ _CODES = {
     "InsufficientHostCapacity": _CAPACITY,
     "InsufficientCapacity": _CAPACITY,
     "InsufficientCapacityOnOutpost": _CAPACITY,
-    "LimitedInstanceCapacity": "AWS had fewer instances than were asked for, so none was started",
+    "LimitedInstanceCapacity": "AWS had too few instances for the job, so it started none",
     "InsufficientReservedInstanceCapacity": "its capacity reservation has no instance left",
     "SpotMaxPriceTooLow": "the spot price is over the limit of its compute resource",
     "MaxSpotInstanceCountExceeded": "the account's limit of spot instances is reached",
@@ -63,7 +63,7 @@ _CODES = {
 
 
 def job_reason(reason: str) -> str:
-    """Return why a job is not running, in Slurm's own words where we have none."""
+    """Return why a job is not running, in plain words or else in Slurm's."""
     plain = reason.strip("()")
     if plain in ("None", ""):
         return ""
@@ -76,7 +76,7 @@ def job_reason(reason: str) -> str:
 
 
 def node_reason(reason: str) -> str:
-    """Return why a node is down, with AWS's error code if the controller has one."""
+    """Return why a node is down, with AWS's error code if the reason has one."""
     match = re.search(_CODE, reason)
     if match is None:
         return reason
