@@ -360,7 +360,7 @@ def test_a_script_that_tells_of_no_checkpoint_does_not_begin_anew(
     run.checkpoints.mkdir(exist_ok=True)
     (run.checkpoints / "ckpt_40.pt").touch()
     said = cli("resume", run.name).error
-    assert f"{run.name} has told of no checkpoint, so it would begin at step 0" in said
+    assert f"{run.name} has reported no checkpoint, so it would begin at step 0" in said
     assert len(fake_slurm.calls("sbatch")) == 1
     saved = {"step": 40, "path": str(run.checkpoints / "ckpt_40.pt")}
     run.saved_file.write_text(json.dumps(saved))

@@ -185,7 +185,7 @@ def test_resume_tells_others(warm, site, fake_slurm, cli) -> None:
     del record["sha256"]["code/trnslurm/node/notify.py"]
     run.record_file.write_text(json.dumps(record))
     assert cli("resume", "last", "--notify", "true").error == (
-        f"{run.name} was submitted with a trnslurm that tells nobody: leave out --notify"
+        f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"
     )
 
 

@@ -256,7 +256,7 @@ def test_chain_has_a_key_for_each_run(graphs, site, fake_slurm, cli) -> None:
     assert [r.record().phases for r in (a, b, c)] == [
         ("precompile", "train"), ("train",), ("precompile", "train"),
     ]  # fmt: skip
-    assert "a run before it compiles its graphs" in b.record().precompile["left_out"]
+    assert "another run of its submission compiles its graphs" in b.record().precompile["left_out"]
     assert dependencies(fake_slurm) == ["", "1001", "1002", "1003", "1004"]
     keys = [r.record().precompile["key"] for r in (a, b, c)]
     assert keys[0] == keys[1] != keys[2]

@@ -276,6 +276,6 @@ def test_empty_turn_that_an_older_version_left_is_over(graphs, site, fake_slurm,
 def test_refused_if_its_files_have_changed(failed, fake_slurm, cli) -> None:
     failed.script("train").write_text("#!/bin/bash\n")
     assert cli("resume", "last").error == (
-        f"{failed.script('train')} is not as it was submitted: submit it as a new run"
+        f"{failed.script('train')} was changed after the submission: submit it as a new run"
     )
     assert fake_slurm.calls("sbatch") == []

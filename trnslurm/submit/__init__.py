@@ -1,4 +1,4 @@
-"""Puts bundles into run directories and starts them; resumes and cancels runs.
+"""Put bundles into run directories and start them; resume and cancel runs.
 
 Only this package uses submitit. Its two executors are used through private seams that tests freeze:
 the text of the submission file, the sbatch command, and `_submit_command`. No function is pickled,

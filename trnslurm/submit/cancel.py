@@ -1,4 +1,4 @@
-"""Ends runs: a running training is asked to save and end, all else is cancelled at once."""
+"""Cancel runs: a running training saves a checkpoint first, all other jobs end at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trnslurm.runs.status import RunStatus, is_complete, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
 
 _TRAIN = "train"
-# The program that takes the signal; scripts of earlier versions took it themselves.
+# The program that handles the signal; scripts of earlier versions handled it themselves.
 _SAVES = re.compile(rb"^(exec .*trnslurm\.node\.attempt|\s*trap .*\bUSR1)\b", re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ class Cancelled(Frozen, kw_only=False):
 
     run: RunDir
     saves: bool
-    """It was asked to save a checkpoint first, and ends by itself."""
+    """It saves a checkpoint first, and then ends."""
 
 
 def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
@@ -38,22 +38,22 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
     if record.scheduler == "local" and record.host != socket.gethostname():
         raise SubmitError(f"{run.name} runs on {record.host}: cancel it there")
     runs, last = [run], record
-    while last.then:  # the runs that wait for it, and for those
+    while last.then:  # all runs that wait for it, directly or not
         waiting = runs[-1].sibling(last.then)
         try:
             last = waiting.record()
             refuse_foreign(waiting.path, "cancel")
-        except RunError:  # deleted by a person, or damaged: no reason to let this one run on
+        except RunError:  # deleted or damaged: cancel the others nevertheless
             break
         runs.append(waiting)
-    # Slurm forgets that of a job that never started; and no attempt starts beside this mark.
+    # Slurm forgets the cancelling of a job that never started; this file also stops new attempts.
     for each in runs:
         if is_complete(each, each.record()):
-            continue  # a job that Slurm still has of it is cancelled; the run stays completed
+            continue  # its leftover jobs are cancelled; the run stays completed
         try:
             write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_time()})
         except OSError:
-            pass  # a full disk is no reason to let the job run on
+            pass  # cancel the job even if the disk is full
     try:
         if record.scheduler == "local":
             from trnslurm.submit import on_this_machine
@@ -68,12 +68,12 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
 
 
 def cancel_unless_ended(run: RunDir, *, now: bool = False) -> tuple[RunStatus, list[Cancelled]]:
-    """Cancel a run that may still have jobs; return how it stood, and what was cancelled."""
+    """Cancel a run that may still have jobs; return its status before, and what was cancelled."""
     try:
         before = run_status(run, leftovers=True)
     except RunError as error:
         raise RunError(f"{error}{jobs_to_cancel(run)}") from None
-    # What is lost may still run, and so may an early phase of what was refused.
+    # A LOST run may still run, and so may an early phase of a refused run.
     settled = before.state != "LOST" and all(phase.final for phase in before.phases)
     settled = settled and before.mend != f"trnslurm cancel {run.name}"
     return before, [] if before.final and settled else cancel(run, now=now)
@@ -102,7 +102,7 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
             found = slurm.jobs_in(str(each.path), record.user)
             known += [job for job in found if job not in known]
         jobs += [job for job in known if job not in queue or find_job(queue, job, each.path)]
-    # The last phase first: else the end of the first could still release it.
+    # Last phase first: the end of an earlier phase could release it.
     if jobs := [job for job in jobs[::-1] if job not in saving]:
         slurm.cancel(jobs)
     for job in saving:
@@ -111,16 +111,16 @@ def _cancel_on_slurm(runs: list[RunDir], slurm: Slurm, *, now: bool) -> list[Can
 
 
 def _training(run: RunDir, queue: Mapping[str, QueueEntry]) -> str:
-    """Return the job of a training that saves at the signal; empty if there is none.
+    """Return the job of a running training that saves a checkpoint at the signal; empty: none.
 
-    Its script must be running already, and take the signal, which kills any other.
+    The batch script must handle the signal; it would kill a script that does not.
     """
     record = run.record()
     job = record.jobs.get(_TRAIN, "")
     last = run.attempts_since(record, _TRAIN)[-1:]
     if not job or not last or (last[0].state, last[0].job_id) != ("RUNNING", job):
         return ""
-    # A custom script that has told nothing asks for no stop either, or has nothing to save.
+    # A custom script that reported nothing does not check for a stop, or has nothing to save.
     told = run.last_metrics().get("attempt") == last[0].attempt or run.newest_step()
     if run.project_file.exists() and not told:
         return ""

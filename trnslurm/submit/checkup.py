@@ -1,8 +1,7 @@
 """The job of `trnslurm doctor --run`: a training's scripts, in which the workers only measure.
 
-Its batch script and what starts its workers (ranks.sh) are those of any training on this cluster,
-so that what they set in the environment is checked as well; around the workers goes
-trnslurm.node.checkup, which looks at the nodes.
+It uses the batch script and ranks.sh of any training on this cluster, so their environment is
+checked as well. trnslurm.node.checkup runs around the workers and checks the nodes.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from trnslurm.train.checkup import main
 
 main()
 """
-# A graph has to be new to show that the cache can be written: so its size comes from the clock.
+# Only a new graph shows that the cache is writable, so the graph's size comes from the clock.
 _SIZES = 100_000
 
 
 def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -> JobSpec:
-    """Make the job: one step of one sample per worker."""
+    """Return the spec of the job: one step with one sample per worker."""
     limits = [_LIMIT_MIN, cluster.slurm.max_time_min or _LIMIT_MIN]
     slurm = replace(
         cluster.slurm, time_min=min(limits), requeue=False, stop_before_s=0, max_crashes=1,
-        srun_wait_s=0,  # no node is ended because another has finished
+        srun_wait_s=0,  # a finished node does not end the others
     )  # fmt: skip
     # The checkup runs the preflight itself, and continues if that finds a problem.
     profile = replace(cluster, slurm=slurm, preflight=False)
@@ -53,7 +52,7 @@ def make_spec_of_checkup(cluster: Cluster, name: str, source: str, nodes: int) -
 
 
 def make_checkup(spec: JobSpec, template_dirs: Sequence[Path]) -> Job:
-    """Render it: a training's files, and the program around its node script."""
+    """Render the job: the files of a training, with the checkup around the node script."""
     code = package_files(ON_NODES) | {f"code/jobs/{NAME}/train.py": _ENTRY}
     job = make_job(spec, template_dirs, code=code)
     files = dict(job.bundle.files)
@@ -74,7 +73,7 @@ def _node_script(spec: JobSpec) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            "# One node's part of `trnslurm doctor --run`; ranks.sh is that of a training.",
+            "# One node's part of `trnslurm doctor --run`; ranks.sh is the same as for training.",
             "set -euo pipefail",
             'exec "$TRNSLURM_PYTHON" -m trnslurm.node.checkup \\',
             f"  {shlex.join(words)} -- bash {RANKS_SCRIPT} train",

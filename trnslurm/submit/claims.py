@@ -1,4 +1,4 @@
-"""Claims the keys that a submission will compile; waits for others who compile them already."""
+"""Claim the keys that a submission will compile, or wait for the runs that compile them already."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 
 class Claims:
-    """The claims of one submission; they are given back if it fails."""
+    """The claims of one submission; released if it fails."""
 
     def __init__(self, cache: CompileCache, console: Console) -> None:
         self._cache, self._console = cache, console
@@ -44,8 +44,8 @@ class Claims:
                     drop_claim(claim)
 
     def decide(self, job: Job, run: RunDir, *, waits: bool) -> Need:
-        """Decide whether a run begins with a precompile job; `waits`: for another run's end."""
-        if waits:  # others would wait with it, so it claims nothing
+        """Decide whether a run needs a precompile job; `waits`: the run waits for another run."""
+        if waits:  # a claim would make other runs wait as well
             need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
                 need = replace(need, decision="cold", other=None)
@@ -53,16 +53,16 @@ class Claims:
         return self._claim(job, run)
 
     def complete(self) -> None:
-        """Note which jobs compile, for others to wait for."""
+        """Write the ids of the precompile jobs into the claims, for other runs to wait for."""
         for claim, run in self._taken:
             jobs = run.record().jobs
-            with contextlib.suppress(OSError):  # then others compile as well
+            with contextlib.suppress(OSError):  # then other runs compile as well
                 job = jobs.get("local") or jobs["precompile"]
                 update_claim(claim, replace(claim.holder, job=job))
         self._taken.clear()
 
     def _claim(self, job: Job, run: RunDir) -> Need:
-        """Return what the job needs, its key claimed if it has to be compiled."""
+        """Return what the job needs; claim its key if the job compiles it."""
         while True:
             need = need_of(job, self._cache)
             if _nothing_to_wait_for(need):
@@ -72,7 +72,7 @@ class Claims:
                 return need
 
     def _take(self, need: Need, run: RunDir) -> bool:
-        """Claim the key; return False if the decision has to be made again."""
+        """Claim the key; return False if another run claimed it meanwhile."""
         root, key = self._cache.root, need.compiled.key
         try:
             claim = take_claim(
@@ -82,7 +82,7 @@ class Claims:
                 after=newest_claim(root, key),
                 trusted=self._cache.trusted,
             )
-        except CacheError as error:  # nor could its precompile job
+        except CacheError as error:  # the precompile job could not write either
             raise RunError(str(error)) from None
         except OSError as error:
             place = error.filename or root
@@ -90,7 +90,7 @@ class Claims:
             return True
         if claim is None:
             return False
-        # The job whose claim was found stale may have ended well since.
+        # The run with the stale claim may have completed since.
         if self._cache.look_up(need.job.ingredients or {}).warm:
             drop_claim(claim)
             return False
@@ -99,7 +99,7 @@ class Claims:
 
 
 def _nothing_to_wait_for(need: Need) -> bool:
-    """Check whether who compiles has no job that Slurm could wait for, or none yet."""
+    """Check whether the compiling run has no job for which Slurm could wait."""
     if need.decision != "compiling" or need.other is None:
         return False
     return need.job.local or not need.other.holder.job

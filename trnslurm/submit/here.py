@@ -1,6 +1,6 @@
-"""What this host can see of what a job needs: data, first parameters, Python and its packages.
+"""Check on this host what a job needs: data, initial parameters, Python and its packages.
 
-On a login node much is unknown: what the nodes may have all the same is a warning.
+A login node sees only a part: what the nodes may have nevertheless is a warning.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _PACKAGES = {
     ("attention", "flash_attention_2"): ("flash_attn", "pip install flash-attn"),
     ("strategy", "deepspeed"): ("deepspeed", "pip install deepspeed"),
 }
-# What NVIDIA's preparation calls the shards of each split.
+# Names of the shards that NVIDIA's preparation makes.
 _TRAINING, _TEST = "*_training_*.hdf5", "*_test_*.hdf5"
 
 
 def check_here(job: Job) -> list[str]:
-    """Refuse a job for what this host sees that it lacks; return warnings of what it may lack."""
+    """Refuse a job that lacks something on this host; return warnings of what may be missing."""
     plan = _plan_of(job)
     _check_data(job, plan)
     found = [*_python(job), *_first_parameters(job, plan)]
     _check_staging(job)
-    if job.profile.container.image:  # what is installed, and which Python starts it, are its own
+    if job.profile.container.image:  # the image has its own Python and packages
         return [*found, *_container(job)]
     return [*found, *_packages(job, plan)]
 
 
 def check_notify(job: Job) -> list[str]:
-    """Refuse a webhook's file, or a command, that this host sees to be wrong; return warnings."""
+    """Refuse a webhook file or a command that cannot work; return warnings."""
     found, notify = [], job.profile.notify
     if notify.webhook is not None:
         file = Path(job.profile.expand(notify.webhook))
@@ -69,8 +69,8 @@ def check_notify(job: Job) -> list[str]:
 def find_python(job: Job) -> str:
     """Return the interpreter of a local job: the profile's, or this one if it has torch.
 
-    A custom script is started by the Python of the environment that is active here; what
-    runs beside a container needs the standard library only.
+    The active environment's Python starts a custom script. With a container, the Python outside
+    it needs the standard library only.
     """
     configured = job.profile.python
     if configured != "python3":
@@ -90,7 +90,7 @@ def find_python(job: Job) -> str:
 
 
 def _plan_of(job: Job) -> Mapping[str, Any]:
-    """Return plan.json; empty of a job that trains nothing."""
+    """Return plan.json; empty if the job trains nothing."""
     try:
         plan = json.loads(job.bundle.files[PLAN])
     except (KeyError, ValueError):
@@ -99,7 +99,7 @@ def _plan_of(job: Job) -> Mapping[str, Any]:
 
 
 def _python(job: Job) -> Iterator[str]:
-    """Refuse a Python that this machine lacks, or that cannot be run; warn of one elsewhere."""
+    """Refuse a Python that is missing or cannot be run; for Slurm jobs, warn."""
     python = find_python(job) if job.local else job.profile.python
     path = Path(python)
     if not path.is_absolute():
@@ -110,7 +110,7 @@ def _python(job: Job) -> Iterator[str]:
         if os.access(path, os.X_OK) and path.is_file():
             return
         there, near = path.exists(), path.parent.is_dir()
-    except (OSError, ValueError):  # a name that this shell's locale does not have
+    except (OSError, ValueError):  # not a valid name in this locale
         return
     problem = "cannot be run" if there else "does not exist"
     if job.local:
@@ -120,19 +120,19 @@ def _python(job: Job) -> Iterator[str]:
 
 
 def _check_staging(job: Job) -> None:
-    """Refuse to copy the environment of a Python that this host sees to be the system's."""
+    """Refuse stage_python for a Python that is in no environment."""
     python = Path(find_python(job) if job.local else job.profile.python)
     above = python.parent.parent
     signs = any((above / sign).exists() for sign in ("pyvenv.cfg", "conda-meta"))
     if job.profile.stage_python and python.exists() and not signs:
         raise SubmitError(
             f"stage_python is set, but {python} is in no environment of venv or conda: "
-            "set python: to one's bin/python, or stage_python to null"
+            "set python: to an environment's bin/python, or stage_python to null"
         )
 
 
 def _container(job: Job) -> Iterator[str]:
-    """Refuse an image or a runtime that this machine lacks; warn of what the nodes may have."""
+    """Refuse an image or a runtime that is missing; warn of what the nodes may have."""
     container = job.profile.container
     image = job.profile.expand(container.image or "")
     missing = image.startswith("/") and not Path(image).exists()
@@ -152,15 +152,15 @@ def _container(job: Job) -> Iterator[str]:
     if container.runtime != "podman":
         return
     tracking = slurm.configuration().get("ProctrackType", "")
-    if "cgroup" not in tracking:  # they are nobody's children
+    if "cgroup" not in tracking:  # Podman's containers are not children of the job
         yield (
             f"Slurm has {tracking or 'an unknown ProctrackType'}, which does not find Podman's "
-            "containers: those of a job that is killed stay"
+            "containers: a killed job leaves its containers running"
         )
 
 
 def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
-    # Prepared data, shards as they are published, or a plain text.
+    # Prepared data, published shards, or a text file.
     files = [f"{job.data}/{INDEX}", f"{job.data}/*.hdf5", job.data]
     if job.data and none_there(job.profile, files):
         prepare = _command(job, plan, "prepare")
@@ -172,16 +172,16 @@ def _check_data(job: Job, plan: Mapping[str, Any]) -> None:
 
 
 def _command(job: Job, plan: Mapping[str, Any], verb: str) -> str:
-    """Return the command that makes missing data."""
+    """Return the command that prepares or fetches missing data."""
     return command(verb, job.recipe, job.preset, job.cluster, plan.get("model", {}))
 
 
 def _index(job: Job) -> Mapping[str, Any]:
-    """Return the index of prepared data; empty where this host sees none."""
+    """Return the index of prepared data; empty if this host cannot read it."""
     try:
         index = load_json(Path(job.profile.expand(job.data)) / INDEX)
     except (OSError, RuntimeError, ValueError):
-        return {}  # not for this host to look at; the job says what is wrong
+        return {}  # the job will say what is wrong
     return index if isinstance(index, dict) else {}
 
 
@@ -262,9 +262,9 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
     try:
         path = Path(job.profile.expand(model))
         there = (path if is_path else _cached(job, model)).exists()
-    except (OSError, RuntimeError, ValueError):  # a ~user unknown on this host
+    except (OSError, RuntimeError, ValueError):  # ~user is unknown on this host
         return
-    # A run ahead in a chain has yet to make its checkpoints.
+    # In a chain, the previous run has yet to write its checkpoints.
     if there or path.name == CHECKPOINTS:
         return
     if is_path and not path.is_absolute():
@@ -281,13 +281,13 @@ def _first_parameters(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cached(job: Job, model: str) -> Path:
-    """Return where a model of the Hub would lie in the cache of Hugging Face."""
+    """Return the path of a Hub model in the cache of Hugging Face."""
     home = Path(job.profile.env.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return home / "hub" / f"models--{model.replace('/', '--')}"
 
 
 def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
-    """Refuse values that need a package which this Python lacks; warn of another one's."""
+    """Refuse values that need a package which this Python lacks; warn for another Python."""
     train = plan["train"] if plan else {}
     python = find_python(job) if job.local else job.profile.python
     for (key, value), (module, install) in _PACKAGES.items():
@@ -300,7 +300,7 @@ def _packages(job: Job, plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _has(python: str, module: str) -> bool:
-    """Check whether a Python has a module, without starting it; of one elsewhere: yes."""
+    """Check whether a Python has a module, without starting it; True if that is unknown."""
     if python == sys.executable:
         return importlib.util.find_spec(module) is not None
     sites = [*Path(python).parent.parent.glob("lib/python3*/site-packages")]

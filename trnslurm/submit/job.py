@@ -1,4 +1,4 @@
-"""What is submitted: a bundle, rendered now or reviewed before, and where it goes."""
+"""Job: a rendered or reviewed bundle, with what its submission needs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Job(Frozen):
 def make_job(
     spec: JobSpec, template_dirs: Sequence[Path], *, code: Mapping[str, bytes] | None = None
 ) -> Job:
-    """Render a spec into a job; `code` is that of a bundle that exists already."""
+    """Render a spec into a job; `code`: the code files of an existing bundle."""
     config: Config = spec.config
     return Job(
         bundle=render_job(spec, template_dirs, code=code),

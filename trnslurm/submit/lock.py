@@ -1,4 +1,4 @@
-"""Lets one process at a time submit a run, on whichever host, so that a run never has two jobs.
+"""Let only one process submit a run, across hosts, so that a run never has two jobs.
 
     RUN/state/turns/3.json    the highest number counts (trnslurm/node/claims.py)
 
@@ -24,7 +24,7 @@ _WRITING_S = 30  # a claim is written at once; an older version left an empty on
 
 @contextlib.contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Keep other processes from submitting the run; if one already does, raise who that is."""
+    """Keep other processes from submitting the run; raise if another process is submitting it."""
     try:
         run.turns.mkdir(exist_ok=True)
         newest = newest_in(run.turns, prefix="")
@@ -38,7 +38,7 @@ def lock_run(run: RunDir) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # deleted meanwhile: nothing is left to submit
+        with contextlib.suppress(OSError):  # the run was deleted meanwhile
             update_claim(claim, replace(claim.holder, over=True))
 
 
@@ -49,7 +49,7 @@ def this_holder(run: str = "") -> Holder:
 
 
 def _submitting(claim: Claim) -> str:
-    """Return who is submitting the run; empty if that is over, or the process has ended."""
+    """Return who is submitting the run; empty if the submission or its process has ended."""
     holder = claim.holder
     if holder == Holder():
         return "another process" if claim.age_s < _WRITING_S else ""

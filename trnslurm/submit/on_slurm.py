@@ -1,4 +1,4 @@
-"""Starts a run on Slurm: submitit's SlurmExecutor, made to submit rendered bytes."""
+"""Start runs on Slurm with submitit's SlurmExecutor, which submits the rendered scripts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trnslurm.slurm.commands import Slurm, overriding, own_words
 from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
-# A controller that was busy answers again before it has read all that was sent to it meanwhile.
+# A busy controller may answer again before it has read all earlier requests.
 _LOOKS_S = (0, 10, 20)
 
 
 class RenderedSlurm(SlurmExecutor):
-    """Submits a finished script, with our options on sbatch's command line."""
+    """Submits a rendered script, with our options on sbatch's command line."""
 
     def __init__(self, folder: str, script: Path, argv: Sequence[str]) -> None:
         super().__init__(folder)
@@ -52,9 +52,9 @@ class RenderedSlurm(SlurmExecutor):
 
 
 def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
-    """Submit every phase of a chain of runs, each to start when the one before it has succeeded.
+    """Submit every phase of a chain of runs; each waits for the success of the previous phase.
 
-    `waits_for` has the other runs for which the first of the chain waits.
+    `waits_for` has the runs for which the first run of the chain waits.
     """
     previous = last_job(runs[0], waits_for.success)
     room = last_job(runs[0], waits_for.end)
@@ -90,9 +90,9 @@ def last_job(run: RunDir, other: str) -> str:
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[list[int]]:
-    """Keep Ctrl-C from coming between a job and our knowing its id; raise it afterwards."""
+    """Hold Ctrl-C back while sbatch answers with a job's id; raise it afterwards."""
     seen: list[int] = []
-    in_thread = threading.current_thread() is not threading.main_thread()  # which it never reaches
+    in_thread = threading.current_thread() is not threading.main_thread()  # gets no Ctrl-C
     if in_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield seen  # inherited, as in the background of a script: Ctrl-C is not meant for us
         return
@@ -124,7 +124,7 @@ def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) 
 
 def _failure(error: Exception) -> SubmitError:
     cause = error.__cause__
-    words = own_words("sbatch", str(error)) or "sbatch: failed without a word"
+    words = own_words("sbatch", str(error)) or "sbatch: failed and printed nothing"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
         return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
     if "time limit" in words.lower():
@@ -133,10 +133,10 @@ def _failure(error: Exception) -> SubmitError:
 
 
 def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:
-    """Leave nothing of runs running that was refused, in whole or in part.
+    """Cancel the jobs of runs of which one was refused.
 
-    A controller that did not answer may have taken the job, or may take it later: what it has is
-    cancelled, and what starts later sees the mark and ends at once.
+    A controller that did not answer may have queued the job, or may do so later: queued jobs are
+    cancelled, and a job that starts later sees cancelled.json and ends at once.
     """
     for run in runs:
         run.write_record(replace(run.record(), refused=str(error)))
@@ -149,7 +149,7 @@ def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> Non
 
 
 def _cancel_all(runs: Sequence[RunDir], slurm: Slurm, *, looking: bool) -> SlurmError | None:
-    """Cancel the known jobs and, if `looking`, others that were taken; return why it failed."""
+    """Cancel the known jobs and, if `looking`, other queued ones; return the error if any."""
     records = [(run, run.record()) for run in runs]
     known = {job for _, record in records for job in record.jobs.values()}
     silent: SlurmError | None = None

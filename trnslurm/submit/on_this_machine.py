@@ -1,4 +1,4 @@
-"""Starts a run on this machine: submitit's LocalExecutor, whose one task guards our scripts."""
+"""Start runs on this machine: submitit's LocalExecutor with one task, which guards our scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trnslurm.runs.process import local_job, local_job_alive, process_start
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.submission import WaitsFor
 
-# What the local run gets from this shell's environment; everything else is in its script.
+# Variables that a local run gets from this shell; its script sets all others.
 _ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -32,7 +32,7 @@ _ENVIRONMENT = (
     "TMPDIR",
     "TZ",
     "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",  # which GPUs of this machine are the user's own
+    "CUDA_VISIBLE_DEVICES",  # which GPUs the user may use
 )
 _NO_LIMIT_MIN = 10 * 365 * 24 * 60  # submitit's own default is two minutes
 _STOP_S = 45  # the guard gives the script and its nodes less than this
@@ -42,7 +42,7 @@ class GuardedLocal(LocalExecutor):
     """Runs one task whose command is ours."""
 
     def start(self, argv: Sequence[str]) -> int:
-        """Start the task in a session of its own, and return the pid of its controller.
+        """Start the task in a separate session, and return the pid of its controller.
 
         No Ctrl-C reaches it, nor does the end of a notebook's kernel, which kills its process
         group; and it holds no pipe of ours open. submitit has no option for that.
@@ -63,7 +63,7 @@ class GuardedLocal(LocalExecutor):
                     stdout=log,
                     stderr=log,
                 )
-                # This process may live for days: it leaves no zombie.
+                # This process may live for days, and must reap its children.
                 threading.Thread(target=process.wait, daemon=True).start()
                 return process
 
@@ -78,9 +78,9 @@ class GuardedLocal(LocalExecutor):
 def start(runs: Sequence[RunDir], python: str, waits_for: WaitsFor, *, detach: bool) -> None:
     """Start the phases of a chain of runs one after another; unless detached, they end with us.
 
-    The first begins when the run of its sweep has ended that it waits for.
+    The first phase begins when the run for which it waits has ended.
     """
-    run = runs[0]  # its guard runs the others as well
+    run = runs[0]  # the guard of the first run also runs the others
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {"TRNSLURM_PYTHON": python, "PYTHONPATH": str(run.code)}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # code/ stays what was submitted
@@ -101,7 +101,7 @@ def stop(run: RunDir) -> None:
     """End a local run: by TERM, so that its script notes CANCELLED, then by KILL."""
     record = run.record()
     if record.after and not any(run.attempts_since(record, p) for p in record.phases):
-        return  # it is the run before it that would be ended: this one sees its mark and ends
+        return  # the process is still in the previous run; cancelled.json ends this run
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 10)):
         if not local_job_alive(record):
             return

@@ -28,17 +28,17 @@ class Need(Frozen):
     job: Job
     decision: Decision
     """none: nothing to compile ahead; never, asked: as precompile says; unknown: to this host;
-    cold; warm; compiling: another run compiles them; before: one of the same submission does."""
+    cold; warm; compiling: another run compiles them; before: a run of this submission does."""
     compiled: Compiled = field(default_factory=Compiled)
     versions: Mapping[str, str] = field(default_factory=dict)
     other: Claim | None = None
-    """Of the run that compiles them."""
+    """The claim of the run that compiles them."""
     job_before: str = ""
-    """The job that compiles them, of a run that was submitted before in the same sweep."""
+    """The job that compiles them, in a run of the same sweep."""
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Return the phases to submit; none if the job would only precompile what is compiled."""
+        """Return the phases to submit; none if a precompile-only job has its graphs already."""
         if self.decision in ("warm", "compiling", "before"):
             return tuple(p for p in self.job.phases if p != PRECOMPILE)
         return self.job.phases
@@ -50,7 +50,7 @@ class Need(Frozen):
 
     @property
     def left_out(self) -> str:
-        """Return why there is no precompile phase; empty if there is, or nothing to compile."""
+        """Return why there is no precompile phase; empty if there is one, or nothing to compile."""
         key = self.compiled.key
         if self.decision == "warm" and self.compiled.manifest:
             return f"its graphs are compiled (key {key})"
@@ -58,11 +58,12 @@ class Need(Frozen):
             holder = self.other.holder
             return f"{Path(holder.run).name} of {holder.user} compiles its graphs (key {key})"
         if self.decision == "before":
-            return "a run before it compiles its graphs" + (f" (key {key})" if key else "")
-        return "as asked" if self.decision == "never" else ""
+            known = f" (key {key})" if key else ""
+            return f"another run of its submission compiles its graphs{known}"
+        return "--precompile never" if self.decision == "never" else ""
 
     def record(self) -> dict[str, Any]:
-        """Return the facts that run.json keeps."""
+        """Return the facts for run.json."""
         if self.decision == "none":
             return {}
         facts = {
@@ -75,12 +76,12 @@ class Need(Frozen):
 
 
 def graphs_of(job: Job) -> str:
-    """Return what is the same for jobs whose graphs are; jobs that compile none have that alike."""
+    """Return a text that is equal for jobs with the same graphs, and for jobs without graphs."""
     return json.dumps(job.ingredients if PRECOMPILE in job.phases else None, sort_keys=True)
 
 
 def need_of(job: Job, cache: CompileCache | None) -> Need:
-    """Return what a job needs now; without a cache, the host that it is sent to finds out."""
+    """Return what a job needs now; without a cache, the host of --on decides."""
     if PRECOMPILE not in job.phases:
         ahead = job.precompile == "never" and (job.ingredients or {}).get("device") in COMPILING
         return Need(job=job, decision="never" if ahead else "none")
@@ -100,7 +101,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
     if compiled.warm:
         return replace(known, decision="warm")
     claim = newest_claim(cache.root, compiled.key)
-    # What is compiled by somebody who is not trusted would be refused.
+    # Graphs compiled by an untrusted user would be refused.
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
         return replace(known, decision="compiling", other=claim)
     return known
@@ -111,7 +112,7 @@ def precompile_jobs(
 ) -> list[Job]:
     """Return a precompile-only job for each other node count of a run, or refuse a count.
 
-    Resuming the run on such a count then waits for nothing.
+    The run can then resume on these node counts at once.
     """
     if PRECOMPILE not in spec.phases:
         raise ConfigError(f"--elastic: nothing is compiled ahead for {config.title} here")

@@ -1,4 +1,4 @@
-"""run.json of a run that is submitted, or submitted again."""
+"""Make run.json for a new run, or renew it for a resumed run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_record(
         cluster=job.cluster,
         scheduler=job.profile.scheduler,
         nodes=job.nodes,
-        # A job that only precompiles finds out by itself that there is nothing to do.
+        # A precompile-only job ends at once if its graphs are compiled.
         phases=need.phases or job.phases,
         created=utc_time(),
         user=getpass.getuser(),

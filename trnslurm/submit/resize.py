@@ -1,8 +1,8 @@
-"""The files of a run that continues otherwise: on other nodes, or to another step.
+"""Change the files of a run that continues on other nodes, to another step, or with other notify.
 
-For another node count they are rendered from its own config.yaml, and put in place. The code stays
-byte for byte what was submitted. Everything else is rendered again. As the templates may have
-changed since the submission, they must first reproduce the files that are there.
+For another node count everything but the code is rendered again from the run's config.yaml; the
+code stays byte for byte. The templates may have changed since the submission, so they must first
+reproduce the files of the run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job, make_job
 
 _SENDER = "trnslurm/node/notify.py"
-_SEARCHED_NODES = 64  # at least so many counts are tried where the one asked for cannot be
+_SEARCHED_NODES = 64  # counts to try, if the requested count does not fit
 
 
 def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> Job:
-    """Return a run's job for another node count, or refuse what would not be the same training."""
+    """Return a run's job for another node count; refuse if the training would differ."""
     head = parse_yaml(job.bundle.files[CONFIG])
     source = run.code / "jobs" / job.recipe
     config = read_config(head, recipe_dir=str(source), where=str(run.config_file))
@@ -65,9 +65,9 @@ def resize(run: RunDir, job: Job, nodes: int, template_dirs: Sequence[Path]) -> 
 
 
 def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
-    """Return a run's job that ends after another step (0: the last), or refuse such a step.
+    """Return a run's job that ends after another step (0: the last), or refuse the step.
 
-    Nothing is rendered for it, so that a run of another trnslurm goes on too.
+    Nothing is rendered, so runs of other versions of trnslurm can continue too.
     """
     plan, head = json.loads(job.bundle.files[PLAN]), parse_yaml(job.bundle.files[CONFIG])
     option = f"{run.name} cannot continue with --stop-at {step}"
@@ -82,17 +82,17 @@ def set_stop_at(run: RunDir, job: Job, step: int) -> Job:
     plan["train"]["stop_at"] = head["config"]["train"]["stop_at"] = step
     changed = {PLAN: to_json(plan), CONFIG: to_config_yaml(head)}
     shapes = json.loads(job.bundle.files.get(INGREDIENTS, b"{}"))
-    if "stop_at" in shapes.get("train", {}):  # of a script that does not say what shapes its graphs
+    if "stop_at" in shapes.get("train", {}):  # the script does not declare its graphs
         shapes["train"]["stop_at"] = step
         changed[INGREDIENTS] = to_json(shapes)
     return replace(job, bundle=Bundle(files={**job.bundle.files, **changed}))
 
 
 def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
-    """Return a run's job of which others are told, by the values of --notify."""
+    """Return a run's job with the notifications of --notify."""
     if f"code/{_SENDER}" not in job.bundle.files:
         raise RunError(
-            f"{run.name} was submitted with a trnslurm that tells nobody: leave out --notify"
+            f"{run.name} was submitted with a trnslurm without notifications: leave out --notify"
         )
     head = parse_yaml(job.bundle.files[CONFIG])
     notify = asdict(job.profile.notify) | parse_notify(words)
@@ -106,7 +106,7 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:
-    """Write what differs from the files that are there, beside them."""
+    """Write the files that differ from the run's files into a directory next to them."""
     changed = {
         name: data
         for name, data in bundle.files.items()
@@ -121,10 +121,10 @@ def lay_aside(run: RunDir, bundle: Bundle) -> None:
 
 
 def adopt_files(run: RunDir) -> None:
-    """Put the files laid aside in their places if the record names them; else delete them.
+    """Move the files of lay_aside into place if the record names them; else delete them.
 
-    It may be interrupted anywhere and called again: until the last file is in its place the record
-    is the truth, and what is missing of it still lies aside.
+    It may be interrupted anywhere and called again: the record names the right files, and files
+    that are not yet in place are still in the directory.
     """
     if not run.files_aside.is_dir():
         return
@@ -136,7 +136,7 @@ def adopt_files(run: RunDir) -> None:
 
 
 def _spec(config: Config, job: Job, nodes: int) -> JobSpec:
-    """Make the spec as the submission did; a run that only precompiles has no other phase."""
+    """Make the spec as the submission did, with the phases of the job."""
     spec = make_spec(config, nodes, name=job.name)
     time_min = {phase: t for phase, t in spec.time_min.items() if phase in job.phases}
     return replace(spec, phases=job.phases, time_min=time_min)
@@ -153,5 +153,5 @@ def _fits(config: Config, job: Job, nodes: int) -> bool:
 def _same(name: str, stored: bytes, rendered: bytes | None) -> bool:
     if rendered is None or not name.endswith(".json"):
         return stored == rendered
-    # config.yaml, from which these are rendered again, does not keep the order of the keys.
+    # config.yaml does not keep the order of the keys.
     return bool(json.loads(stored) == json.loads(rendered))

@@ -1,7 +1,7 @@
-"""Submits a run again, in the same directory: it resumes from its newest checkpoint.
+"""Submit a run again in the same directory, to resume from its newest checkpoint.
 
-Whatever ended it, nothing of it may be left in the queue, and the controller must say so. The job
-finds the checkpoint by itself; a run whose training never began begins with it.
+No job of the run may be in the queue, and the controller must confirm that. The job finds the
+checkpoint; a run whose training never began starts at step 0.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from trnslurm.submit.resize import adopt_files, resize, set_notify, set_stop_at
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 from trnslurm.submit.submit import submit
 
-_ENDING_S = 60  # a job that is completing is gone after the site's KillWait and its epilogue
+_ENDING_S = 60  # covers the site's KillWait and epilogue
 _POLL_S = 0.5
-_SILENT_S = 65  # two heartbeats were missed
+_SILENT_S = 65  # two missed heartbeats
 
 
 class Continuation(Frozen):
-    """How a run continues, where that is not as it was submitted."""
+    """What changes when a run continues."""
 
     nodes: int | None = None
     stop_at: int | None = None
-    """The step after which it ends; 0: its last. None: where it was to end, or after that."""
+    """The step after which it ends; 0: its last step. None: unchanged, or past the step reached."""
     notify: Sequence[str] = ()
-    """The values of --notify, for the runs that wait for it too."""
+    """The values of --notify, also for the runs that wait for this run."""
     template_dirs: Sequence[Path] = ()
 
     def check(self) -> None:
@@ -54,7 +54,7 @@ class Continuation(Frozen):
             raise ConfigError(f"--stop-at {self.stop_at}: steps count from 1; 0: the last")
 
     def changes(self, nodes: int) -> bool:
-        """Check whether a run on so many nodes is changed."""
+        """Check whether anything changes for a run on `nodes` nodes."""
         return self.nodes not in (None, nodes) or self.stop_at is not None or bool(self.notify)
 
     def job_of(self, run: RunDir) -> Job:
@@ -63,7 +63,7 @@ class Continuation(Frozen):
         now = job.bundle.sha256()
         if changed := [n for n, sha in run.record().sha256.items() if now.get(n) != sha]:
             raise RunError(
-                f"{run.path / changed[0]} is not as it was submitted: submit it as a new run"
+                f"{run.path / changed[0]} was changed after the submission: submit it as a new run"
             )
         check_here(job)
         if self.nodes in (None, job.nodes):
@@ -72,18 +72,18 @@ class Continuation(Frozen):
 
 
 class Resumed(Frozen):
-    """What was done so that a run continues."""
+    """What resume did."""
 
     runs: list[RunDir]
-    """The run, and those that wait for it."""
+    """The run, and the runs that wait for it."""
     released: tuple[str, ...] = ()
-    """Jobs that were held and now continue; nothing was submitted then."""
+    """Held jobs that were released; nothing was submitted."""
 
 
 def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
-    """Submit a run again, and those of its chain that wait for it.
+    """Submit a run again, with the runs of its chain that wait for it.
 
-    A run that is only held by Slurm, because its launch failed, is released instead.
+    A run that Slurm only holds after a failed launch is released instead.
     """
     how.check()
     chain = list(_with_waiting(run))
@@ -109,7 +109,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
                 console.warn(warning)
         waits_for = [_waits_for(run, record)]
         waits_for += [WaitsFor(success=previous.name) for previous in chain[:-1]]
-        # The last first: a job that waits for one that is cancelled would be dropped by Slurm.
+        # Last run first: Slurm drops a job that waits for a cancelled job.
         for each in reversed(chain):
             _end_leftovers(each, each.record())
         planned = [
@@ -121,7 +121,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
 
 
 def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) -> list[RunDir]:
-    """Resume those runs of a sweep that have ended and did not complete; return them."""
+    """Resume the runs of a sweep that ended without completing; return them."""
     statuses, broken = statuses_of(runs)
     if broken:
         raise broken[0]
@@ -132,26 +132,26 @@ def resume_sweep(runs: Sequence[RunDir], how: Continuation, console: Console) ->
     ]
     if not ended:
         group = statuses[0].group
-        raise RunError(f"{group}: no run of it stopped short: trnslurm status {group}")
+        raise RunError(f"{group}: no run ended without completing: trnslurm status {group}")
     for run in ended:
         resume(run, how, console)
     return ended
 
 
 def _with_waiting(run: RunDir) -> Iterator[RunDir]:
-    """Yield a run, and those of its chain that have not begun."""
+    """Yield a run, and the next runs of its chain that have not begun."""
     next_run: RunDir | None = run
     while next_run:
         refuse_foreign(next_run.path, "resume")
         record = next_run.record()
         if next_run != run and any(next_run.attempts_since(record, p) for p in record.phases):
-            return  # it has begun with what this run had then
+            return  # it started from an earlier result of this run
         yield next_run
         next_run = next_run.sibling(record.then) if record.then else None
 
 
 def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
-    """Refuse a run that has completed, or that continues by itself, or may."""
+    """Refuse a run that has completed, or that may still run; return its status."""
     adopt_files(run)  # an earlier resume may have been interrupted
     record, name = run.record(), run.name
     if PREPARE in record.phases:
@@ -163,7 +163,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
         raise RunError(f"{name} is COMPLETED{why}: there is nothing to resume")
     if status.state == "COMPLETED":
         return status
-    # What waits for a run that has ended never starts, though Slurm may not have noticed yet.
+    # A run that waits for an ended run never starts, though Slurm may not have noticed yet.
     if waiting and status.state == "PENDING":
         return status
     if record.scheduler == "local" and record.host != socket.gethostname():
@@ -176,7 +176,7 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
         raise NotYetError(
             f"{name} is {status.state}{reason}: let it run, or `trnslurm cancel {name}` first"
         )
-    # Slurm has no record of it, but its script shows life, as on a node cut off.
+    # Slurm has no record of the job, but its script shows life: its node may be cut off.
     last = [a for phase in record.phases for a in run.attempts_since(record, phase)][-1:]
     age_s = run.heartbeat_age_s()
     lost = record.scheduler == "slurm" and status.state == "LOST"
@@ -190,17 +190,17 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
 
 
 def _refuse_start_over(run: RunDir, job: Job) -> None:
-    """Refuse a script that takes {resume} and has saved something without calling saved()."""
+    """Refuse a script with {resume} that wrote checkpoints without calling saved()."""
     takes = b'"$TRNSLURM_RESUME"' in job.bundle.files[NODE_SCRIPT]
     if takes and run.newest_checkpoint() is None and changed_at(run.checkpoints):
         raise RunError(
-            f"{run.name} has told of no checkpoint, so it would begin at step 0, and may write "
+            f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
             f"over what is in {run.checkpoints}: call trnslurm.saved() in it, and submit it again"
         )
 
 
 def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:
-    """Return the jobs to release, if that is all that the run needs to continue."""
+    """Return the held jobs, if releasing them is enough to continue the run."""
     queue = Slurm(record.bin_dir).queue([record.user])
     held = [p.job_id for p in status.phases if (p.state, p.reason) == ("HELD", LAUNCH_HELD)]
     unfinished = [p.job_id for p in status.phases if p.state != "COMPLETED"]
@@ -208,7 +208,7 @@ def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[s
 
 
 def _waits_for(run: RunDir, record: Record) -> WaitsFor:
-    """Return the runs for which a run waits that have not ended since."""
+    """Return the runs for which a run still waits."""
     success = ""
     if record.after:
         previous = run.sibling(record.after)
@@ -219,15 +219,15 @@ def _waits_for(run: RunDir, record: Record) -> WaitsFor:
             success = previous.name
     try:
         ended = not record.behind or run_status(run.sibling(record.behind)).final
-    except RunError:  # removed since
+    except RunError:  # removed meanwhile
         ended = True
     return WaitsFor(success=success, end="" if ended else record.behind)
 
 
 def _end_leftovers(run: RunDir, record: Record) -> None:
-    """Leave nothing of an ended run in the queue: cancel jobs that wait, refuse one that runs."""
+    """Empty the queue of an ended run's jobs: cancel waiting jobs, refuse if one runs."""
     deadline = time.monotonic() + _ENDING_S
-    if record.scheduler == "local":  # its processes end a moment after its script's last word
+    if record.scheduler == "local":  # its processes end shortly after its script
         while local_job_alive(record) or _script_alive(run, record):
             if time.monotonic() > deadline:
                 raise NotYetError(
@@ -253,7 +253,7 @@ def _end_leftovers(run: RunDir, record: Record) -> None:
 
 
 def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntry]:
-    """Return the jobs of a run that have not ended; a controller that is silent is an error."""
+    """Return the jobs of a run that have not ended; raise if the controller is silent."""
     ours = {*record.jobs.values(), *slurm.jobs_in(str(run.path), record.user)}
     queue = slurm.queue([record.user])
     found = {job: find_job(queue, job, run.path) for job in sorted(ours)}
@@ -261,7 +261,7 @@ def _jobs_left(run: RunDir, record: Record, slurm: Slurm) -> dict[str, QueueEntr
 
 
 def _script_alive(run: RunDir, record: Record) -> bool:
-    """Check whether a batch script of the run still runs here, by its working directory."""
+    """Check whether a batch script runs in the run directory on this host."""
     pids = [attempt.pid for phase in record.phases for attempt in run.attempts(phase)]
     for pid in filter(None, pids):
         with contextlib.suppress(OSError):

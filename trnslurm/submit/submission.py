@@ -1,4 +1,4 @@
-"""Submission: runs to start, which of them wait for others, and what that takes."""
+"""Submission: runs to start, and for which runs they wait."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trnslurm.submit.precompile import Need, graphs_of, need_of
 
 
 class WaitsFor(Frozen):
-    """The runs in the same run root that a run waits for; empty: none."""
+    """The runs in the same run root for which a run waits; empty: none."""
 
     success: str = ""
     """The previous run of its chain, from whose result it starts."""
     end: str = ""
-    """The run of its sweep whose end, however it ends, makes room for it."""
+    """The run of its sweep whose end, in any state, makes room for it."""
     graphs: str = ""
     """The run of the same submission that compiles its graphs."""
 
 
 class PlannedRun(Frozen):
-    """A run to be started: a new one, or one that is resumed."""
+    """A run to start: a new run, or one that is resumed."""
 
     job: Job
     waits_for: WaitsFor = WaitsFor()
@@ -34,9 +34,9 @@ class PlannedRun(Frozen):
     resumes: RunDir | None = None
     """The directory of a run that exists already."""
     ended: RunStatus | None = None
-    """How that run ended."""
+    """The status of the resumed run."""
     need: Need | None = None
-    """Whether its graphs must be compiled first, as known before the submission."""
+    """Whether its graphs must be compiled first, as known before submitting."""
 
 
 class Submission(Frozen):
@@ -45,7 +45,7 @@ class Submission(Frozen):
     runs: Sequence[PlannedRun]
     cache: CompileCache
     stamp: str = ""
-    """The time in the names of its runs; empty: that of their start."""
+    """The time stamp in the names of its runs; empty: the time of their start."""
     sweep: str = ""
     """The name of its sweep, without the time; empty: it is no sweep."""
     at_most: int | None = None
@@ -70,7 +70,7 @@ class Submission(Frozen):
 
     @property
     def expected_node_hours(self) -> float:
-        """The node-hours it is expected to take, or those of its time limits."""
+        """The expected node-hours, or those of the time limits if nothing is expected."""
         needs = [planned.need for planned in (*self.runs, *self.extras) if planned.need]
         return sum(
             need.job.estimate.node_hours if need.job.estimate else need.limit_node_hours
@@ -80,7 +80,7 @@ class Submission(Frozen):
 
     @property
     def chains(self) -> Iterator[list[PlannedRun]]:
-        """The runs that start together, because each waits for the success of the one before."""
+        """The runs that start together, because each waits for the success of the previous run."""
         names = {self.name_of(planned) for planned in self.runs if planned.resumes or self.stamp}
         chain: list[PlannedRun] = []
         for planned in self.runs:
@@ -91,12 +91,12 @@ class Submission(Frozen):
         yield chain
 
     def name_of(self, planned: PlannedRun) -> str:
-        """Return the name of a run, if it is settled: it begins with the stamp."""
+        """Return the name of a run; only known before its start if there is a stamp."""
         return planned.resumes.name if planned.resumes else f"{self.stamp}-{planned.job.name}"
 
 
 def with_needs(submission: Submission, *, remote: bool) -> Submission:
-    """Return the submission with what is known of its graphs: the same are compiled once."""
+    """Return the submission with the needs of its runs: shared graphs are compiled once."""
     cache = None if remote else submission.cache
     runs: list[PlannedRun] = []
     compiling: dict[str, PlannedRun] = {}

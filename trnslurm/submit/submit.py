@@ -1,4 +1,4 @@
-"""Starts a submission: each run gets its directory and its jobs; all runs start, or none."""
+"""Start a submission: each run gets its directory and its jobs; all runs start, or none."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from trnslurm.submit.record import new_record, renew_record
 from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 
 _ONE_THREAD = threading.Lock()
-"""umask and working directory are those of the whole process."""
+"""umask and working directory belong to the whole process."""
 
 
 def submit(
     submission: Submission, command: Sequence[str], console: Console
 ) -> tuple[list[RunDir], list[RunDir]]:
-    """Start the runs of a submission, all or none; then its extras, each that can be.
+    """Start the runs of a submission, all or none; then each extra that can be started.
 
-    The caller has checked what this host can see. `command` is what the user called.
+    The caller has checked the jobs on this host. `command` is the user's command line.
     """
     start = _Start(submission, command, console)
     runs = start.all_or_none()
@@ -81,7 +81,7 @@ class _Start:
         return runs
 
     def _scheduler(self) -> Callable[[Sequence[RunDir], WaitsFor], None]:
-        """Return what starts a chain of runs; what this host lacks for it is an error now."""
+        """Return the function that starts a chain of runs; raise now if this host cannot."""
         # submitit takes 80 ms to import; only a submission needs it.
         if self._job.local:
             from trnslurm.submit import on_this_machine
@@ -100,7 +100,7 @@ class _Start:
     def _make(
         self, chain: Sequence[PlannedRun], claims: Claims, locks: contextlib.ExitStack
     ) -> list[RunDir]:
-        """Make the directories and records of a chain; runs that are resumed have them."""
+        """Make the directories and records of a chain; resumed runs have them already."""
         runs: list[RunDir] = []
         sources: list[Mapping[str, Any]] = []
         created: list[RunDir] = []
@@ -118,7 +118,7 @@ class _Start:
                 locks.enter_context(lock_run(run))
             needs = [self._need(*each, claims) for each in zip(chain, runs, strict=True)]
             every = [*zip(chain, runs, needs, sources, strict=True)]
-            # The last first: a record never names a run that has none.
+            # Last run first: a record never names a run without a record.
             then = ""
             for planned, run, need, git in reversed(every):
                 with _whole(run):
@@ -163,7 +163,7 @@ class _Start:
         known, job = Compiled(), ""
         compiling = run.sibling(planned.waits_for.graphs)
         versions: Mapping[str, str] = {}
-        if compiling.record_file.exists():  # that of its own chain has no record yet
+        if compiling.record_file.exists():  # a run of the same chain has no record yet
             record = compiling.record()
             known = Compiled(key=str(record.precompile.get("key", "")))
             versions = record.precompile.get("versions", {})
@@ -177,7 +177,7 @@ class _Start:
 
 @contextlib.contextmanager
 def privacy_of(job: Job) -> Iterator[None]:
-    """Keep what is written as private as the profile says, whatever this shell's umask."""
+    """Set the umask that the profile demands, and restore the shell's umask."""
     with _ONE_THREAD:
         umask = os.umask(0o027 if job.profile.group_readable else 0o077)
         try:
@@ -195,7 +195,7 @@ def _whole(run: RunDir) -> Iterator[None]:
 
 
 def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
-    """End the runs of a submission of which another one was refused, and note why."""
+    """Cancel the started runs of a refused submission, and record why."""
     why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
     started = [run for run in runs if not run.record().refused]
     if job.local:
