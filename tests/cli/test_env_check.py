@@ -87,7 +87,8 @@ def test_good_environment(node, fake_slurm, cli) -> None:
         ),
         (
             {"imported": {"imported": True, "said": "2.9.0.2.15.32035"}},
-            "torch_neuronx calls itself 2.9.0.2.15.32035, its package 2.9.0.2.13.26312+8e870898: ",
+            "torch_neuronx has version 2.9.0.2.15.32035, but its package "
+            "2.9.0.2.13.26312+8e870898: ",
         ),
     ],
 )
@@ -110,8 +111,8 @@ def test_each_of_two_releases_is_checked_whole(node, cli) -> None:
     assert (done.code, done.err) == (0, "")
     node(imported=seen, **LAST)
     assert cli("env", "check", "--cluster", "pc").err.startswith(
-        "error: its packages are of Neuron SDK 2.31.1, the profile says 2.29.1: set neuron_sdk: "
-        "2.31.1 in it, or install the others; torch-neuronx is 2.9.0.2.15.32035"
+        "error: its packages belong to Neuron SDK 2.31.1, but the profile has 2.29.1: set "
+        "neuron_sdk: 2.31.1, or install the other packages; torch-neuronx is 2.9.0.2.15.32035"
     )
     node(neuron_sdk="2.30.0")
     done = cli("env", "check", "--cluster", "pc")
@@ -122,7 +123,7 @@ def test_the_real_probe_imports_what_is_installed(site, monkeypatch, tmp_path: P
     """Imported for real, in a process of its own: one that dies is told as such."""
     module = tmp_path / "lib/torch_neuronx.py"
     for said, lines in {
-        "calls itself 2.9.0, its package 2.9.0.2.13.26312: two": "__version__ = '2.9.0'",
+        "has version 2.9.0, but its package 2.9.0.2.13.26312: two": "__version__ = '2.9.0'",
         "import torch_neuronx fails: OSError: libnrt.so.1: cannot": (
             "raise OSError('libnrt.so.1: cannot open shared object file')"
         ),

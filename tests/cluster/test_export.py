@@ -164,7 +164,7 @@ def test_a_job_that_exports_nothing(exportable, cli) -> None:
     run = exportable(None)
     done = cli("export", "last")
     assert done.code == 1
-    assert done.error == f"{run.name}: gpt2_zero1 has no export.py, so it exports nothing"
+    assert done.error == f"{run.name}: gpt2_zero1 has no export.py, so it cannot be exported"
 
 
 def test_a_run_that_is_damaged(exportable, cli) -> None:

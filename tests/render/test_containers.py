@@ -51,10 +51,10 @@ def test_refused(graphs, site, fake_slurm, cli, setting: str, words: str) -> Non
 def test_the_images_packages_are_not_known_here(graphs, fake_slurm, cli) -> None:
     graphs.profile(python="/nowhere/python", slurm={"partition": "c"})
     done = cli("compile", "key", *TOY, *IMAGE)
-    assert "the packages are those of team/image:1" in done.err
+    assert "the packages are in the image team/image:1" in done.err
     done = cli(*SUBMIT, *IMAGE, "--dry-run")
     assert done.code == 0
-    assert "known only on the cluster (the packages are those of team/image:1)" in done.out
+    assert "known only on the cluster (the packages are in the image team/image:1)" in done.out
     assert "warning: srun on this host has no --container-image: the nodes need pyxis" in done.err
 
 

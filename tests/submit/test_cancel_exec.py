@@ -233,7 +233,7 @@ def test_exec_refusals(fake_slurm, make_run, running, cli) -> None:
     assert error == f"{ended.name} is COMPLETED: exec needs a running job"
     starting = make_run("20260103-000000-starting", states={"precompile": [DONE]})
     error = cli("exec", starting.name, "--", "true").error
-    assert "has not said yet which nodes it runs on: try again" in error
+    assert "has not recorded its nodes yet: try again" in error
     assert fake_slurm.calls("srun") == []
 
 

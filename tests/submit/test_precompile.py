@@ -101,7 +101,7 @@ def test_damaged_key_is_compiled_again(graphs, facts, fake_slurm, cli, damage: s
     [
         (
             {"compile_cache": None},
-            "compile_cache is not set, so graphs lie on the nodes",
+            "compile_cache is not set, so the graphs are on the nodes",
         ),
         ({"compile_layout": "per-host"}, "every host has its own graphs"),
     ],

@@ -1,7 +1,7 @@
-"""A cluster's compile cache: which graphs it has.
+"""A cluster's compile cache: looks up the graphs of a job.
 
-A job's key needs the versions of the cluster's Python, and so a host that has it. On other hosts
-the key is not known; there the precompile job looks for itself, on the cluster.
+A job's key depends on package versions in the cluster's Python, so only a host with that Python
+knows the key. From other hosts, the precompile job looks the graphs up on the cluster.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _RECIPE = r"jobs/([^/]+)/"
 
 
 class Compiled(Frozen):
-    """The state of one job's graphs, as the cache has them."""
+    """The state of a job's graphs in the cache."""
 
     key: str = ""
-    """Empty: not known here."""
+    """Empty if this host does not know the key."""
     manifest: GraphManifest | None = None
     """The manifest if all graphs are cached (warm); None if not (cold)."""
     problem: str = ""
-    """Why the key is not known here, or why the cached graphs cannot be used."""
+    """Why this host does not know the key, or why the cached graphs cannot be used."""
     known: bool = True
-    """Whether this host knows the state."""
+    """Whether this host knows the state of the graphs."""
 
     @property
     def warm(self) -> bool:
@@ -58,8 +58,8 @@ class Compiled(Frozen):
         """The state of the job's graphs in words."""
         if not self.known:
             return f"whether they are compiled is known only on the cluster ({self.problem})"
-        said = COMPILED if self.warm else NOT_COMPILED
-        return f"{said} (key {self.key}{f': {self.problem}' if self.problem else ''})"
+        state = COMPILED if self.warm else NOT_COMPILED
+        return f"{state} (key {self.key}{f': {self.problem}' if self.problem else ''})"
 
 
 class CompileCache:
@@ -74,12 +74,12 @@ class CompileCache:
         self._one_asks = threading.Lock()
 
     def ask_ahead(self) -> None:
-        """Begin to ask for the versions, because a Python takes a moment to start."""
+        """Start to query the versions in a thread, because starting a Python takes a moment."""
         threading.Thread(target=lambda: self._measured, daemon=True).start()
 
     @property
     def is_asking(self) -> bool:
-        """Check whether the versions are being asked for, so that a caller has to wait."""
+        """Check whether a query for the versions is running, so that a caller has to wait."""
         return self._one_asks.locked()
 
     @property
@@ -90,7 +90,7 @@ class CompileCache:
     @cached_property
     def _answer(self) -> tuple[dict[str, str], str]:
         if image := self._cluster.container.image:
-            return {}, f"the packages are those of {image}"
+            return {}, f"the packages are in the image {image}"
         try:
             found = versions_here(self._cluster, PACKAGES)
         except TrnslurmError as error:
@@ -100,7 +100,7 @@ class CompileCache:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the packages that compile, as far as this host has them."""
+        """The versions of the packages that compile, as far as this host knows them."""
         return self._measured[0]
 
     @property
@@ -113,14 +113,14 @@ class CompileCache:
         return is_trusted(uid, self.trusted)
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
-        """Return what the cache has for the graphs of a job."""
+        """Return the state of a job's graphs in the cache."""
         if problem := self.unknown:
             return Compiled(problem=problem, known=False)
         key = content_key(ingredients, self.versions)
-        if ingredients.get("device") == "neuron":  # it may depend on the nodes of the job
+        if ingredients.get("device") == "neuron":  # the cache may be local to the job's nodes
             problem = ""
             if self._cluster.compile_cache is None:
-                problem = "compile_cache is not set, so graphs lie on the nodes"
+                problem = "compile_cache is not set, so the graphs are on the nodes"
             elif self._cluster.compile_layout == "per-host":
                 problem = "every host has its own graphs"
             if problem:
@@ -142,7 +142,7 @@ class CompileCache:
             places = [d for d in (self.root / "trnslurm").iterdir() if d.is_dir()]
         except OSError:
             return []
-        # A link was not made by trnslurm, which must not remove what the link leads to.
+        # trnslurm makes no links here, and must not remove a link's target.
         return sorted(d.name for d in places if re.fullmatch(_KEY, d.name) and not d.is_symlink())
 
     def manifests(self) -> Iterator[GraphManifest]:
@@ -156,7 +156,7 @@ class CompileCache:
                 yield manifest
 
     def most_alike(self, ingredients: Mapping[str, Any]) -> GraphManifest | None:
-        """Return what was compiled for the same recipe with the fewest differences."""
+        """Return the manifest for the same recipe that differs least from these ingredients."""
         same = [m for m in self.manifests() if recipe_of(m.ingredients) == recipe_of(ingredients)]
         return min(
             same, key=lambda m: len([*differences(m.ingredients, ingredients)]), default=None
@@ -170,5 +170,5 @@ def recipe_of(ingredients: Mapping[str, Any]) -> str:
 
 
 def compile_hours(manifest: GraphManifest) -> float:
-    """Return how long the compilation took; its nodes worked side by side."""
+    """Return how long the compilation took; the nodes worked in parallel."""
     return max((node.seconds for node in manifest.nodes), default=0.0) / 3600

@@ -1,4 +1,4 @@
-"""What a cluster's compile cache holds, who uses it, and removing what is unused."""
+"""Lists the contents and users of a cluster's compile cache, and removes unused graphs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
 
-_SUBMITTING_S = 180  # no sbatch, with all that is tried after it, takes longer
+_SUBMITTING_S = 180  # longer than any sbatch call with its retries
 
 
 def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
     """Check whether the run that took a claim may still compile.
 
-    A job that ended without a manifest does not, nor does a submission that was killed.
+    It does not if its job ended without a manifest, or its submission was killed.
     """
     holder = claim.holder
     if not holder.job:
@@ -42,19 +42,19 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
         return is_live(find_job(queue, holder.job, Path(holder.run)))
     try:
         status = run_status(RunDir(Path(holder.run)))
-    except RunError:  # deleted, or not for us to read
+    except RunError:  # the run is deleted, or we may not read it
         return holder.host == socket.gethostname() and process_alive(holder.job)
     return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
 
 
 def entries_of(cache: CompileCache) -> list[CachedKey]:
-    """Return what the cache holds, the longest unused first."""
+    """Return the entries of the cache, the least recently used first."""
     entries = [read_entry(cache.root, key, trusted=cache.trusted) for key in cache.all_keys()]
     return sorted(entries, key=lambda entry: entry.used)
 
 
 def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
-    """Return who uses which key, as far as runs can be seen from here."""
+    """Return the user of each key that is in use: a run, among those that we can read."""
     found = {}
     for key in cache.all_keys():
         claim = newest_claim(cache.root, key)
@@ -78,7 +78,7 @@ def prune(
     unused_since: float | None,
     max_bytes: int | None,
 ) -> list[CachedKey]:
-    """Return what pruning removes: never what is in use."""
+    """Return the entries to remove; an entry in use is never one."""
     entries = entries_of(cache)
     free = [entry for entry in entries if entry.key not in in_use]
     busy = [entry for entry in entries if entry.key in in_use]
@@ -108,7 +108,7 @@ class GraphSource(Frozen):
 
 
 def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphSource:
-    """Return what a word names: a key of the cache, a bundle's directory, or a run."""
+    """Return the source that a word names: a key in the cache, a bundle's directory, or a run."""
     if word in cache.all_keys():
         try:
             manifest = read_manifest(cache.root, word, trusted=cache.trusted)
@@ -119,7 +119,7 @@ def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphS
         return GraphSource(ingredients=manifest.ingredients, versions=manifest.versions)
     bundle = RunFiles(Path(word))
     if bundle.ingredients_file.is_file() and not bundle.record_file.is_file():
-        for path in (bundle.path, bundle.config_file):  # the Python that it names will be started
+        for path in (bundle.path, bundle.config_file):  # we start the Python that the file names
             refuse_foreign(path, "compare")
         try:
             saved = read_yaml(bundle.config_file)["config"]

@@ -1,4 +1,4 @@
-"""What a checkup of nodes has found, line by line: measured, expected, and what to do."""
+"""Judges the results of a checkup, line by line: measured, expected, and what to do."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trnslurm.runs.run import NodeFitness, RunDir
 
 Level = Literal["ok", "note", "problem"]
 _SLOW = 0.25
-"""Of the usual rate between nodes: below it a link is slow."""
+"""A link with less than this share of the nodes' median rate is slow."""
 _FLOOR = 1 / 20
-"""Of the line rate of all EFA interfaces: below it the traffic most likely is not on EFA."""
+"""Below this share of the line rate of all EFA interfaces, traffic most likely avoids EFA."""
 _FILES = 256
 _ROUNDS = (
     "on Neuron: this job's script has NEURON_RT_STOCHASTIC_ROUNDING_EN=0, look for it in the "
@@ -30,7 +30,7 @@ _MOST_NAMED = 6
 
 
 class Line(Frozen):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Level
@@ -40,14 +40,14 @@ class Line(Frozen):
 
 
 class Expected(Frozen):
-    """What the job was made for, and what its instance type has."""
+    """The setup that the job needs, and what its instance type has."""
 
     instance: str
     device: str
     nodes: int
     workers_per_node: int
     efa: int
-    """EFA interfaces that the job's collectives use; 0: none."""
+    """EFA interfaces that the job's collectives use; 0 without EFA."""
     network_gbps: int
     compile_cache: str | None
 
@@ -57,7 +57,7 @@ class Expected(Frozen):
 
 
 class Found(Frozen):
-    """What nodes and workers wrote down."""
+    """The results that nodes and workers wrote."""
 
     nodes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     workers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Found(Frozen):
 
 
 def expected_of(spec: JobSpec) -> Expected:
-    """Return what a checkup of this job expects."""
+    """Return the setup that a checkup of this job expects."""
     uses_efa = spec.nodes > 1 and spec.device in WITH_EFA
     return Expected(
         instance=spec.instance.name,
@@ -79,7 +79,7 @@ def expected_of(spec: JobSpec) -> Expected:
 
 
 def read_found(run: RunDir, expected: Expected) -> Found:
-    """Read what there is; a file that is missing or damaged is missing."""
+    """Return the results in a run directory; a damaged file counts as missing."""
 
     def read(what: str, count: int) -> dict[int, dict[str, Any]]:
         files = {n: read_json(run.checkup_file(what, n)) for n in range(count)}
@@ -93,7 +93,7 @@ def read_found(run: RunDir, expected: Expected) -> Found:
 
 
 def judge(expected: Expected, found: Found) -> list[Line]:
-    """Return the lines, in the order in which a job meets these things."""
+    """Return the results of all checks, in the order in which a job depends on them."""
     return [line for check in _CHECKS for line in check(expected, found)]
 
 
@@ -121,8 +121,8 @@ def _came(expected: Expected, found: Found) -> Iterator[Line]:
 
 def _preflight(expected: Expected, found: Found) -> Iterator[Line]:
     if not found.preflight:
-        fix = "look at the run's logs for what it says"
-        yield Line(check="preflight", level="problem", measured="it left no word", fix=fix)
+        fix = "look for its error in the run's logs"
+        yield Line(check="preflight", level="problem", measured="it wrote no result", fix=fix)
         return
     for node in found.preflight:
         for text in node.problems:
@@ -159,9 +159,9 @@ def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
             "in slurm.conf: else a job has the limit of the shell that submitted it",
         )
     else:
-        said = {n: "unlimited" if v is None else _size(v) for n, v in values.items()}
+        shown = {n: "unlimited" if v is None else _size(v) for n, v in values.items()}
         yield Line(
-            check="locked memory", level="ok", measured=_by_value(found, said), expected=needed
+            check="locked memory", level="ok", measured=_by_value(found, shown), expected=needed
         )
 
 
@@ -274,7 +274,7 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
             level="problem",
             measured=f"{host_of(found, 0)}: {why}",
             expected=f"one small graph compiled into {cache}",
-            fix="look for neuron_parallel_compile's words in the run's log; trnslurm env check",
+            fix="look for neuron_parallel_compile's error in the run's log; trnslurm env check",
         )
         return
     measured = f"{len(made['graphs'])} compiled by {host_of(found, 0)} into {cache}"
@@ -291,7 +291,7 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
         )
         return
     seen = _of_nodes(found, lambda n: str(n["meeting"]["graph"]["problem"] or ""))
-    # Of a node that did not meet the others another line speaks.
+    # Another line reports nodes that did not reach node 0.
     met = {n for n, node in found.nodes.items() if n and "problem" not in node.get("meeting", {})}
     others = {n: seen.get(n, "it did not get so far") for n in sorted(met)}
     bad = {n: why for n, why in others.items() if why}
@@ -341,8 +341,8 @@ def _world(expected: Expected, found: Found) -> Iterator[Line]:
             level="problem",
             measured=f"{', '.join(map(str, sorted(wrong)))} according to {number} workers",
             expected=planned,
-            fix="they would train copies of their own: look at torch_xla's, torch_neuronx's and "
-            "libneuronxla's versions, and for NEURON_PJRT_* or PJRT_* in activate and env",
+            fix="each world would train its own copy: check the versions of torch_xla, "
+            "torch_neuronx and libneuronxla, and NEURON_PJRT_* or PJRT_* in activate and env",
         )
     elif len(worlds) == expected.workers:
         on = _device_of(workers)
@@ -375,7 +375,7 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
     if not timed or world < 2:
         return
     size = int(timed[0]["bytes"])
-    # The slowest worker of the best round; 2 (W - 1) / W is what each has to send of its bytes:
+    # The slowest worker in the best round; each worker sends 2 (W - 1) / W of its bytes:
     # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     took = min(max(rounds) for rounds in zip(*(w["took_s"] for w in timed), strict=False))
     rate = 2 * (world - 1) / world * size / max(took, 1e-9) / 1e9
@@ -410,7 +410,7 @@ def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
             check="rounding",
             level="ok" if nearest else "note",
             measured=f"the same values have the same bits in bf16 on {len(bits)} workers"
-            + ("" if nearest else ", but not those of rounding to the nearest"),
+            + ("" if nearest else ", but they are not rounded to the nearest"),
             expected="the same bits, rounded to the nearest",
             fix="" if nearest else _ROUNDS,
         )
@@ -434,7 +434,7 @@ def _network(expected: Expected, found: Found) -> Iterator[Line]:
     if not expected.efa:
         lines = sorted({line for text in said.values() for line in text.splitlines()})
         yield Line(
-            check="network", level="ok", measured="; ".join(lines[:3]) or "NCCL says nothing"
+            check="network", level="ok", measured="; ".join(lines[:3]) or "NCCL logged nothing"
         )
         return
     without = {r: t for r, t in said.items() if not re.search(r"(?i)selected provider is efa", t)}
@@ -473,7 +473,7 @@ _CHECKS: tuple[Callable[[Expected, Found], Iterator[Line]], ...] = (
 
 
 def _of_nodes(found: Found, read: Callable[[Any], Any]) -> dict[int, Any]:
-    """Return what each node has of something; a node that has it not, or damaged, is left out."""
+    """Return a value for each node; skip nodes where the value is missing or damaged."""
     values = {}
     for node, seen in found.nodes.items():
         try:

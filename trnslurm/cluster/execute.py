@@ -1,4 +1,4 @@
-"""Runs commands on nodes: those of a running job, or one taken for a minute."""
+"""Runs commands on the nodes of a running job, or on a node allocated for a minute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.slurm.commands import Slurm, without_overrides
 
-# Packages that are imported too: their versions may be right, and the libraries below them missing.
+# Packages to import too: the version may be right while libraries that they load are missing.
 _IMPORTED = {"torch-neuronx": "torch_neuronx"}
 _COMMANDS_OF_DEVICE = {"neuron": ("neuron_parallel_compile", "neuronx-cc")}
 
@@ -41,7 +41,7 @@ def exec_in_run(run: RunDir, node: int, command: Sequence[str]) -> int:
     phase = next(p for p in status.phases if p.state == "RUNNING")
     hosts = phase.hosts.split(",")
     if node >= len(hosts) or not hosts[node]:
-        raise RunError(f"{run.name} has not said yet which nodes it runs on: try again")
+        raise RunError(f"{run.name} has not recorded its nodes yet: try again")
     argv = [
         Slurm(record.bin_dir).path("srun"),
         f"--jobid={phase.job_id}",
@@ -67,7 +67,7 @@ def _attached(argv: Sequence[str], cwd: str | None = None, path: str = "") -> in
 
 
 def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[str, Any]:
-    """Ask a node's Python for its versions, as the batch script would start it."""
+    """Return the package versions of a node's Python, started as the batch script starts it."""
     pins = packages_for(device, cluster.neuron_sdk)
     commands = _COMMANDS_OF_DEVICE.get(device, ())
     report = _probe(cluster, list(pins), commands, timeout_s)
@@ -98,28 +98,28 @@ def check_environment(cluster: Cluster, device: str, timeout_s: float) -> dict[s
 def _of_another_sdk(
     cluster: Cluster, device: str, packages: Mapping[str, str | None]
 ) -> Iterator[str]:
-    """Yield what to do if the packages are those of the other release of Neuron's SDK."""
+    """Yield what to do if the packages belong to another release of the Neuron SDK."""
     for version, sdk in NEURON_SDKS.items():
         own = device != "neuron" or version == cluster.neuron_sdk
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
-                f"its packages are of Neuron SDK {version}, the profile says {cluster.neuron_sdk}: "
-                f"set neuron_sdk: {version} in it, or install the others"
+                f"its packages belong to Neuron SDK {version}, but the profile has "
+                f"{cluster.neuron_sdk}: set neuron_sdk: {version}, or install the other packages"
             )
 
 
 def _not_imported(
     imports: Mapping[str, Mapping[str, Any]], packages: Mapping[str, str | None]
 ) -> Iterator[str]:
-    """Yield what is wrong with packages that were imported."""
+    """Yield the problems of packages that were imported."""
     for name, module in _IMPORTED.items():
         if found := imports.get(module):
             if not found["imported"]:
                 yield f"import {module} fails: {found['said']}"
             elif found["said"] != packages.get(name):
                 yield (
-                    f"{module} calls itself {found['said']}, its package {packages.get(name)}: two "
-                    "installations are mixed"
+                    f"{module} has version {found['said']}, but its package "
+                    f"{packages.get(name)}: two installations are mixed"
                 )
 
 
@@ -171,6 +171,6 @@ def _probe(
 
 
 def srun_options(cluster: Cluster) -> list[str]:
-    """Return srun's options for where the cluster's jobs run."""
+    """Return srun's options that select the cluster's nodes: partition, account and others."""
     named = ("partition", "account", "qos", "constraint", "reservation")
     return [f"--{n}={v}" for n in named if (v := getattr(cluster.slurm, n)) is not None]

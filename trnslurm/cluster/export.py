@@ -1,4 +1,4 @@
-"""Exports checkpoints: runs a job's own export script with the cluster's Python."""
+"""Exports checkpoints: runs a job's export script with the cluster's Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODULES = ("torch", "transformers", "safetensors")
 
 
 def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], None]) -> Path:
-    """Export a run's checkpoint, print nothing, and return the folder; its warnings are said."""
+    """Export a run's checkpoint without printing; return the folder, and `say` warnings."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = export(run, [*options, "--json"], streams=(out, err))
         out.seek(0)
@@ -47,9 +47,9 @@ def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], 
 def export(
     run: RunDir, options: Sequence[str] = (), *, streams: tuple[IO[bytes], IO[bytes]] | None = None
 ) -> int:
-    """Run the export script in a run's code, with its own options; return its exit code.
+    """Run the export script in a run's code with these options; return its exit code.
 
-    It prints to our terminal, or to these `streams` in place of stdout and stderr.
+    The script prints to the terminal, or to `streams` instead of stdout and stderr.
     """
     refuse_foreign(run.path, "export")
     record = run.record()
@@ -61,7 +61,7 @@ def export(
 
 
 def export_file(config: Config, file: Path, options: Sequence[str]) -> int:
-    """Export a file of parameters, which belongs to no run, as the configured model."""
+    """Export a file of parameters without a run, as the configured model."""
     if not file.is_file():
         raise RunError(f"{file}: no such file")
     if file.suffix != ".pt":
@@ -88,7 +88,7 @@ def _run_script(
 ) -> int:
     script = files.code / "jobs" / recipe / "export.py"
     if not script.is_file():
-        raise RunError(f"{whose}: {recipe} has no export.py, so it exports nothing")
+        raise RunError(f"{whose}: {recipe} has no export.py, so it cannot be exported")
     return run_python(
         cluster,
         [str(script), str(files.plan_file), *options],

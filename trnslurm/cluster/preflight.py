@@ -1,4 +1,4 @@
-"""The preflight by hand: allocates a few nodes of a cluster for a moment, and checks them."""
+"""Runs the preflight outside a job: allocates nodes of a cluster for a moment and checks them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from trnslurm.slurm.commands import Slurm, without_overrides
 
 _PHASE, _ATTEMPT = "doctor", 1
 _END_S = 10
-# What the batch script does for a job: who is there, and where they meet. The port is not probed:
-# if it is taken, the preflight says so.
+# As in a job's batch script: the hosts, and the master's address and port. The port is not probed;
+# if it is in use, the preflight reports that.
 _MEET = """\
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=${hosts%%$'\\n'*}
@@ -40,14 +40,14 @@ export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) TRNSLURM_HOSTS=
 
 
 class PreflightByHand(Frozen):
-    """A preflight outside a job: which nodes, and where."""
+    """A preflight outside a job: the cluster, its nodes and a directory."""
 
     cluster: Cluster
     nodes: int
     device: str
     workers: int
     directory: Path
-    """In the run root, in place of a run directory."""
+    """A temporary directory in the run root, instead of a run directory."""
 
     @property
     def on_slurm(self) -> bool:
@@ -55,7 +55,7 @@ class PreflightByHand(Frozen):
 
 
 def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitness]:
-    """Run the preflight on `nodes` nodes, and return what it found of each."""
+    """Run the preflight on `nodes` nodes, and return its result for each node."""
     instance = find(catalog(cluster.instance_types), cluster.instance_type)
     root = check_run_root(Path(cluster.run_root))
     try:
@@ -72,17 +72,17 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
             directory=directory,
         )
         _write(job, instance.accelerators, instance.efa)
-        said = _run(job, timeout_s)
+        output = _run(job, timeout_s)
         found = RunDir(directory).preflight(_PHASE, _ATTEMPT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if not found:
-        raise TrnslurmError(f"the nodes wrote no preflight result: {said}")
+        raise TrnslurmError(f"the nodes wrote no preflight result: {output}")
     return found
 
 
 def _write(job: PreflightByHand, devices: int, efa: int) -> None:
-    """Write what the nodes run: the preflight, as a job would bring it along."""
+    """Write the preflight's code and start script, as a bundle would contain them."""
     run = RunDir(job.directory)
     Bundle(files=package_files(("node",))).write(run.path)
     run.state.mkdir()
@@ -161,19 +161,19 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
         errors="replace",
     )
     try:
-        _, said = process.communicate(timeout=timeout_s)
+        _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         why = f"no {job.nodes} nodes in {timeout_s:g} s{_why_pending(job)}"
         raise SlurmError(f"{why}; try again, or pass --timeout") from None
     finally:
-        if process.poll() is None:  # have srun give the allocation back, also on Ctrl-C
+        if process.poll() is None:  # let srun release the allocation, also on Ctrl-C
             process.terminate()
             try:
                 process.communicate(timeout=_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-    return " ".join(said.split()[-40:]) or f"exit code {process.returncode}"
+    return " ".join(errors.split()[-40:]) or f"exit code {process.returncode}"
 
 
 def _why_pending(job: PreflightByHand) -> str:

@@ -1,6 +1,7 @@
-"""Prepares data on this host, with the cluster's Python: the launcher has no tokenizers.
+"""Prepares data on this host with the cluster's Python, because the launcher has no tokenizers.
 
-That Python sees our package and none of the packages beside it, which are for another interpreter.
+That Python imports our package, but no other package from our site-packages, which are for another
+interpreter.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _HOME = re.compile(r"^((?:--[\w-]+=)?)~/")
 
 
 def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
-    """Run `trnslurm.prepare` until it ends, with our terminal, and return its exit code.
+    """Run `trnslurm.prepare` in our terminal until it ends, and return its exit code.
 
-    `otherwise` says what to do where this host lacks the cluster's Python.
+    `otherwise` is the advice if this host lacks the cluster's Python.
     """
     python = interpreter(cluster)
     if python.startswith("/") and not Path(python).exists():
         raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
-    if cluster.scheduler == "slurm":  # elsewhere the program's own ~ is the same
+    if cluster.scheduler == "slurm":  # the local cluster's ~ is ours, which the program expands
         arguments = [
             _HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word) for word in arguments
         ]

@@ -1,4 +1,4 @@
-"""A cluster's Python on this host, started as the batch script starts it."""
+"""Starts a cluster's Python on this host in the same way as the batch script."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trnslurm.slurm.commands import without_overrides
 
 _PR_SET_PDEATHSIG = 1
 _ANSWER_S = 30
-_NOT_FOUND = 127  # bash's exit code for a command that is not there
-# Prints what a Python is and has, as JSON; it must run on any Python 3.
+_NOT_FOUND = 127  # bash's exit code for a command that does not exist
+# Prints the version and packages of a Python as JSON; must run on any Python 3.
 _PROBE = """
 import json, platform, shutil, sys
 from importlib import metadata
@@ -46,7 +46,7 @@ print(json.dumps({"python": platform.python_version(), "executable": sys.executa
                   "commands": {c: shutil.which(c) for c in commands if c},
                   "imports": {m: imported(m) for n, m in modules.items() if packages.get(n)}}))
 """
-# Asked of the Python itself, so that what is missing is one line and no traceback.
+# Run in the Python itself, so that missing modules give one line instead of a traceback.
 _MISSING = """
 import sys
 from importlib.util import find_spec
@@ -58,7 +58,7 @@ if missing:
 
 
 def interpreter(cluster: Cluster) -> str:
-    """Return the cluster's Python; on the local cluster the default is the one that runs us."""
+    """Return the cluster's Python; the default on the local cluster is our own interpreter."""
     own = cluster.scheduler == "local" and cluster.python == "python3"
     return sys.executable if own else cluster.python
 
@@ -76,10 +76,10 @@ def probe_script(
     commands: Sequence[str] = (),
     imports: Mapping[str, str] | None = None,
 ) -> str:
-    """Return bash lines that ask the jobs' Python for packages' versions, and commands.
+    """Return bash lines that run the probe in the jobs' Python, or in the container's image.
 
-    That of a container is asked in its image. `imports` are modules to import, by their packages,
-    where these are installed.
+    The probe prints the versions of packages and the paths of commands. `imports` maps packages
+    to modules, which the probe imports if the package is installed.
     """
     modules = [f"{name}={module}" for name, module in (imports or {}).items()]
     lists = (names, commands, modules)
@@ -98,7 +98,7 @@ def probe_script(
 
 
 def probe_answer(output: str) -> dict[str, Any] | None:
-    """Return what the probe printed last, after whatever `activate` did; None if it did not."""
+    """Return the probe's answer, the last line after any output of `activate`; None if missing."""
     try:
         answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -107,9 +107,9 @@ def probe_answer(output: str) -> dict[str, Any] | None:
 
 
 def versions_here(cluster: Cluster, names: Sequence[str]) -> dict[str, str]:
-    """Ask the cluster's Python on this host for versions; what it lacks is left out."""
+    """Return the versions of the packages that the cluster's Python has on this host."""
     python = interpreter(cluster)
-    # Unlike os.access, it is False for a name that this locale cannot encode.
+    # Unlike os.access, os.path.exists is False for a name that this locale cannot encode.
     missing = python.startswith("/") and not os.path.exists(python)  # noqa: PTH110
     if missing and cluster.container.image is None:
         raise TrnslurmError(f"there is no {python} on this host")
@@ -145,14 +145,13 @@ def run_python(
     umask: int = -1,
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
-    """Run the cluster's Python here until it ends, and return its exit code.
+    """Run the cluster's Python on this host until it ends, and return its exit code.
 
-    It prints to our terminal, or to these `streams` in place of stdout and stderr.
-
-    It must have the modules. On Ctrl-C it is asked to end (by TERM: a Python that still imports
-    would answer INT with a traceback), and KeyboardInterrupt is raised when it has ended.
+    The program prints to the terminal, or to `streams` instead of stdout and stderr. Fail if
+    Python lacks one of the `modules`. On Ctrl-C, send TERM and raise KeyboardInterrupt once the
+    program has ended: on INT, a Python that still imports would print a traceback.
     """
-    import ctypes  # plan runs none of the cluster's programs in this way
+    import ctypes  # not needed by plan
 
     libc = ctypes.CDLL(None)
     out, err = streams or (None, None)
@@ -165,7 +164,7 @@ def run_python(
             stdout=out,
             stderr=err,
             umask=umask,
-            process_group=0,  # Ctrl-C comes from us, once, whoever sent it
+            process_group=0,  # so that only we pass on Ctrl-C, once
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
     except OSError as error:
@@ -195,19 +194,19 @@ def _script(
             *preamble(cluster),
             f"export PYTHONPATH={shlex.quote(str(pythonpath))}",
             "export PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1",
-            # Or accelerate, which transformers loads, loads torch_xla, which nothing here needs.
+            # Otherwise transformers loads accelerate, which loads torch_xla, not needed here.
             "export USE_TORCH_XLA=0",
             f"if ! command -v {python} > /dev/null; then",
             f"  echo {shlex.quote(absent)} >&2",
             "  exit 1",
             "fi",
             f"{python} -c {shlex.quote(_MISSING)} {shlex.join(modules)}",
-            # Not as bash's own arguments: a script that activate sources would take them for its.
+            # Not as bash's arguments: a script that activate sources would read them as its own.
             f"exec {python} {shlex.join(arguments)}",
         ]
     )
 
 
 def _wait(child: subprocess.Popen[bytes]) -> None:
-    """Wait until it has ended, without collecting it: the number of its group stays taken."""
+    """Wait for a child without reaping it, so that its process group's id stays in use."""
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -1,7 +1,7 @@
-"""Finds a directory of one's own that this host shares with the nodes, as far as a host can tell.
+"""Finds a directory of this user that the nodes seem to share with this host.
 
-A login node mounts the cluster's file systems as the nodes do. On ParallelCluster the head node has
-/home on a disk of its own and exports it, so what is exported counts too.
+A login node mounts the cluster's file systems like the nodes. ParallelCluster's head node has /home
+on a local disk and exports it, so exported directories count too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mounts")
-EXPORTS = Path("/var/lib/nfs/etab")  # what exportfs exports now, from /etc/exports and elsewhere
+EXPORTS = Path("/var/lib/nfs/etab")  # the current exports, from /etc/exports and other sources
 
-# As /proc/self/mounts names them. Made for many nodes that write at once, so preferred.
+# Types in /proc/self/mounts. Built for many nodes that write at once, so preferred.
 _PARALLEL = {"lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "wekafs", "panfs", "orangefs"}
 _NFS = {"nfs", "nfs4"}  # EFS and FSx for OpenZFS too
 
 
 def find_shared() -> Path | None:
-    """Return a directory below which files are on all nodes, or None if this host shows none."""
+    """Return a directory that all nodes seem to share, or None."""
     home = Path.home()
     mounts = dict(_mounts())
     for place, kind in sorted(mounts.items()):
@@ -36,7 +36,7 @@ def find_shared() -> Path | None:
 
 
 def _mounts() -> Iterator[tuple[Path, str]]:
-    """Yield every mount point and its type; of several on one place the last one counts."""
+    """Yield every mount point and its type; a later mount on the same point counts."""
     for line in _lines(MOUNTS):
         _, place, kind, *_ = line.split()
         yield Path(_unescaped(place)), kind
@@ -54,5 +54,5 @@ def _lines(file: Path) -> list[str]:
 
 
 def _unescaped(word: str) -> str:
-    r"""Return a path in which a space is not \040."""
+    r"""Return a path with escapes such as \040, a space, replaced."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
