@@ -1,1 +1,1 @@
-"""Commands on a cluster from elsewhere: by ssh, with a copy of the launcher that comes along."""
+"""Run commands on another host by ssh, with a copy of the launcher that is sent along."""

@@ -1,7 +1,7 @@
-"""Asks another host to run a command, and shows what it prints as if it ran here.
+"""Run a command on another host, and show its output as if it ran here.
 
-The command has a token, and runs once there: when the connection breaks, another one shows what
-follows. What changes something is written down by request.py until its end is known.
+The command has a token and runs once: if the connection breaks, the next one shows the rest of the
+output. request.py records a command that changes something until its end is known.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from trnslurm.remote.request import Request, forget, keep, refuse_again
 from trnslurm.remote.ssh import ended
 
 _WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 20.0)
-"""Before each further try, of those in a row that brought nothing."""
+"""Before each further try, while tries bring nothing new."""
 _SILENT_S = 120.0
-"""Longer than a login shell takes to start, and than the other side is ever silent."""
+"""Longer than a login shell takes to start, and longer than the other side is ever silent."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
 class Answer:
-    """What came of a request so far."""
+    """The state of a request so far."""
 
     offsets: dict[str, int] = field(default_factory=lambda: {"out": 0, "err": 0})
     sent: dict[str, int] = field(default_factory=dict)
-    """How much of what is sent had arrived, when that was last said."""
+    """How many bytes of each file the other side had at its last answer."""
     asked: bool = False
-    """All was sent, so it may have begun."""
+    """Everything was sent, so the command may have begun."""
     begun: bool = False
     code: int = 1
     error: str = ""
-    """Why its end is not known there."""
+    """Why the other host does not know the command's end."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """What it wrote into its working directory."""
+    """The files that the command wrote into its working directory."""
 
     @property
     def progress(self) -> str:
-        """Return what changes when a connection brought something."""
+        """Return a text that differs after a connection that brought something."""
         return json.dumps([self.offsets, self.sent, self.asked, self.begun])
 
 
 def ask(request: Request, *, say: Say, out: BinaryIO | None = None, again: bool = False) -> Answer:
-    """Run a command there to its end, over as many connections as it takes.
+    """Run a command on the other host to its end, over as many connections as needed.
 
-    Its output goes to ours, or to `out`. Ctrl-C is passed on; a second one leaves it to itself.
-    `again`: it was asked by another process, and may have begun.
+    Its output goes to our stdout, or to `out`. Ctrl-C is passed on; a second Ctrl-C lets the
+    command continue alone. `again`: another process sent the command, which may have begun.
     """
     answer = Answer(asked=again, begun=request.begun)
     if not request.shows:
@@ -112,7 +112,7 @@ def _run(
             return connection.run()
         except ConnectionLostError as error:
             reached = reached or connection.reached
-            # A connection that is kept open may have broken while this machine slept: once more.
+            # The shared connection may have broken while this machine slept: try once more.
             if not reached and (tries or ": ssh: " in str(error)):
                 raise RemoteError(str(error)) from None
             tries = 1 if answer.progress != before else tries + 1
@@ -124,9 +124,9 @@ def _run(
 
 
 class _Interrupts:
-    """Ctrl-C: the first is for the command, once that has begun; the second, or none before, ours.
+    """Passes the first Ctrl-C to the command, once it has begun; any other interrupts this process.
 
-    A handler does not raise in the middle of what is shown or sent.
+    The first is noted only, so that it does not interrupt a transfer.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -135,7 +135,7 @@ class _Interrupts:
 
     def __enter__(self) -> None:
         self.reader, self._writer = os.pipe()
-        if self._before is not signal.SIG_IGN:  # inherited: Ctrl-C is not meant for us
+        if self._before is not signal.SIG_IGN:  # inherited: this process ignores Ctrl-C
             signal.signal(signal.SIGINT, self._take)
 
     def __exit__(self, *_: object) -> None:
@@ -150,7 +150,7 @@ class _Interrupts:
         os.write(self._writer, b"!")
 
     def wait(self, seconds: float) -> None:
-        """Wait for the next try; Ctrl-C ends that."""
+        """Wait for the next try; Ctrl-C interrupts this process."""
         if select.select([self.reader], [], [], seconds)[0]:
             raise KeyboardInterrupt
 
@@ -167,11 +167,11 @@ def _what_is_known(request: Request, answer: Answer, why: str) -> str:
 
 
 class _BrokenError(Exception):
-    """The connection's end, where more was to come."""
+    """The connection ended too early."""
 
 
 class _Connection:
-    """One connection: it ends with the command, or breaks."""
+    """One connection, which ends with the command or breaks."""
 
     def __init__(
         self, request: Request, answer: Answer, interrupts: _Interrupts, out: BinaryIO | None
@@ -180,13 +180,13 @@ class _Connection:
         self._interrupts = interrupts
         self._buffer = bytearray()
         self.reached = False
-        """The launcher, or what brings it, has answered."""
+        """The launcher, or the program that receives it, has answered."""
 
     def run(self) -> None:
-        """Connect, and show the command to its end; a ConnectionLostError if it breaks."""
+        """Connect, and show the command's output to its end; a ConnectionLostError if it breaks."""
         launcher = own_launcher()
         argv = self._request.place.argv(launcher.name)
-        # A file: a connection that is kept open may hold on to it.
+        # A file, not a pipe: the shared connection may keep it open.
         with tempfile.TemporaryFile() as errors, _started(argv, errors) as process:
             assert process.stdin and process.stdout
             self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
@@ -199,7 +199,7 @@ class _Connection:
                 noise = b""
             except ConnectionLostError:
                 raise
-            except BaseException:  # nobody looks any more, as when `head` has seen enough
+            except BaseException:  # the output is no longer read, as after `head`
                 if self._request.shows and self._answer.begun:
                     with contextlib.suppress(_BrokenError):
                         self._write(INTERRUPT)
@@ -216,7 +216,7 @@ class _Connection:
             )
 
     def _find_mark(self) -> bytes | None:
-        """Skip what a login shell prints; return that if it was all."""
+        """Skip the output of a login shell; return it if nothing else comes."""
         while MARK not in self._buffer:
             if not (data := self._read()):
                 return bytes(self._buffer)
@@ -251,7 +251,7 @@ class _Connection:
                 if not (answer.begun or request.shows):
                     keep(replace(request, begun=True))
                 answer.begun = True
-                if self._interrupts.seen:  # and nobody knows whether it arrived
+                if self._interrupts.seen:  # send it again: it may not have arrived
                     self._write(INTERRUPT)
             elif kind in (OUT, ERR):
                 self._show(kind, data)
@@ -259,7 +259,7 @@ class _Connection:
                 name, _, content = data.partition(b"\n")
                 answer.files[Path(name.decode(errors="replace")).name] = content
             elif kind == DAMAGED:
-                raise self._lost("what was sent arrived damaged")
+                raise self._lost("the files arrived damaged")
             elif kind == END:
                 self._end(data)
                 return
@@ -286,7 +286,7 @@ class _Connection:
         self._write(data[offset if offset <= len(data) else 0 :])
 
     def _frame(self) -> tuple[bytes, bytes]:
-        """Return what comes next, whole: of what was cut off nothing is used."""
+        """Return the next complete frame; a frame that is cut off is dropped."""
         while len(self._buffer) < HEAD_BYTES or len(self._buffer) < HEAD_BYTES + self._length():
             if not (data := self._read()):
                 raise _BrokenError
@@ -301,7 +301,7 @@ class _Connection:
             return int(self._buffer[1:HEAD_BYTES])
         except ValueError:
             raise RemoteError(
-                f"{self._request.place.host}: what it sends is not the launcher's: "
+                f"{self._request.place.host}: it sent something else than the launcher does: "
                 f"{bytes(self._buffer[:40])!r}"
             ) from None
 
@@ -329,7 +329,7 @@ class _Connection:
 
 @contextlib.contextmanager
 def _started(argv: Sequence[str], errors: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ssh meanwhile; it ignores Ctrl-C, as it does where that was ignored when it started."""
+    """Run ssh with Ctrl-C ignored."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(

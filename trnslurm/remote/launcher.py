@@ -1,4 +1,4 @@
-"""The launcher as it is sent: this package, and the packages that it needs, all pure Python."""
+"""The launcher as sent to a host: this package and the packages it needs, all pure Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trnslurm.config.search import packaged_root
 from trnslurm.errors import TrnslurmError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# What pyproject.toml asks for, and what that needs.
+# The dependencies in pyproject.toml, and their dependencies.
 _NEEDED = (
     "click",
     "PyYAML",
@@ -40,16 +40,16 @@ main()
 
 
 class Launcher:
-    """The files of the launcher; the same files have the same name on every machine."""
+    """The files of the launcher, under a name that is a hash of them."""
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        """What is sent, by path."""
+        """The files by path."""
         return {"__main__.py": _MAIN, **dict(_own()), **dict(_needed())}
 
     @cached_property
     def name(self) -> str:
-        """Return what its directory is called there."""
+        """Return the name of its directory on the other host."""
         digest = hashlib.sha256()
         for name, data in sorted(self.files.items()):
             digest.update(f"{name}\0{len(data)}\0".encode())
@@ -58,7 +58,7 @@ class Launcher:
 
     @cached_property
     def archive(self) -> bytes:
-        """Return the files as a tar file, the same bytes whenever it is made."""
+        """Return the files as a tar file; the same files make the same bytes."""
         return pack(self.files)
 
 
@@ -69,7 +69,7 @@ def own_launcher() -> Launcher:
 
 
 def pack(files: dict[str, bytes]) -> bytes:
-    """Return files as a compressed tar file; nothing in it is of this moment or user."""
+    """Return files as a compressed tar file, without times and users."""
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", compresslevel=6, mtime=0) as compressed,
@@ -83,7 +83,7 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 
 def _own() -> Iterator[tuple[str, bytes]]:
-    yield from _tree(_PACKAGE, "trnslurm")  # with its share/, if it is installed
+    yield from _tree(_PACKAGE, "trnslurm")  # includes share/ in an installed package
     root = packaged_root()
     if not root.is_relative_to(_PACKAGE):
         for name in _SHARE:
@@ -99,7 +99,7 @@ def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _needed() -> Iterator[tuple[str, bytes]]:
-    """Yield the sources of other packages; where they have compiled parts, they do without."""
+    """Yield the Python sources of the needed packages; all work without compiled parts."""
     for name in _NEEDED:
         try:
             distribution = importlib.metadata.distribution(name)

@@ -1,4 +1,4 @@
-"""A submission on its way to the host that starts it: all its bytes, and what is recorded."""
+"""Pack a submission for the host that starts it: its files, and the facts to record."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Parcel(Frozen):
 
     submission: Submission
     command: Sequence[str]
-    """What the user called on the host that sent it."""
+    """The user's command line on the sending host."""
     console: Mapping[str, Any]
     """How the user wants the results."""
 
 
 def pack_submission(submission: Submission, command: Sequence[str], console: Console) -> bytes:
-    """Return a submission as one file, in which each content is once."""
+    """Return a submission as one file; equal contents are stored once."""
     contents: dict[str, bytes] = {}
     facts = {
         "runs": [_run_facts(planned, contents) for planned in submission.runs],
@@ -68,7 +68,7 @@ def _job_facts(job: Job, contents: dict[str, bytes]) -> dict[str, Any]:
 
 
 def unpack(file: Path, directory: Path) -> Parcel:
-    """Return what was sent, with its bundles below a directory, every byte compared."""
+    """Unpack a parcel, with its bundles below a directory, and check every sha256."""
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
         for member in tar.getmembers():
@@ -77,7 +77,7 @@ def unpack(file: Path, directory: Path) -> Parcel:
     facts = json.loads(contents.pop(_FACTS))
     for sha256, data in contents.items():
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise RemoteError("what was sent arrived damaged: nothing was submitted")
+            raise RemoteError("the submission arrived damaged: nothing was submitted")
     places = (directory / f"bundle-{number}" for number in itertools.count(1))
     runs, extras = (
         [_run(each, contents, next(places)) for each in facts[kind]] for kind in ("runs", "extras")

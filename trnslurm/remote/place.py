@@ -1,4 +1,4 @@
-"""Where a command runs: here, or on the host of --on, TRNSLURM_ON or a cluster profile."""
+"""Choose where a command runs: on this host, or on the host of --on, TRNSLURM_ON or a profile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON = "TRNSLURM_ON"
 
 
 class Site(Frozen):
-    """A host, and the cluster profile that goes there with each command."""
+    """A host, and the cluster profile that is sent with each command."""
 
     place: Place
     cluster: str = ""
@@ -32,9 +32,9 @@ class Site(Frozen):
 
 
 def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -> Site | None:
-    """Return the host that a command is for; None: this one.
+    """Return the host on which a command runs; None: this host.
 
-    `on` is the word of --on: empty, it is this host whatever profile or environment say.
+    `on` is the value of --on; an empty text chooses this host in any case.
     """
     where = "--on"
     if on is None and ON in os.environ:
@@ -44,10 +44,10 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
     workspace = workspace_of(path)
     name = cluster or workspace.cluster
     if cluster is None and name and name not in dict(_profiles(workspace, name)):
-        name = None  # damaged, or of a sandbox that is down: the command says so, if it needs it
+        name = None  # unreadable, such as the profile of a sandbox that is down
     if on is None and (name is None or "remote" not in read_yaml(workspace.cluster_file(name))):
         return None
-    from trnslurm.remote.ssh import Place, check_host  # most commands are for this host
+    from trnslurm.remote.ssh import Place, check_host  # most commands run on this host
 
     if on is not None:
         check_host(on, where)
@@ -62,7 +62,7 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
         if on is None:
             return None
         on = check_host(str(on), f"{file}: remote")
-    if facts.get("scheduler") == "local":  # of one machine: asked for, it is this one
+    if facts.get("scheduler") == "local":  # `local` means this machine
         return None if cluster and where != "--on" else Site(place=Place(on))
     slurm = facts.get("slurm")
     return Site(
@@ -78,7 +78,7 @@ def choose_site(on: str | None, cluster: str | None, path: Sequence[str] = ()) -
 
 
 def templates_of(path: Sequence[str]) -> dict[str, str]:
-    """Return the user's own templates, for what is rendered there."""
+    """Return the user's own templates, for rendering on the other host."""
     found: dict[str, str] = {}
     for directory in reversed(workspace_of(path).template_dirs()):
         if directory != packaged_root() / "templates":
@@ -97,7 +97,7 @@ def _decoded(file: Path) -> str:
 def _profiles(
     workspace: Workspace, only: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the profiles that can be read, or one of them."""
+    """Yield the readable profiles, or only one."""
     for name, file in workspace.clusters().items():
         if only not in (None, name):
             continue

@@ -1,4 +1,4 @@
-"""Receives files over a connection that may break: the first code of ours that runs there.
+"""Receive files over a connection that may break; our first code that runs on the other host.
 
 Where the launcher is missing, its source is sent as text. So it needs the standard library only.
 
@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 15
 LAUNCHER, REQUEST, PARCEL, DAMAGED = b"l", b"q", b"p", b"d"
 BEGUN, OUT, ERR, FILE, BEAT, END = b"b", b"o", b"e", b"f", b".", b"x"
 INTERRUPT, DONE = b"I", b"D"
-"""What is said in the other direction, once a command has begun."""
+"""Sent in the other direction, once a command has begun."""
 
 
 def frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -38,7 +38,7 @@ def send(kind: bytes, data: bytes = b"") -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it; a pipe may take less at a time."""
+    """Write all data; a pipe may take less at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -56,10 +56,10 @@ def read_line() -> bytes:
 
 
 def receive(file: Path, kind: bytes) -> None:
-    """Ask for a file: for what earlier connections did not bring of it.
+    """Ask for the part of a file that earlier connections did not bring.
 
-    The answer is a line with its size and sha256, and then the bytes from the offset asked for.
-    Each connection has a part of its own, because what was sent by one that broke may still come.
+    The answer is a line with size and sha256, then the bytes from the requested offset. Each
+    connection writes its own part file, because a broken connection may still deliver bytes.
     """
     parts = [*file.parent.glob(f"{file.name}.part-*")]
     own = file.with_name(f"{file.name}.part-{socket.gethostname()}-{os.getpid()}")
@@ -81,7 +81,7 @@ def receive(file: Path, kind: bytes) -> None:
             offset += len(data)
     try:
         whole = hashlib.sha256(own.read_bytes()).hexdigest().encode() == sha256
-    except FileNotFoundError:  # removed by another connection, which had all of it first
+    except FileNotFoundError:  # removed by another connection, which finished first
         return
     if whole:
         own.replace(file)
@@ -93,7 +93,7 @@ def receive(file: Path, kind: bytes) -> None:
 
 
 def extract(tar: tarfile.TarFile, directory: Path) -> None:
-    """Unpack an archive, and nothing of it elsewhere."""
+    """Unpack an archive into a directory; refuse paths outside it."""
     if hasattr(tarfile, "data_filter"):  # since 3.11.4
         tar.extraction_filter = staticmethod(tarfile.data_filter)
     for member in tar.getmembers():
@@ -104,7 +104,7 @@ def extract(tar: tarfile.TarFile, directory: Path) -> None:
 
 
 def install(directory: Path) -> None:
-    """Receive the launcher and unpack it; two that do so at a time do not disturb each other."""
+    """Receive the launcher and unpack it; several processes may do so at the same time."""
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     archive = directory.with_name(f"{directory.name}.tar.gz")
     receive(archive, LAUNCHER)

@@ -1,6 +1,6 @@
-"""A command for another host, written down here until its end is known.
+"""Record a command for another host on this host, until its end is known.
 
-So another process can take it up: `trnslurm reconnect`.
+`trnslurm reconnect` can then take it up in another process.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from trnslurm.runs.process import own_process, process_alive
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A command, and what goes with it."""
+    """A command, and what is sent with it."""
 
     place: Place
     argv: Sequence[str]
     shows: bool
-    """It changes nothing, so it may be asked again, and ends when nobody looks any more."""
+    """It is read-only: it may be sent again, and ends when its output is no longer read."""
     site: Mapping[str, str] = field(default_factory=dict)
-    """Files of the search path there: the cluster profile."""
+    """Files for the search path on the other host: the cluster profile, templates."""
     cluster: str = ""
     parcel: bytes | None = None
     what: str = ""
     """What it does, for messages: `the submission of gpt2_zero1`."""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     begun: bool = False
-    """It is known to have begun: it is not there any more, if nothing is known of it."""
+    """It has begun; if the other host does not know it, its record was removed there."""
 
 
 def _folder() -> Path:
@@ -44,7 +44,7 @@ def _folder() -> Path:
 
 
 def keep(request: Request, process: str | None = None) -> None:
-    """Write a request down, and which process will know its end; empty: none."""
+    """Record a request, and the process that waits for its end; empty: none."""
     directory = _folder() / request.token
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,24 +58,24 @@ def keep(request: Request, process: str | None = None) -> None:
 
 
 def forget(request: Request) -> None:
-    """Remove what is written down of a request: its end is known, or nobody asks any more."""
+    """Remove the record of a request."""
     shutil.rmtree(_folder() / request.token, ignore_errors=True)
 
 
 def refuse_again(request: Request) -> None:
-    """Refuse to submit what was sent before and may have been submitted."""
+    """Refuse a submission that was sent before and may have been started."""
     for other in unfinished() if request.parcel else ():
         if (other.place.host, other.parcel) == (request.place.host, request.parcel):
             raise RemoteError(
-                f"{request.place.host}: this was sent before, and what became of it is not known "
-                "here: `trnslurm reconnect` tells, or `trnslurm reconnect --forget`"
+                f"{request.place.host}: this was sent before, and its result is unknown: "
+                "run `trnslurm reconnect`, or `trnslurm reconnect --forget`"
             )
 
 
 def unfinished() -> list[Request]:
-    """Return the requests whose end is not known here, the oldest first.
+    """Return the requests whose end is unknown, oldest first.
 
-    Those of processes that are alive are left out: they will know.
+    Requests of living processes are left out: these wait for the end.
     """
     found = []
     with contextlib.suppress(FileNotFoundError):

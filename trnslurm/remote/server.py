@@ -1,4 +1,4 @@
-"""The other side of a connection: runs a command once, however often the connection breaks.
+"""The remote side of a connection: runs a command once, however often the connection breaks.
 
     ~/.cache/trnslurm/asks/TOKEN/
         parcel       what was sent with it
@@ -6,8 +6,8 @@
         out, err     what it has printed
         exit         how it ended
 
-The command is a process of its own, which outlives the connection. A connection shows what is
-printed from where the last one broke, and passes on Ctrl-C.
+The command is a separate process, which outlives the connection. A connection sends the output from
+where the last one broke, and passes on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FILE_MIB = 64
 
 def main() -> None:
     """Serve one connection."""
-    if sys.argv[1:2] != ["installed"]:  # else the mark was printed by what installed this
+    if sys.argv[1:2] != ["installed"]:  # else receive.py printed the mark
         write_all(1, MARK)
     try:
         _serve()
@@ -76,7 +76,7 @@ def _serve() -> None:
     ask.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_old(base)
     if request["begun"] and not (ask / "begun").exists():
-        send(END, _json({"error": "nothing is known there any more of what had begun"}))
+        send(END, _json({"error": "it has no record of the command any more"}))
         return
     if request["parcel"] and not (ask / "parcel").exists():
         receive(ask / "parcel", PARCEL)
@@ -92,7 +92,7 @@ def _serve() -> None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove what was asked long ago and never fetched, and launchers that are used no more."""
+    """Remove old requests whose end was never fetched, and launchers that are no longer used."""
     (Path(__file__).resolve().parents[2]).touch()
     for old in (*(base / "asks").iterdir(), *base.glob("launcher-*")):
         with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def _remove_old(base: Path) -> None:
 
 
 def _prepare(ask: Path, request: dict[str, Any]) -> None:
-    """Make the files that the command and all its connections have; several may do so at a time."""
+    """Make the files that the command and its connections share; several processes may do so."""
     for name in ("out", "err", "alive", "seen"):
         (ask / name).touch()
     (ask / "files").mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def _prepare(ask: Path, request: dict[str, Any]) -> None:
 
 
 def _begin(ask: Path, request: dict[str, Any]) -> None:
-    """Start the command in a session of its own, where no hang-up reaches it."""
+    """Start the command in a separate session, where no hang-up reaches it."""
     if os.fork():
         return
     os.setsid()
@@ -136,7 +136,7 @@ def _begin(ask: Path, request: dict[str, Any]) -> None:
 
 
 def _oversee(ask: Path, request: dict[str, Any]) -> int:
-    """Run the command; pass on Ctrl-C; end what only shows something if nobody looks any more."""
+    """Run the command; pass on Ctrl-C; end a read-only command whose output is no longer read."""
     environment = dict(os.environ)
     if (ask / "site").is_dir():
         own = environment.get("TRNSLURM_PATH")
@@ -163,7 +163,7 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
                 if time.monotonic() - touched > _BEAT_S:
                     touched = time.monotonic()
                     os.utime(ask / "alive")
-                    os.utime(launcher)  # it is used
+                    os.utime(launcher)  # keeps _remove_old away
                 alone_s = time.time() - (ask / "seen").stat().st_mtime
                 forgotten = request["shows"] and alone_s > _ALONE_S
                 if (forgotten or (ask / "interrupt").exists()) and not told:
@@ -172,14 +172,14 @@ def _oversee(ask: Path, request: dict[str, Any]) -> int:
 
 
 def _show(ask: Path, offsets: dict[str, int]) -> None:
-    """Send what the command prints, from these offsets, until it has ended and that was taken."""
+    """Send the command's output from these offsets, until it has ended and the end was received."""
     beat, alive, alive_at = 0.0, 0.0, time.monotonic()
     with (ask / "out").open("rb") as out, (ask / "err").open("rb") as err:
         streams = ((OUT, out, offsets["out"]), (ERR, err, offsets["err"]))
         for _, stream, offset in streams:
             stream.seek(offset)
         while True:
-            code = _code(ask)  # asked before reading: nothing is printed after it
+            code = _code(ask)  # before reading: nothing is printed after the exit
             said = [(kind, stream.read(CHUNK_BYTES)) for kind, stream, _ in streams]
             for kind, data in said:
                 if data:
@@ -215,7 +215,7 @@ def _code(ask: Path) -> int | None:
 
 
 def _told(wait_s: float) -> bytes:
-    """Return what the other side says within a while; if it has gone, end."""
+    """Return what the other side sends within `wait_s`; exit if the connection has ended."""
     if not select.select([0], [], [], wait_s)[0]:
         return b""
     word = os.read(0, 1)

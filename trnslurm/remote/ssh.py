@@ -1,4 +1,4 @@
-"""OpenSSH: how a command is run on another host, and what its failures mean.
+"""Run commands on another host with OpenSSH, and explain failures.
 
 Names, users, keys, agents and host keys are ssh's business: its own configuration applies.
 """
@@ -25,15 +25,15 @@ from trnslurm.runs.foreign import printable
 
 _CONNECT_S, _ALIVE_S, _MISSED = 15, 10, 3
 _KEPT = "10m"
-_SOCKET_MAX = 104 - 17  # ssh makes it under a longer name
+_SOCKET_MAX = 104 - 17  # ssh first uses a longer, temporary name
 _PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
 _UNABLE = 41
 NO_LAUNCHER = 42
 """The exit code where the launcher has to be sent first."""
-# What ssh says where trying again is of no use, and what to do.
+# Errors of ssh for which retrying is useless, and what to do.
 _HOPELESS = {
     r"Permission denied[ ,(]+(publickey|password|keyboard|please|gssapi|host)": (
-        "`ssh {host}` must work by itself: see to its keys"
+        "`ssh {host}` must work without trnslurm: check its keys"
     ),
     r"Host key verification failed|HOST IDENTIFICATION HAS CHANGED": (
         "run `ssh {host}` once, and look at its key"
@@ -44,8 +44,8 @@ _HOPELESS = {
 }
 _UNKNOWN = {"Could not resolve hostname": "is its name right, and in ~/.ssh/config?"}
 
-# For bash, whatever shell the account has. A login shell is asked only where Slurm's commands are
-# not on the PATH of others: it may take seconds, and print what it likes.
+# For bash, whatever the account's shell. A login shell is used only if Slurm's commands are not on
+# PATH without one: it may take seconds and print anything.
 _SCRIPT = """\
 umask 077
 command -v sbatch > /dev/null 2>&1 || [ -x {sbatch} ] || [ -n "${{TRNSLURM_LOGIN-}}" ] ||
@@ -76,7 +76,7 @@ exec "$python" -X utf8 -I -c "$(printf %s {receiver} | base64 -d)" "$launcher"
 
 
 def check_host(host: str, where: str) -> str:
-    """Return a host's name, or refuse what ssh could take for something else."""
+    """Return a host's name; refuse a text that ssh would misread."""
     if host.startswith("-") or not host.isprintable() or re.search(r"\s", host):
         raise RemoteError(f"{where}: {printable(host)!r} is no host: expected HOST or USER@HOST")
     return host
@@ -84,7 +84,7 @@ def check_host(host: str, where: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A host, and what a profile says of it."""
+    """A host, and its settings in a profile."""
 
     host: str
     bin_dir: str = ""
@@ -93,7 +93,7 @@ class Place:
 
     @cached_property
     def _settings(self) -> dict[str, str]:
-        """What ssh's own configuration says of this host."""
+        """ssh's own configuration for this host."""
         try:
             done = subprocess.run(
                 [*_ssh(), "-G", "--", self.host],
@@ -113,7 +113,7 @@ class Place:
         return {key: value for key, _, value in lines}
 
     def _options(self) -> list[str]:
-        """Return what is not set in ssh's own configuration: limits, and one connection for all."""
+        """Return options that ssh's configuration does not set: limits, a shared connection."""
         own = self._settings
         options = {} if sys.stdin.isatty() else {"BatchMode": "yes"}
         if own.get("connecttimeout", "none") == "none":
@@ -131,9 +131,9 @@ class Place:
     def argv(
         self, launcher: str, words: Sequence[str] = (), *, terminal: bool = False
     ) -> list[str]:
-        """Return the command that starts the launcher there.
+        """Return the command that starts the launcher on the host.
 
-        With words it is the command line, and what we have on stdin is its own.
+        With `words` the launcher runs this command line, attached to our stdin.
         """
         script = _SCRIPT.format(
             sbatch=shlex.quote(f"{self.bin_dir}/sbatch"),
@@ -146,15 +146,15 @@ class Place:
             no_launcher=NO_LAUNCHER,
             receiver=_coded(Path(receive.__file__).read_text()),
         )
-        # Any shell takes these words; what is coded has neither quotes nor newlines.
+        # Any shell accepts this; base64 has neither quotes nor newlines.
         decode = """exec bash -c 'eval "$(printf %s "$1" | base64 -d)"' trnslurm"""
         how = "-t" if terminal else "-T"
         return [*_ssh(), *self._options(), how, "--", self.host, f"{decode} {_coded(script)}"]
 
     def forget(self) -> None:
-        """Have the next connection be a new one: one that has broken would keep it waiting.
+        """Close the shared connection, so that the next one is new.
 
-        What else uses the old one is left alone: it may be of ssh's own configuration.
+        Other users of the old connection keep it: ssh's own configuration may have set it up.
         """
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -175,7 +175,7 @@ def _coded(text: str) -> str:
 
 
 def _sockets() -> str:
-    """Return a private directory for the sockets of connections that are kept; empty: none."""
+    """Return a private directory for the sockets of shared connections; empty: none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     directory = Path(runtime, "trnslurm") if runtime else state_home() / "ssh"
     if len(str(directory)) + 41 > _SOCKET_MAX:
@@ -189,7 +189,7 @@ def _sockets() -> str:
 
 
 def failure(host: str, stderr: str) -> str:
-    """Return in one line what ssh said of a failure, and what to do."""
+    """Return ssh's error in one line, and what to do."""
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     for pattern, advice in (_HOPELESS | _UNKNOWN).items():
         if line := next((line for line in said if re.search(pattern, line)), ""):
@@ -217,7 +217,7 @@ def ended(place: Place, code: int, stderr: str, noise: bytes, *, reached: bool) 
     if code != 255 and code >= 0:
         said = stderr.split() or noise.decode(errors="replace").split()
         words = printable(" ".join(said[-40:])) or f"exit code {code}"
-        return RemoteError(f"{host}: its shell did not run what it was given: {words}")
+        return RemoteError(f"{host}: its shell did not run the command: {words}")
     words = failure(host, stderr)
     hopeless = any(re.search(pattern, stderr) for pattern in _HOPELESS)
     return RemoteError(words) if hopeless else ConnectionLostError(words)
