@@ -67,7 +67,7 @@ _TITLES = {
     "tokens_per_s": "Tokens per second",
     "samples_per_s": "Samples per second",
 }
-# Of our own numbers, those that have a figure of their own, are told with another, or never change.
+# Our metrics that have an own figure, are part of another figure, or never change.
 _TOLD = {
     *_TITLES,
     *_STEP_PARTS,
@@ -99,11 +99,11 @@ class Drawing(Frozen, kw_only=False):
     about: str
     draw: Callable[[Figure], None]
     keys: Sequence[tuple[str, str]] = ()
-    """Colour and text of each thing in it, which the page writes below."""
+    """Colour and label of each element; the page shows them below the figure."""
 
 
 def drawings(runs: Sequence[History]) -> list[Drawing]:
-    """Return what there is to draw of these runs; of one run also where its time went."""
+    """Return the figures for these runs; for a single run, also where its time went."""
     found = [_curves(runs, "loss", "step")]
     if any(run.series("loss") for run in runs):
         found.append(_curves(runs, "loss", "time"))
@@ -122,7 +122,7 @@ def own_numbers(runs: Sequence[History]) -> list[str]:
 
 
 def colour_of(number: int) -> str:
-    """Return the colour of a run in figures of several."""
+    """Return the colour of a run in figures of several runs."""
     return SERIES[number % len(SERIES)]
 
 
@@ -350,7 +350,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _columns(texts: Sequence[str], letters: float) -> int:
-    """Return how many of these texts fit beside each other, where so many letters do."""
+    """Return how many of these texts fit into a row of `letters` letters."""
     return max(1, min(len(texts), int(letters / (6 + max(map(len, texts))))))
 
 
@@ -384,7 +384,7 @@ def _undone(run: History) -> list[list[Point]]:
 
 
 def _thinned(points: Sequence[T]) -> list[T]:
-    """Return at most so many of them as a figure shows, the last among them."""
+    """Return at most as many points as a figure shows, including the last."""
     every = -(-len(points) // _MOST_POINTS) or 1
     return [*points[:-1:every], *points[-1:]]
 
@@ -396,7 +396,7 @@ def _longest(runs: Sequence[History]) -> float:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """Return by what to multiply seconds, and the unit that they then are in."""
+    """Return the factor that converts seconds into a readable unit, and the unit's name."""
     for limit, size, name in ((180, 1, "seconds"), (10800, 60, "minutes"), (259200, 3600, "hours")):
         if seconds < limit:
             return 1 / size, name

@@ -120,7 +120,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """What plan.json says."""
+        """The contents of plan.json."""
         return dict(cleaned(read_json(self.run.plan_file)))
 
     @cached_property
@@ -139,7 +139,7 @@ class History(Frozen, kw_only=False):
     @cached_property
     def stays(self) -> list[Stay]:
         """Every attempt of every phase that began, the oldest first."""
-        # The status says how those of the last phase ended that were killed and could not.
+        # For the last phase, the status knows the end of killed attempts, which wrote none.
         earlier = self.record.phases[:-1]
         attempts = [attempt for phase in earlier for attempt in self.run.attempts(phase)]
         attempts += self.status.attempts

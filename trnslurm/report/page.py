@@ -18,7 +18,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list[Path]:
-    """Write the page of these runs, and with `pictures` its figures beside it; return the files."""
+    """Write the report of these runs, with `pictures` also its figures as PNG; return the files."""
     import jinja2
 
     drawn = drawings(runs)

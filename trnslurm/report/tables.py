@@ -36,7 +36,7 @@ class Table(Frozen, kw_only=False):
 
 
 def tables_of_one(run: History) -> Iterator[Table]:
-    """Yield what there is to know of a run beside its curves."""
+    """Yield the tables of a run's report."""
     yield from _attempts(run)
     yield from _hours_spent(run)
     yield from _plan_and_fact(run)
@@ -104,7 +104,7 @@ def _hours_spent(run: History) -> Iterator[Table]:
 
 
 def _plan_and_fact(run: History) -> Iterator[Table]:
-    """Set the plan beside what ran."""
+    """Yield a table that compares the plan with what ran."""
     plan, batch = run.plan, run.plan.get("batch")
     if not isinstance(batch, Mapping) or not run.steps:
         return
@@ -159,7 +159,7 @@ def _graphs(run: History) -> Iterator[Table]:
 
 
 def _steps(run: History) -> Table:
-    """Return the numbers themselves, of as many steps as one reads."""
+    """Return a table of the metrics, for a readable number of steps."""
     every = -(-len(run.steps) // _MOST_STEPS) or 1
     shown = [*run.steps[:-1:every], *run.steps[-1:]]
     known = [
@@ -190,7 +190,7 @@ def _configuration(run: History) -> Iterator[Table]:
 
 
 def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
-    """Yield what differs between runs: where they stand, and how they were configured."""
+    """Yield tables that compare runs: their states and results, and their configurations."""
     names = ("loss", "eval_loss", "tokens_per_s", *own_numbers(runs))
     columns = [name for name in names if any(name in run.last for run in runs)]
     rows = []
@@ -226,7 +226,7 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
 def differing(runs: Sequence[History]) -> dict[str, list[Any]]:
     """Return each key of the configuration in which runs differ, and its value in each.
 
-    What their profiles know of instance types is left out: which one it is says `instance_type`.
+    The profile's definitions of instance types are skipped: `instance_type` names the one used.
     """
     known = "instance_types"
     keys = dict.fromkeys(k for run in runs for k in run.config if k.partition(".")[0] != known)
@@ -250,7 +250,7 @@ def hours_of(value: float) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return a length of time as one says it."""
+    """Return a duration in words."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
