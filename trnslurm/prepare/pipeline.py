@@ -15,7 +15,7 @@ from trnslurm.prepare.arguments import parse
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import partial, publish, replacing
 from trnslurm.prepare.prepared import FORMAT, INDEX, describe, find_finished
-from trnslurm.prepare.text.cutting import choose_chunk_bytes
+from trnslurm.prepare.text.documents import choose_chunk_bytes
 from trnslurm.prepare.text.sources import InputFile, Source, read_through
 
 # Imported when named: a format may need packages that the others do without.

@@ -17,7 +17,7 @@ from trnslurm.prepare.bytepairs import BytePairs
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.pipeline import Preparation
-from trnslurm.prepare.text.cutting import Chunk, cut, in_turn
+from trnslurm.prepare.text.documents import Chunk, cut, in_turn
 from trnslurm.prepare.text.sources import Source, dataset_files
 from trnslurm.prepare.tokenizer import Loaded
 from trnslurm.prepare.workers import path_of, read_arrays

@@ -15,7 +15,7 @@ from trnslurm.prepare import wordpiece
 from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
-from trnslurm.prepare.text.cutting import Chunk
+from trnslurm.prepare.text.documents import Chunk
 from trnslurm.prepare.wordpiece import TOKEN, WordPieces
 from trnslurm.prepare.workers import path_of, read_arrays
 

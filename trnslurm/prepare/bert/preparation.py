@@ -18,8 +18,7 @@ from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.prepared import describe
-from trnslurm.prepare.text.cutting import cut, in_turn
-from trnslurm.prepare.text.documents import Rule
+from trnslurm.prepare.text.documents import Rule, cut, in_turn
 from trnslurm.prepare.text.sources import TEXT_OPTION, InputFile, Source, dataset_files
 from trnslurm.prepare.wordpiece import WordPieces
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trnslurm.prepare.bert import sentences, wikiextractor
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.text.cutting import Chunk
+from trnslurm.prepare.text.documents import Chunk
 
 # The share of passes over a document that aim at shorter samples than would fit, so that the model
 # sees them too. The share is BERT's.
