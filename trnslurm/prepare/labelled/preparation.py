@@ -11,12 +11,16 @@ import numpy as np
 
 from trnslurm.prepare import arguments, tokenizer, wordpiece, workers
 from trnslurm.prepare.errors import PrepareError
-from trnslurm.prepare.labelled import framing
 from trnslurm.prepare.labelled.formats import FORMATS, FOUND
-from trnslurm.prepare.labelled.framing import Framing
 from trnslurm.prepare.labelled.labels import Labels
 from trnslurm.prepare.labelled.rows import RowBlock, gather
-from trnslurm.prepare.labelled.samples import SampleWork, write_splits
+from trnslurm.prepare.labelled.samples import (
+    Framing,
+    SampleWork,
+    begin_words,
+    load_framing,
+    write_splits,
+)
 from trnslurm.prepare.labelled.tasks import NER, find_metrics, find_task
 from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.progress import Progress
@@ -91,7 +95,7 @@ class LabelledPreparation(Preparation):
 
     def load_tokenizer(self, path: Path) -> Framing:
         """Load a tokenizer that frames texts."""
-        return framing.load(path)
+        return load_framing(path)
 
     def settings(self, sources: list[Source]) -> dict[str, Any]:
         """Return the settings that decide the samples."""
@@ -122,7 +126,7 @@ class LabelledPreparation(Preparation):
         )
         cut = workers.finish(blocks, work, self.processes)
         splits = write_splits(blocks, work, labels.names, self._holdout, finished)
-        framed = framing.load(work.tokenizer)
+        framed = load_framing(work.tokenizer)
         first = {
             "seq_len": self._seq_len,
             "vocab_size": framed.vocab_size,
@@ -166,7 +170,7 @@ class LabelledPreparation(Preparation):
             lambda size: wordpiece.train(texts, size, self.processes),
         )
         if self._task_name == NER:
-            framing.begin_words(path)
+            begin_words(path)
         return path
 
 

@@ -1,6 +1,7 @@
-"""Rows to samples: tokens of one length, as a model reads a text or a pair, and labels."""
+"""Samples of labelled rows: a framed text or pair in tokens of one length, and labels."""
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,26 +10,73 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
+from tokenizers.processors import BertProcessing
 
-from trnslurm.prepare import tokenizer
+from trnslurm.prepare import tokenizer, wordpiece
 from trnslurm.prepare.errors import KeptError, PrepareError
 from trnslurm.prepare.files import replacing
-from trnslurm.prepare.labelled import framing
 from trnslurm.prepare.labelled.rows import RowBlock
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.workers import path_of, read_arrays
 
 _ROWS_AT_ONCE = 1000
+_PADS = ("<pad>", "[PAD]")
 SPLITS = ("train", "eval", "eval_mismatched")
 """The last is MNLI's: rows of kinds of text that were not trained on."""
 
 Samples = NDArray[Any]
 """Records of sample_type."""
 
-
 UNLABELLED = -100
 """The label of a token that begins no word. PyTorch's cross entropy leaves these out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framing:
+    """A tokenizer that frames texts, and what fills a sample up."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    """One more than the largest token id."""
+    pad: int
+
+
+def load_framing(path: Path) -> Framing:
+    """Load a tokenizer.json: WordPiece, framed as by BERT, or another with a frame of its own."""
+    read = tokenizer.read(path)
+    if isinstance(read.model, models.WordPiece):
+        pieces = wordpiece.load(path)
+        read.post_processor = BertProcessing(("[SEP]", pieces.sep), ("[CLS]", pieces.cls))
+        return Framing(tokenizer=read, vocab_size=pieces.vocab_size, pad=pieces.pad)
+    vocabulary = read.get_vocab(with_added_tokens=True)
+    pad = next((vocabulary[name] for name in _PADS if name in vocabulary), None)
+    if pad is None or read.post_processor is None or not read.num_special_tokens_to_add(False):
+        raise PrepareError(
+            f"{path}: is {type(read.model).__name__} without a token for padding, or without any "
+            "around a text: choose a tokenizer of BERT's, RoBERTa's or ALBERT's"
+        )
+    return Framing(tokenizer=read, vocab_size=max(vocabulary.values()) + 1, pad=pad)
+
+
+def begin_words(path: Path) -> None:
+    """Change a tokenizer.json of RoBERTa's so that words by themselves begin as in a text.
+
+    Its tokens of a word differ after a space; transformers asks for add_prefix_space=True as well.
+    """
+    values = json.loads(path.read_text(encoding="utf-8"))
+    changed = False
+    for part in _parts(values.get("pre_tokenizer") or {}):
+        if part.get("add_prefix_space") is False:
+            part["add_prefix_space"] = changed = True
+    if changed:
+        with replacing(path) as stream:
+            stream.write(f"{json.dumps(values, indent=2, ensure_ascii=False)}\n".encode())
+
+
+def _parts(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
+    return parts
 
 
 def sample_type(
@@ -70,7 +118,7 @@ class SampleWork:
     def start(self) -> Callable[[RowBlock], int]:
         """Set up one worker; return its function."""
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
-        framed = framing.load(self.tokenizer)
+        framed = load_framing(self.tokenizer)
         # Of a pair the longer one is cut first.
         framed.tokenizer.enable_truncation(self.seq_len, strategy="longest_first")
         scale = not self.numbers
