@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from trnslurm.prepare import options
 from trnslurm.prepare.arguments import add_option
 from trnslurm.prepare.fetch import published
-from trnslurm.prepare.fetch.dataset import HubDataset, fetch_dataset
-from trnslurm.prepare.fetch.model import HubModel, fetch_model
+from trnslurm.prepare.fetch.hub import HubDataset, HubModel, fetch_dataset, fetch_model
 
 
 def dataset(arguments: Sequence[str]) -> None:

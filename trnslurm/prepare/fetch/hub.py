@@ -1,15 +1,183 @@
-"""The Hugging Face Hub, through its own libraries."""
+"""A dataset with a tokenizer, or a model, from the Hugging Face Hub, as files."""
 
 import importlib
+import json
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from trnslurm.prepare import tokenizer
 from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.files import partial, publish, read_json, replacing
+from trnslurm.prepare.text.documents import JSON_LINES
+from trnslurm.prepare.text.sources import DATASET
+
+FORMAT = 1
+_ROWS = 1000
+# Where a row is less than a document: the line that begins one, by the last part of the name.
+_DOCUMENT_STARTS = {"wikitext": r"^ = [^=].* = $"}
+MODEL_NOTES = "model.json"
+# Weights without pickle, whole or in parts, and the files that describe them.
+_MODEL_FILES = (
+    "config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
 
 
-def library(name: str) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class HubDataset:
+    """What to fetch."""
+
+    output: Path
+    dataset: str
+    config: str | None
+    revision: str | None
+    tokenizer: str | None
+    column: str | None
+    """None: all columns."""
+    force: bool
+
+    def notes(self) -> dict[str, Any]:
+        """Return the contents of dataset.json, which depend on this request alone."""
+        return {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "config": self.config,
+            "revision": self.revision,
+            "tokenizer": self.tokenizer,
+            "column": self.column,
+            "document_start": _DOCUMENT_STARTS.get(self.dataset.split("/")[-1]),
+        }
+
+
+def fetch_dataset(wanted: HubDataset) -> str:
+    """Fetch what is not there; return in one line what was done."""
+    if wanted.output.exists() and any(wanted.output.iterdir()):
+        before = read_json(wanted.output / DATASET)
+        if before is None:
+            raise PrepareError(f"{wanted.output}: exists, and was not fetched: choose another name")
+        if not wanted.force and before == wanted.notes():
+            return f"{wanted.output} was fetched before, nothing to do"
+        if not wanted.force:
+            raise PrepareError(
+                f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
+                "or column: choose another name, or replace it with --force"
+            )
+    _library("datasets")  # before anything is made
+    with partial(wanted.output, "fetch") as directory:
+        finished = directory / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
+        rows = _fetch_rows(wanted, finished, directory / "cache")
+        if wanted.tokenizer:
+            download = _library("huggingface_hub").hf_hub_download
+            path = _ask_hub(
+                f"tokenizer {wanted.tokenizer}",
+                lambda: download(
+                    wanted.tokenizer, tokenizer.FILE, cache_dir=str(directory / "cache")
+                ),
+            )
+            with replacing(finished / tokenizer.FILE) as stream:
+                stream.write(Path(path).read_bytes())
+        with replacing(finished / DATASET) as stream:
+            stream.write(f"{json.dumps(wanted.notes(), indent=2)}\n".encode())
+        publish(finished, wanted.output)
+    splits = ", ".join(f"{name} {count:,} rows" for name, count in rows.items())
+    return f"Fetched {wanted.output}: {splits}"
+
+
+def _fetch_rows(wanted: HubDataset, finished: Path, cache: Path) -> dict[str, int]:
+    load_dataset = _library("datasets").load_dataset
+    splits = _ask_hub(
+        f"dataset {wanted.dataset}",
+        lambda: load_dataset(
+            wanted.dataset, wanted.config, revision=wanted.revision, cache_dir=str(cache)
+        ),
+    )
+    if not isinstance(splits, Mapping) or not splits:
+        raise PrepareError(f"dataset {wanted.dataset}: has no splits")
+    return {name: _write_rows(wanted, name, rows, finished) for name, rows in splits.items()}
+
+
+def _write_rows(wanted: HubDataset, split: str, rows: Any, finished: Path) -> int:
+    columns = [wanted.column] if wanted.column else rows.column_names
+    if columns[0] not in rows.column_names:
+        raise PrepareError(
+            f"dataset {wanted.dataset}: no column {wanted.column}, but "
+            f"{', '.join(rows.column_names)}: choose one with --column"
+        )
+    count = 0
+    with replacing(finished / f"{split}{JSON_LINES}") as stream:
+        for batch in rows.iter(batch_size=_ROWS):
+            values = list(zip(*(batch[column] for column in columns), strict=True))
+            lines = (
+                json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)
+                for row in values
+            )
+            stream.write("".join(f"{line}\n" for line in lines).encode())
+            count += len(values)
+    return count
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubModel:
+    """A model of the Hub."""
+
+    model: str
+    revision: str | None
+
+
+def fetch_model(wanted: HubModel, output: Path, *, force: bool) -> str:
+    """Fetch the model if it is not there; return in one line what was done."""
+    if output.exists() and any(output.iterdir()):
+        before = read_json(output / MODEL_NOTES)
+        if before is None:
+            raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
+        if not force and before == asdict(wanted):
+            return f"{output} was fetched before, nothing to do"
+        if not force:
+            raise PrepareError(
+                f"{output}: was fetched from another model or revision: replace it with --force"
+            )
+    download = _library("huggingface_hub").snapshot_download
+    with partial(output, "fetch") as directory:
+        folder = _ask_hub(
+            f"model {wanted.model}",
+            lambda: download(
+                wanted.model,
+                revision=wanted.revision,
+                allow_patterns=list(_MODEL_FILES),
+                cache_dir=str(directory / "cache"),
+            ),
+        )
+        finished = directory / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
+        for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
+            with replacing(finished / file.name) as stream, file.open("rb") as source:
+                shutil.copyfileobj(source, stream)
+        if not any(finished.glob("*.safetensors")):
+            raise PrepareError(
+                f"model {wanted.model}: has no weights in safetensors, and others are not read: "
+                "choose another revision (--revision), or convert it and name the folder in "
+                "train.init_from"
+            )
+        size = sum(file.stat().st_size for file in finished.iterdir())
+        with replacing(finished / MODEL_NOTES) as stream:
+            stream.write(f"{json.dumps(asdict(wanted), indent=2)}\n".encode())
+        publish(finished, output)
+    return f"Fetched {output}: {size / 1e6:,.0f} MB"
+
+
+def _library(name: str) -> Any:
     """Import one of the Hub's libraries."""
     try:
         return importlib.import_module(name)
@@ -20,7 +188,7 @@ def library(name: str) -> Any:
         ) from None
 
 
-def ask_hub(what: str, ask: Callable[[], Any]) -> Any:
+def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
     """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
     try:
         return ask()
