@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from trnslurm.node.graphs import program as graphs
+from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.key import own_versions
 from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
-from trnslurm.node.graphs.place import read_place
 from trnslurm.sandbox.layout import replace_text
 
 from .conftest import REPOSITORY

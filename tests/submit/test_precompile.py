@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.node.claims import Holder, update_claim
-from trnslurm.node.graphs.claims import newest_claim, take_claim
+from trnslurm.node.graphs.manifest import newest_claim, take_claim
 from trnslurm.submit import claims
 from trnslurm.submit.lock import this_holder
 

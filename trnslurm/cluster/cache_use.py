@@ -13,9 +13,8 @@ from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.claims import Claim
-from trnslurm.node.graphs.claims import newest_claim
 from trnslurm.node.graphs.contents import CachedKey, choose, read_entry, remove
-from trnslurm.node.graphs.manifest import CacheError, read_manifest
+from trnslurm.node.graphs.manifest import CacheError, newest_claim, read_manifest
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.foreign import refuse_foreign

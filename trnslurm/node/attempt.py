@@ -25,8 +25,8 @@ from trnslurm.node import left_out, processes
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import earlier_attempts, how_it_ended, read_facts, reason_to_give_up
 from trnslurm.node.events import Messages
+from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
-from trnslurm.node.graphs.place import read_place
 from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now
 from trnslurm.rundir import utc_time, write_json

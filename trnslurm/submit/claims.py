@@ -12,8 +12,7 @@ from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
 from trnslurm.errors import RunError
 from trnslurm.node.claims import Claim, drop_claim, update_claim
-from trnslurm.node.graphs.claims import newest_claim, take_claim
-from trnslurm.node.graphs.manifest import CacheError
+from trnslurm.node.graphs.manifest import CacheError, newest_claim, take_claim
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job
 from trnslurm.submit.lock import this_holder

@@ -14,7 +14,7 @@ from trnslurm.config import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.node.claims import Claim
-from trnslurm.node.graphs.claims import newest_claim
+from trnslurm.node.graphs.manifest import newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, make_job
 

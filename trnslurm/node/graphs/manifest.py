@@ -1,6 +1,7 @@
 """What a cache has for a key. A key without a valid manifest is cold.
 
     CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
+    CACHE/trnslurm/KEY/claim-1.json     who compiles the key: the highest number counts
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
     CACHE/trnslurm/KEY/output/…         what the compiler said, by node
     CACHE/trnslurm/KEY/left/…           locks that a compile left behind
@@ -21,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.claims import Claim, Holder, newest_in, take_next
 from trnslurm.rundir import load_json
 
 FORMAT = 1
@@ -127,6 +129,38 @@ def write_manifest(cache: Path, manifest: GraphManifest) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return directory / MANIFEST
+
+
+def newest_claim(cache: Path, key: str) -> Claim | None:
+    """Return the claim of a key that counts; None if there is none."""
+    return newest_in(key_dir(cache, key))
+
+
+def take_claim(
+    cache: Path, key: str, holder: Holder, *, after: Claim | None, trusted: Collection[int] = ()
+) -> Claim | None:
+    """Take the claim that follows a stale one; None if another process was faster."""
+    return take_next(open_key_dir(cache, key, trusted=trusted), holder, after, readers=cache)
+
+
+def open_key_dir(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Path:
+    """Make a key's directory, as open to others as the cache itself; refuse that of others."""
+    cache.mkdir(parents=True, exist_ok=True)
+    directory = key_dir(cache, key)
+    all_keys = cache.stat().st_mode & 0o3777  # everybody who may write to the cache adds keys
+    for place, mode in ((directory.parent, all_keys), (directory, mode_for_others(cache))):
+        try:
+            place.mkdir()
+            place.chmod(mode)
+        except FileExistsError:
+            pass
+        except PermissionError:
+            for above in (cache, place.parent):
+                if not is_trusted(uid := above.stat().st_uid, trusted):
+                    raise foreign_place(above, uid) from None
+            raise
+        refuse_place(place, trusted, cache)
+    return directory
 
 
 def describe(cache: Path, path: Path) -> CachedFile:

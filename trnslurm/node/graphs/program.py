@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.node.graphs import locks
-from trnslurm.node.graphs.claims import open_key_dir
-from trnslurm.node.graphs.compile import run_compile
+from trnslurm.node.graphs.compile import GraphPlace, read_place, run_compile
 from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
     CachedFile,
@@ -30,13 +29,13 @@ from trnslurm.node.graphs.manifest import (
     damaged,
     describe,
     find_damage,
+    open_key_dir,
     read_manifest,
     shared_with_others,
     user_name,
     write_manifest,
 )
 from trnslurm.node.graphs.neuron import NEFF
-from trnslurm.node.graphs.place import GraphPlace, read_place
 from trnslurm.node.state import UNDER_WAY
 from trnslurm.rundir import RunFiles, load_json, utc_time
 
