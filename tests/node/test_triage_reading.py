@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.triage import reading
+from trnslurm.node.triage import evidence
+from trnslurm.node.triage.evidence import clean, read_log
 from trnslurm.node.triage.finding import Finding, find_cause
-from trnslurm.node.triage.reading import clean, read_log
 from trnslurm.node.triage.words import read_words, time_in
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
@@ -96,7 +96,7 @@ def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:
 def test_many_errors_do_not_make_it_read_all(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_bytes(b"\nerror: again and again" * 1_000_000)
-    assert len(read_log(file)) < (reading._MAX_FOUND + 2) * (64 << 10) + (3 << 20)
+    assert len(read_log(file)) < (evidence._MAX_FOUND + 2) * (64 << 10) + (3 << 20)
 
 
 @pytest.mark.parametrize(

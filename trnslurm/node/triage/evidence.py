@@ -1,20 +1,35 @@
-"""What an attempt left behind that tells of failures: suspects, and lines that are known."""
+"""The evidence that an attempt left of its failure: suspects, and log lines with a known cause."""
 
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
-from trnslurm.node.triage.reading import clean, read_log
 from trnslurm.node.triage.words import Words, read_words, time_in
-from trnslurm.rundir import RunFiles, read_json
+from trnslurm.rundir import RunFiles, open_file, read_json
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
 _MOST_RECORDS, _OF_A_NODE = 256, 4
+_HEAD_BYTES = 256 << 10
+_TAIL_BYTES = 1 << 20
+_CHUNK_BYTES = 8 << 20
+# Of a large log, triage reads the two ends and what surrounds these words: a plain search for
+# them reads a gigabyte in seconds.
+_ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
+_BEFORE, _AFTER = 8 << 10, 56 << 10
+_MAX_FOUND = 32
+# Whole sequences first, so that no part of a color or a window title is left over.
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+# Control characters, and those that change the direction of text.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# The time of a pattern with a wildcard grows with the square of a line's length.
+_LONG = re.compile(r"([^\n]{1000})[^\n]+")
 OWN_WORD = "triage: "
 """Begins what this program prints, so that it does not take its own words for evidence."""
 
@@ -247,3 +262,54 @@ def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
         if cause_of([line]) is cause:
             when = time_in(line)
             yield Hit(cause=cause, line=line, place=place, at=begin, node=node, when=when)
+
+
+def clean(text: str) -> str:
+    """Return text without control characters and escapes; keep its lines, and cut long ones."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\t", "    ")
+    return _LONG.sub(r"\1…", text)
+
+
+def read_log(file: Path) -> str:
+    """Return a log as text; of a large log, both ends and the parts that look like errors."""
+    try:
+        with open_file(file) as stream:
+            size = stream.seek(0, 2)
+            parts = [_read(stream, begin, end) for begin, end in _windows(stream, size)]
+    except OSError:
+        return ""  # removed, or not readable: other logs may show the failure
+    return clean(b"\n".join(parts).decode(errors="replace"))
+
+
+def _windows(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
+    if size <= _HEAD_BYTES + _TAIL_BYTES:
+        return [(0, size)]
+    middle = range(_HEAD_BYTES, size - _TAIL_BYTES)
+    windows = [(0, middle.start)]
+    for place in _find(stream, middle):
+        begin, end = max(windows[-1][1], place - _BEFORE), min(middle.stop, place + _AFTER)
+        if begin < end:
+            windows.append((begin, end))
+        if len(windows) > _MAX_FOUND:
+            break
+    return [*windows, (middle.stop, size)]
+
+
+def _find(stream: BinaryIO, places: range) -> Iterator[int]:
+    """Yield the positions of the anchors, in order."""
+    overlap = max(map(len, _ANCHORS)) - 1
+    for begin in range(places.start, places.stop, _CHUNK_BYTES):
+        chunk = _read(stream, begin, min(begin + _CHUNK_BYTES + overlap, places.stop))
+        found: list[int] = []
+        for anchor in _ANCHORS:
+            at = chunk.find(anchor)
+            while 0 <= at < _CHUNK_BYTES and len(found) < 3 * _MAX_FOUND:
+                found.append(begin + at)
+                at = chunk.find(anchor, at + _AFTER)
+        yield from sorted(found)
+
+
+def _read(stream: BinaryIO, begin: int, end: int) -> bytes:
+    stream.seek(begin)
+    return stream.read(end - begin)

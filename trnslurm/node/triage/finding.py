@@ -13,9 +13,9 @@ from trnslurm.node.triage.evidence import (
     Hit,
     Suspect,
     batch_log,
+    clean,
     gather,
 )
-from trnslurm.node.triage.reading import clean
 from trnslurm.node.triage.words import useful_end
 from trnslurm.rundir import RunFiles, read_json
 
