@@ -176,7 +176,7 @@ def test_what_would_come_again_is_not_tried_again(script: Script) -> None:
     assert script.run() == 143
     assert script.ended() == ("FAILED", "KeyError: 'lr' (train.py, line 3)")
     assert script.state()["cause"] == "error" and script.asked("requeue") == []
-    assert "cause: an error of the job's own: it would end every attempt in the same" in script.said
+    assert "cause: an error in the job's code, which would end every attempt" in script.said
 
 
 def test_what_may_be_the_machines_fault_is_requeued(script: Script) -> None:

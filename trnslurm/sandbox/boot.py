@@ -144,9 +144,13 @@ class BootedCluster:
             try:
                 run([*login(self._users[0]), "test", test, what])
             except BootError:
-                remedy = "--python one that all may run" if what == python else "TRNSLURM_SANDBOXES"
+                remedy = (
+                    "pass a --python that all can run"
+                    if what == python
+                    else "set TRNSLURM_SANDBOXES to a directory that all can enter"
+                )
                 raise BootError(
-                    f"{what} is out of reach of its users, for a directory above it: give {remedy}"
+                    f"its users cannot read {what}: a parent directory is private; {remedy}"
                 ) from None
 
     def _munge(self) -> None:

@@ -96,8 +96,8 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         host = evidence.hosts[suspect.node]
     cause, fix = (known.cause, known.fix) if known else _unknown(suspect)
     if again and not known:
-        cause = "an error of the job's own: it would end every attempt in the same way"
-        fix = "correct what it says, and submit it again"
+        cause = "an error in the job's code, which would end every attempt"
+        fix = "correct the error, and submit the run again"
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -227,8 +227,8 @@ def _unknown(suspect: Suspect) -> tuple[str, str]:
     if "exit code" in suspect.lines[-1]:
         return "unknown", f"read the last lines of {suspect.place}"
     return (
-        f"{suspect.lines[-1].split(':')[0].strip()}, which is none of the known causes",
-        f"read what it says; more of it is in {suspect.place}",
+        f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",
+        f"read the error; {suspect.place} has more",
     )
 
 
