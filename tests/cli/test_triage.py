@@ -33,7 +33,7 @@ def test_command(make_run, cli) -> None:
     data = json.loads(cli("triage", run.name, "--attempt", "1", "--json").out)
     assert (data["rank"], data["attempt"], data["kind"]) == (1, 1, "cause")
     silent = cli("triage", run.name, "--phase", "precompile")
-    assert silent.code == 1 and "nothing tells of a failure" in silent.out
+    assert silent.code == 1 and "no failure was found" in silent.out
     error = cli("triage", run.name, "--attempt", "7").error
     assert error == f"{run.name} has no attempt 7 of train, only 2"
     fresh = make_run("20260102-000000-fresh", jobs={})

@@ -198,7 +198,7 @@ def test_crashes_are_counted(script: Script) -> None:
         ("FAILED", f"given up after 3 crashes in a row {why}"),
     ]
     assert script.asked("requeue") == ["requeue 4711"] * 2
-    assert "triage: train attempt 3: nothing tells of a failure; look into logs" in script.said
+    assert "triage: train attempt 3: no failure was found; read logs" in script.said
     assert script.run(attempt=4) == 1
     assert script.ended(4) == ("FAILED", f"given up after 3 crashes in a row {why}")
     assert f"error: given up after 3 crashes in a row {why}" in script.said
@@ -483,7 +483,7 @@ def test_graphs_that_are_missing(compiling: Script) -> None:
     assert compiling.ended(phase="precompile") == (
         "FAILED", "exit code 1 while verifying the graphs",
     )  # fmt: skip
-    assert "error: node 0 did not say what it compiled" in compiling.said
+    assert "error: node 0 wrote no result of its compile" in compiling.said
 
 
 def test_graphs_whose_ingredients_are_damaged(compiling: Script) -> None:

@@ -138,7 +138,7 @@ def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) ->
         ("failed-256", 0, "256 of 256 graphs could not be compiled"),
         ("killed", 0, "the compiler was killed on 2 of 4 graphs"),
         ("exception", 0, "a process of it died"),
-        ("no-graphs", 0, "met no graph"),
+        ("no-graphs", 0, "found no graph"),
         ("script-error", 1, "the trial run failed"),
     ],
 )
@@ -189,7 +189,7 @@ def test_what_was_interrupted_is_compiled_again(job: Job) -> None:
 
 def test_a_node_without_a_word_is_no_success(job: Job) -> None:
     assert job.on_node(0).returncode == 0
-    with pytest.raises(CacheError, match="node 1 did not say what it compiled"):
+    with pytest.raises(CacheError, match="node 1 wrote no result of its compile"):
         job.commit()
     assert read_manifest(job.cache, KEY) is None
 
@@ -231,8 +231,8 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     capsys.readouterr()
     assert not job.is_warm()
     said = capsys.readouterr().out
-    assert not lock.exists() and f"when it was ended: {lock} (" in said
-    assert other.exists() and f"if nobody compiles it, remove {other} (" in said
+    assert not lock.exists() and f"left by a compile that has ended: {lock} (" in said
+    assert other.exists() and f"if no process is compiling it, remove {other} (" in said
 
 
 def test_a_lock_that_was_taken_again_stays(job: Job) -> None:
@@ -330,7 +330,7 @@ def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(CacheError, match="whom compile_trust does not name"):
         refuse_untrusted(file, (), tmp_path)
     file.chmod(0o666)
-    with pytest.raises(CacheError, match=r"manifest\.json: can be written by everybody"):
+    with pytest.raises(CacheError, match=r"manifest\.json: every user can write it"):
         refuse_untrusted(file, {owner}, tmp_path)
 
 
@@ -338,7 +338,7 @@ def test_damage_is_what_another_user_may_have_written(job: Job) -> None:
     job.compile()
     job.neff(1).chmod(0o666)
     said = find_damage(job.cache, read_manifest(job.cache, KEY), hashes=False)
-    assert said is not None and "can be written by everybody" in said
+    assert said is not None and "every user can write it" in said
 
 
 def test_versions_of_a_container_are_told_from_inside(bench, monkeypatch) -> None:

@@ -127,8 +127,8 @@ def test_nothing_left_to_compile_is_success_where_the_graphs_are_named(lines: li
 
 
 TRAPS = {
-    "no graph, no summary": ([LATE_NO_TODO], 0, "met no graph (No todo hlos found)"),
-    "no graph, a summary": (summary(0, 0, 0), 0, "met no graph (Total graphs: 0)"),
+    "no graph, no summary": ([LATE_NO_TODO], 0, "found no graph (No todo hlos found)"),
+    "no graph, a summary": (summary(0, 0, 0), 0, "found no graph (Total graphs: 0)"),
     "exception": ([EXCEPTION, *GOOD], 0, "a process of it died"),
     "failed, exit code 2": (
         [*reported(g1=False, g2=False, g3=True), *summary(3, 1, 2)],

@@ -87,7 +87,7 @@ def test_names_are_unique() -> None:
     [
         ("raise", "", "ValueError: tokens 51 is beyond the vocabulary of 50"),
         ("kill", "signal-kill", "Signal 9 (SIGKILL) received by PID 13165"),
-        ("exit", "", "it ended with exit code 7, and left no traceback"),
+        ("exit", "", "it ended with exit code 7, without a traceback"),
         ("segfault", "signal-segv", "Signal 11 (SIGSEGV) received by PID 13621"),
     ],
 )
@@ -180,7 +180,7 @@ def test_ended_by_term_is_never_first(run) -> None:
     assert found(run).kind == "effect"
     log(run, 1, report(1, 3, second=9))
     assert (found(run).rank, found(run).lines[-1]) == (
-        1, "it ended with exit code 3, and left no traceback",
+        1, "it ended with exit code 3, without a traceback",
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_node_failure_in_the_batch_log_goes_before_consequences(run) -> None:
     line = "slurmstepd: error: *** JOB 1002 ON node-1 CANCELLED AT 2026-11-22T10:00:01 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"  # noqa: E501
     (run.logs / "train-1002.log").write_text(f"{line}\n")
     assert (found(run).name, found(run).rank) == ("node-failed", None)
-    assert found(run).report()[0] == "triage: train attempt 1: the job's log says"
+    assert found(run).report()[0] == "triage: train attempt 1: from the job's log"
 
 
 def test_only_consequences_are_said_to_be_that(run) -> None:
@@ -252,5 +252,5 @@ def test_completed_or_silent_attempts_have_no_finding(make_run) -> None:
     assert find_cause(run.path, "train", 1) is None
     assert find_cause(run.path, "train", 2) is None
     assert nothing_found(run.path, "train", 2) == [
-        "triage: train attempt 2: nothing tells of a failure; it left no log"
+        "triage: train attempt 2: no failure was found; there is no log"
     ]

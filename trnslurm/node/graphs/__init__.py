@@ -1,4 +1,4 @@
-"""Graphs compiled ahead: the key of what shapes them, and the manifest that says they are whole.
+"""Graphs compiled before training: their content key, and the manifest that lists their files.
 
-Standard library only: the launcher uses it, and programs on the nodes.
+Standard library only: the launcher and the programs on the nodes use it.
 """

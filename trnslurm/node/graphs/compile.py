@@ -1,12 +1,12 @@
-"""Runs a compile on one node, judges what it says, and writes down what it made.
+"""Run a compile on one node, read its output, and record what it compiled.
 
     python -m trnslurm.node.graphs compile -- neuron_parallel_compile torchrun … train.py plan.json
 
-Its output passes through unchanged, and signals are handed on. If the trial run fails, this fails,
-and srun ends the other nodes, whose workers would wait for this one's. Later the exit code is 0, or
-srun would end the others while they compile: that graphs are missing is written down, and fails the
-precompile when all nodes have ended. On xla-cpu the command is the trial run itself, and the graphs
-are files.
+The compile's output passes through unchanged, and signals are forwarded to it. If the trial run
+fails, this program fails too, so that srun ends the other nodes, whose workers would wait for this
+node's. After the trial run the exit code is 0, or srun would end the others while they compile:
+missing graphs are recorded, and fail the precompile when all nodes have ended. On xla-cpu the
+command is the trial run itself, and the graphs are files.
 """
 
 import json
@@ -37,12 +37,12 @@ from trnslurm.node.graphs.manifest import (
 from trnslurm.rundir import RunFiles, load_json
 
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# What the command leaves running may hold its output open for ever.
+# Processes that the command leaves running may hold its output open forever.
 _LAST_WORDS_S = 2.0
 
 
 class GraphPlace(Frozen):
-    """Where a job's graphs lie, as the batch script says it in the environment."""
+    """Where a job's graphs are, from the environment that the batch script sets."""
 
     run: Path
     cache: Path
@@ -50,7 +50,7 @@ class GraphPlace(Frozen):
     device: str
     per_host: bool
     on_nodes: bool
-    """Graphs lie on the nodes themselves: another run's nodes may have none."""
+    """Graphs are on the nodes' own disks, so another run's nodes may have none."""
     trusted: Collection[int]
     attempt: int
     node: int
@@ -68,27 +68,27 @@ class GraphPlace(Frozen):
         return f"cd {shlex.quote(str(self.run))} && {start} {script}"
 
     def results(self) -> list[dict[str, Any]]:
-        """Read what every node of this attempt wrote down."""
+        """Read the results of all nodes of this attempt."""
         nodes = load_json(RunFiles(self.run).plan_file)["nodes"]
         found = []
         for node in range(nodes):
             try:
                 found.append(load_json(self.result_path(node)))
             except (OSError, ValueError) as error:
-                raise CacheError(f"node {node} did not say what it compiled ({error})") from None
+                raise CacheError(f"node {node} wrote no result of its compile ({error})") from None
         return found
 
     def result_path(self, node: int) -> Path:
-        """Return where a node of this attempt writes down what it compiled."""
+        """Return the file in which a node of this attempt records what it compiled."""
         return RunFiles(self.run).graphs_file(self.attempt, node)
 
     def job_id(self) -> str:
-        """Return the job of this attempt, as its state file says it."""
+        """Return the job id of this attempt, from its state file."""
         return str(load_json(RunFiles(self.run).state_file("precompile", self.attempt))["job_id"])
 
 
 def read_place() -> GraphPlace:
-    """Read the environment."""
+    """Read a job's place in the cache from the environment."""
     environ = os.environ
     device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
     return GraphPlace(
@@ -97,7 +97,7 @@ def read_place() -> GraphPlace:
         key=environ["TRNSLURM_GRAPH_KEY"],
         device=device,
         per_host=per_host,
-        # Without a URL Neuron keeps them in /var/tmp.
+        # Without a URL, Neuron keeps graphs in /var/tmp.
         on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
         trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
         attempt=int(environ["TRNSLURM_ATTEMPT"]),
@@ -107,7 +107,7 @@ def read_place() -> GraphPlace:
 
 
 def run_compile(command: Sequence[str]) -> int:
-    """Run the command; return 0 if this node need not end the others."""
+    """Run the command; return 0 if srun need not end the other nodes."""
     exit_code, reason = 1, None
     try:
         place = read_place()
@@ -141,7 +141,7 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
     here = [graph for graph in sorted(settled) if graph.startswith("/")]  # files of this host
     missing = [graph for graph in here if not (Path(graph) / neuron.NEFF).is_file()]
     if missing and not problem:
-        problem = f"{missing[0]} is said to be compiled, but has no {neuron.NEFF}"
+        problem = f"Neuron reports {missing[0]} as compiled, but it has no {neuron.NEFF}"
     neffs = [] if problem else [Path(graph) / neuron.NEFF for graph in sorted(settled)]
     result = {
         "found": max(len(report.graphs), report.totals.get("graphs", 0)),
@@ -156,12 +156,12 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
 
 
 def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """Run the trial, whose workers each fill a cache of their own."""
+    """Run the trial, in which each worker fills a separate cache."""
     workers = load_json(RunFiles(place.run).plan_file)["workers_per_node"]
     ranks = range(place.node * workers, (place.node + 1) * workers)
     caches = [place.directory / "xla" / str(rank) for rank in ranks]
     for cache in caches:
-        shutil.rmtree(cache, ignore_errors=True)  # of an earlier compile, which did not end well
+        shutil.rmtree(cache, ignore_errors=True)  # left by an earlier compile that failed
         cache.mkdir(parents=True)
     start = time.monotonic()
     with output_file(place) as keep:
@@ -181,7 +181,7 @@ def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str
 def common(
     place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return the facts that every compile records; files outside the cache are not listed."""
+    """Return the facts that every compile records, without files outside the cache."""
     files: list[CachedFile] = [
         describe(place.cache, path) for path in paths if path.is_relative_to(place.cache)
     ]
@@ -196,7 +196,7 @@ def common(
 
 @contextmanager
 def output_file(place: GraphPlace) -> Iterator[Any]:
-    """Open the copy of the output that stays with the graphs."""
+    """Open the log of the compile, which stays next to the graphs."""
     directory = place.directory / "output"
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"node{place.node}.log").open("wb", buffering=0) as file:
@@ -204,7 +204,7 @@ def output_file(place: GraphPlace) -> Iterator[Any]:
 
 
 def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
-    """Run the command until it has ended, and hand on its output as it comes, and our signals."""
+    """Run the command to its end; pass on its output as it comes, and forward our signals to it."""
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -229,7 +229,7 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
 
 
 def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:
-    """Copy the output of a command piece by piece, and yield its whole lines."""
+    """Copy the output of a command as it comes, and yield its whole lines."""
     rest = b""
     while True:
         readable, _, _ = select.select([source], [], [], _LAST_WORDS_S)

@@ -1,4 +1,4 @@
-"""What a cache holds: its keys with their sizes and last uses; and removing keys."""
+"""The keys in a compile cache: list them with sizes and last uses, and remove them."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
@@ -16,11 +16,11 @@ from trnslurm.node.graphs.manifest import (
 )
 
 USED = "used"
-"""Touched in a key's directory when a training has verified its graphs."""
+"""The file in a key's directory that a training touches when it has verified the graphs."""
 
 
 class CachedKey(Frozen):
-    """What the cache holds of one key."""
+    """One key in the cache."""
 
     key: str
     manifest: GraphManifest | None
@@ -30,21 +30,21 @@ class CachedKey(Frozen):
     """The size of every file of this key, by its name in the cache."""
     made: float
     used: float
-    """When a training last verified it; until one does, when it was made."""
+    """When a training last verified the graphs; until then, when they were made."""
 
     @property
     def words(self) -> str:
-        """The state of the key's graphs in words: the problem, if there is one."""
+        """The state of the key's graphs in words, or their problem."""
         return COMPILED if self.manifest else self.problem or NOT_COMPILED
 
     @property
     def bytes(self) -> int:
-        """The size of all its files, also of those that other keys name, too."""
+        """The size of all its files, including those that other keys share."""
         return sum(self.sizes.values())
 
 
 def read_entry(cache: Path, key: str, *, trusted: Collection[int] = ()) -> CachedKey:
-    """Return what the cache holds of a key."""
+    """Return what the cache has for a key."""
     directory, manifest, problem = key_dir(cache, key), None, ""
     try:
         manifest = read_manifest(cache, key, trusted=trusted)
@@ -80,7 +80,7 @@ def choose(
     unused_since: float | None,
     max_bytes: int | None,
 ) -> list[CachedKey]:
-    """Return what to remove: keys unused since a time; then the longest unused until all fit."""
+    """Return the keys to remove: all unused since a time, then the longest unused until all fit."""
     left = sorted(free, key=lambda entry: entry.used)
     chosen = [e for e in left if unused_since is not None and e.used < unused_since]
     left = left[len(chosen) :]
@@ -89,12 +89,12 @@ def choose(
     return chosen
 
 
-def remove(cache: Path, entry: CachedKey, kept: Iterable[CachedKey]) -> int:
-    """Remove a key and the files that no other key names; return how many bytes this freed."""
+def remove(cache: Path, entry: CachedKey, others: Iterable[CachedKey]) -> int:
+    """Remove a key and the files that no other key names; return the number of bytes freed."""
     directory = key_dir(cache, entry.key)
-    # First, so that the key is cold from here on.
+    # The manifest first, so that the key is cold from here on.
     (directory / MANIFEST).unlink(missing_ok=True)
-    shared = {name for other in kept for name in other.sizes}
+    shared = {name for other in others for name in other.sizes}
     freed = 0
     for name, size in entry.sizes.items():
         if name in shared:

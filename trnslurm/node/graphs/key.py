@@ -20,7 +20,7 @@ PACKAGES = (
 
 def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     """Return the key of these ingredients, compiled by these versions of packages."""
-    import hashlib  # slow, and where versions are not known there is no key
+    import hashlib  # slow, and not needed where no versions are known
 
     whole = json.dumps([FORMAT, ingredients, versions], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
@@ -28,7 +28,7 @@ def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> 
 
 def own_versions() -> dict[str, str]:
     """Return the versions of PACKAGES that this Python has, or that of the job's container."""
-    from importlib import metadata  # slow, and the launcher only makes keys
+    from importlib import metadata  # slow, and the launcher does not need it
 
     if told := os.environ.get("TRNSLURM_VERSIONS"):
         return dict(json.loads(told))
@@ -42,7 +42,7 @@ def own_versions() -> dict[str, str]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every dotted name whose values differ; what is missing is None."""
+    """Yield every dotted name whose values differ, with both values; a missing value is None."""
     left, right = dict(leaves(a)), dict(leaves(b))
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):

@@ -1,7 +1,7 @@
-"""Neuron's locks in a cache. One that a killed compiler left makes every later one wait for ever.
+"""Neuron's locks in a cache. Every later compiler waits forever for a lock of a killed compiler.
 
-They are empty files that do not say whose they are, so a lock is cleared only if a compile of ours
-wrote down that it left it, and has ended since. All others are named, with their age.
+Locks are empty files that do not name their owner. So a lock is removed only if a compile of ours
+recorded that it left the lock, and has ended since. All other locks are listed with their age.
 """
 
 import json
@@ -19,7 +19,7 @@ LOCK = f"{GRAPH}.lock"
 
 
 class Lock(Frozen):
-    """A lock as it lay there: taken again it is another one."""
+    """A lock at one time: after another process takes it again, its mtime differs."""
 
     path: Path
     mtime_ns: int
@@ -47,7 +47,7 @@ def all_locks(cache: Path) -> Iterator[Lock]:
 
 
 def note_left(cache: Path, key: str, taker: dict[str, Any], left: Collection[Lock]) -> None:
-    """Write down, for the next compile of this key, what locks a compile has left."""
+    """Record, for the next compile of this key, which locks a compile has left."""
     directory = key_dir(cache, key) / "left"
     directory.mkdir(parents=True, exist_ok=True)
     locks = [{"path": str(lock.path), "mtime_ns": lock.mtime_ns} for lock in left]
@@ -58,7 +58,7 @@ def note_left(cache: Path, key: str, taker: dict[str, Any], left: Collection[Loc
 def clear_stale(
     cache: Path, key: str, has_ended: Callable[[dict[str, Any]], bool]
 ) -> Iterator[Lock]:
-    """Remove the locks that compiles which have ended left, and yield them."""
+    """Remove the locks left by compiles that have ended, and yield them."""
     for note in sorted((key_dir(cache, key) / "left").glob("*.json")):
         try:
             if note.stat().st_uid != os.getuid():
@@ -71,7 +71,7 @@ def clear_stale(
             continue
         for path, mtime_ns in sorted(left):
             lock = _look(path)
-            # Only ours, and only as it was left: taken since, it has another time.
+            # Only our lock, unchanged: if another process took it since, its time differs.
             if path.name == LOCK and lock and (lock.mtime_ns, lock.uid) == (mtime_ns, os.getuid()):
                 path.unlink(missing_ok=True)
                 yield lock

@@ -1,9 +1,9 @@
-"""What a cache has for a key. A key without a valid manifest is cold.
+"""The manifests and claims of the keys in a compile cache. A key without a valid manifest is cold.
 
     CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
     CACHE/trnslurm/KEY/claim-1.json     who compiles the key: the highest number counts
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
-    CACHE/trnslurm/KEY/output/…         what the compiler said, by node
+    CACHE/trnslurm/KEY/output/…         the compiler's output, by node
     CACHE/trnslurm/KEY/left/…           locks that a compile left behind
     CACHE/neuronxcc-…/MODULE_…/…        Neuron's own cache; with compile_layout per-host in
     CACHE/hosts/HOST/…                  a directory of each host
@@ -32,11 +32,11 @@ COMPILED, NOT_COMPILED = "compiled", "not compiled"
 
 
 class CacheError(Exception):
-    """What is wrong with the cache, in one line."""
+    """A problem of the cache, in one line."""
 
 
 class CachedFile(Frozen):
-    """A file of the cache as it was when it was verified."""
+    """A file of the cache, as the precompile verified it."""
 
     name: str
     bytes: int
@@ -72,9 +72,9 @@ class GraphManifest(Frozen):
 
 
 def cache_root(compile_cache: str | None, run_root: str) -> str:
-    """Return CACHE for a profile's values: what cannot be a directory has its manifests elsewhere.
+    """Return CACHE for a profile's values; manifests of a cache at a URL are in the run root.
 
-    It may begin with ~.
+    The path may begin with ~.
     """
     if compile_cache and "://" not in compile_cache:
         return compile_cache
@@ -87,16 +87,16 @@ def key_dir(cache: Path, key: str) -> Path:
 
 
 def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> GraphManifest | None:
-    """Return the manifest of a key; None if there is none. Others' are not believed unless trusted.
+    """Return the manifest of a key; None if there is none. Refuse one of a user who is not trusted.
 
-    trusted are user ids, besides our own and root's.
+    `trusted` has user ids in addition to our own and root's.
     """
     path = key_dir(cache, key) / MANIFEST
     try:
         values = load_json(path)
         refuse_untrusted(path, trusted, cache)
         if values["format"] != FORMAT:
-            raise CacheError(f"{path}: of another version of trnslurm")
+            raise CacheError(f"{path}: written by another version of trnslurm")
         manifest = GraphManifest(
             key=str(values["key"]),
             ingredients=dict(values["ingredients"]),
@@ -111,7 +111,7 @@ def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Gr
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise CacheError(f"{path}: damaged") from None
     if manifest.key != key:
-        raise CacheError(f"{path}: is of key {manifest.key}")
+        raise CacheError(f"{path}: belongs to key {manifest.key}")
     return manifest
 
 
@@ -132,7 +132,7 @@ def write_manifest(cache: Path, manifest: GraphManifest) -> Path:
 
 
 def newest_claim(cache: Path, key: str) -> Claim | None:
-    """Return the claim of a key that counts; None if there is none."""
+    """Return the newest claim of a key, the only one that counts; None if there is none."""
     return newest_in(key_dir(cache, key))
 
 
@@ -144,7 +144,7 @@ def take_claim(
 
 
 def open_key_dir(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Path:
-    """Make a key's directory, as open to others as the cache itself; refuse that of others."""
+    """Make a key's directory with the cache's permissions; refuse one of a user not trusted."""
     cache.mkdir(parents=True, exist_ok=True)
     directory = key_dir(cache, key)
     all_keys = cache.stat().st_mode & 0o3777  # everybody who may write to the cache adds keys
@@ -203,7 +203,7 @@ def damaged(
 
 
 def refuse_untrusted(path: Path, trusted: Collection[int], cache: Path) -> None:
-    """Refuse what others wrote, or could replace: compiled graphs are programs that will run."""
+    """Refuse a file that others wrote or could replace: compiled graphs are programs."""
     if (uid := _untrusted_owner(path, trusted)) is not None:
         raise CacheError(
             f"{path}: was written by {user_name(uid)}, whom compile_trust does not name"
@@ -215,9 +215,9 @@ def refuse_untrusted(path: Path, trusted: Collection[int], cache: Path) -> None:
 
 
 def refuse_place(place: Path, trusted: Collection[int], cache: Path) -> None:
-    """Refuse a directory in which others can replace anything; the cache itself may be anybody's.
+    """Refuse a directory in which others can replace files.
 
-    That one the profile has chosen.
+    The cache itself may belong to any user, because the profile chose it.
     """
     uid = None if place == cache else _untrusted_owner(place, trusted)
     if uid is not None:
@@ -226,7 +226,7 @@ def refuse_place(place: Path, trusted: Collection[int], cache: Path) -> None:
 
 
 def foreign_place(place: Path, uid: int) -> CacheError:
-    """Return the error about a directory of a user who is not trusted."""
+    """Return the error for a directory of a user who is not trusted."""
     return CacheError(
         f"{place}: belongs to {user_name(uid)}, whom compile_trust does not name: set "
         "compile_cache to a directory of your own"
@@ -234,14 +234,14 @@ def foreign_place(place: Path, uid: int) -> CacheError:
 
 
 def is_trusted(uid: int, trusted: Collection[int]) -> bool:
-    """Check whether graphs that a user compiled may run: our own, root's, and those named."""
+    """Check whether a user's graphs may run: our own, root's and those of trusted users."""
     return uid in {0, os.getuid(), *trusted}
 
 
 def mode_for_others(cache: Path) -> int:
-    """Return the mode of directories that are as open to others as the cache itself.
+    """Return the mode of the cache's subdirectories: as open to others as the cache itself.
 
-    But everybody never writes there; and a group only if it is the cache's own, which is passed on.
+    But never writable by all users, and by a group only if the cache passes its group on (setgid).
     """
     mode = cache.stat().st_mode & 0o3777
     return mode & ~(0o002 if mode & stat.S_ISGID else 0o022)
@@ -249,7 +249,7 @@ def mode_for_others(cache: Path) -> int:
 
 @contextlib.contextmanager
 def shared_with_others(cache: Path) -> Iterator[None]:
-    """Keep what is written as open to others as the cache, whatever the job's umask."""
+    """Write files with the cache's permissions for others, whatever the job's umask."""
     try:
         umask = ~mode_for_others(cache) & 0o077
     except OSError:  # there is none yet
@@ -262,7 +262,7 @@ def shared_with_others(cache: Path) -> Iterator[None]:
 
 
 def _untrusted_owner(path: Path, trusted: Collection[int]) -> int | None:
-    """Return who is not trusted and owns a path, or a link to it."""
+    """Return the owner of a path, or of a link to it, who is not trusted; None if all are."""
     owners = (path.stat().st_uid, path.lstat().st_uid)
     return next((uid for uid in owners if not is_trusted(uid, trusted)), None)
 
@@ -270,11 +270,11 @@ def _untrusted_owner(path: Path, trusted: Collection[int]) -> int | None:
 def _refuse_open(path: Path) -> None:
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise CacheError(f"{path}: can be written by everybody: chmod o-w it")
+        raise CacheError(f"{path}: every user can write it: chmod o-w it")
 
 
 def user_ids(names: Iterable[str]) -> set[int]:
-    """Return the ids of those of these users that this host knows."""
+    """Return the ids of the users that this host knows."""
     found = set()
     for name in names:
         try:

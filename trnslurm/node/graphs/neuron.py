@@ -1,8 +1,9 @@
-"""What neuron_parallel_compile reports. Its exit code alone proves nothing.
+"""Read the output of neuron_parallel_compile: its exit code alone proves nothing.
 
 It is 0 when no graph was found, when one of its processes died while compiling, when 256 graphs
-failed, and before Neuron 2.23 after any failure. A graph that another node has locked, or has
-compiled already, is in no report of this node: so each graph is judged by the lines that name it.
+failed, and before Neuron 2.23 after any failure. This node's report
+omits graphs that another node has locked or compiled, so each graph is judged by the lines that
+name it.
 """
 
 import json
@@ -20,45 +21,45 @@ _REUSED = re.compile(rf"Using a cached neff\b.*?((?:/|\w+://).*)/{re.escape(NEFF
 _GIVEN_UP = re.compile(rf"Got a cached failed neff at ((?:/|\w+://).*)/{re.escape(NEFF)}")
 _WAITING = re.compile(rf"Another process must be compiling (.+/{re.escape(GRAPH)}|\S+?)(?:,|\s|$)")
 _KILLED = re.compile(r"Received error code: -9\b")
-# What follows a prefix: AWS's page of the tool shows its output with INFO: before every line, those
-# of the report too.
+# What follows a prefix: AWS's page about the tool shows INFO: before every line of its output,
+# including the report's.
 _JSON = re.compile(r'[{}"].*')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 @dataclass
 class Report:
-    """What was read of the output so far; graphs go by the directories in which they lie."""
+    """The output read so far; graphs are named by their directories."""
 
     totals: dict[str, int] = field(default_factory=dict)
     traced: set[str] = field(default_factory=set)
-    """What the trial run met for the first time, and left to be compiled."""
+    """Graphs that the trial run found for the first time, to be compiled."""
     reused: set[str] = field(default_factory=set)
-    """What it found compiled."""
+    """Graphs that were compiled before."""
     given_up: set[str] = field(default_factory=set)
-    """What it skipped, since an earlier compile of it failed or was interrupted."""
+    """Graphs that were skipped, because an earlier compile failed or was interrupted."""
     compiled: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     trial_ended: bool = False
-    """The trial run has ended well, and what it met is being compiled."""
+    """The trial run has succeeded, and its graphs are being compiled."""
     script_error: bool = False
     exception: bool = False
     nothing_to_do: bool = False
     killed: bool = False
     waiting_for: str | None = None
-    """The graph of the last lock that it spoke of."""
+    """The graph of the last lock in the output."""
     _json: list[str] | None = None
-    """The lines of the compilation report, while it is read."""
+    """The lines of an unfinished compilation report."""
     _depth: int = 0
-    """Its braces that are still open."""
+    """The number of open braces in the report."""
 
     @property
     def graphs(self) -> set[str]:
-        """All that this node needs."""
+        """All graphs that this node needs."""
         return self.traced | self.reused | self.compiled | self.failed | self.given_up
 
     def read(self, line: str) -> None:
-        """Take in the next line."""
+        """Read the next line."""
         if self._json is not None and (json_text := _JSON.search(line)):
             self._read_report(json_text[0])
             return
@@ -79,7 +80,7 @@ class Report:
         self.script_error |= "There was an error in the training script" in text
         self.exception |= "got exception" in text
         self.nothing_to_do |= "No todo hlos found" in text
-        # The first words after the trial run; older versions have only the last ones.
+        # The first output after the trial run; older versions print only the last of these.
         ended = "New graph list from script" in text or total or self.exception
         self.trial_ended |= bool(ended or self.nothing_to_do) and not self.script_error
 
@@ -95,13 +96,13 @@ class Report:
             graphs = json.loads(text)["compilation_report"].items()
             ended = {_directory(path): bool(result["status"]) for path, result in graphs}
         except (ValueError, KeyError, TypeError, AttributeError):
-            return  # in the totals it is missed
+            return  # the totals will not match
         self.compiled |= {graph for graph, well in ended.items() if well}
         self.failed |= {graph for graph, well in ended.items() if not well}
 
 
 def problem(report: Report, exit_code: int) -> str | None:
-    """Say why this is not a success, in one line; the most telling reason first."""
+    """Return the main reason why the compile failed, in one line; None if it succeeded."""
     return next(_problems(report, exit_code), None)
 
 
@@ -112,8 +113,8 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
     )
     if exit_code < 0 and report.waiting_for and total is None:
         yield (
-            f"it was ended while it waited for whoever compiles {report.waiting_for}: if nobody "
-            f"does, remove {report.waiting_for}/{GRAPH}.lock"
+            f"it was ended while it waited for the process that compiles {report.waiting_for}: if "
+            f"there is none, remove {report.waiting_for}/{GRAPH}.lock"
         )
     if exit_code < 0:
         yield f"it was ended by signal {-exit_code}"
@@ -132,19 +133,19 @@ def _problems(report: Report, exit_code: int) -> Iterator[str]:
             f"interrupted{_first(given_up)}: add --retry_failed_compilation to neuron.cc_flags"
         )
     if report.exception:
-        yield "a process of it died, and its graphs are in no report (got exception): run it again"
+        yield "a compile process died without a report of its graphs (got exception): run it again"
     if exit_code:
-        yield f"exit code {exit_code}, though it reports no failed graph"
+        yield f"exit code {exit_code}, although it reports no failed graph"
     if total is None and not (report.nothing_to_do and report.reused):
         yield (
-            "the trial run met no graph (No todo hlos found): does the job train on its device?"
+            "the trial run found no graph (No todo hlos found): does the job train on its device?"
             if report.nothing_to_do
             else "it ended without a summary"
         )
     if total is not None and well != total:
-        yield f"{well or 0} of {total} graphs were compiled, and nothing is said of the others"
+        yield f"{well or 0} of {total} graphs were compiled, and the others are not mentioned"
     if total == 0 and not report.graphs:
-        yield "the trial run met no graph (Total graphs: 0): does the job train on its device?"
+        yield "the trial run found no graph (Total graphs: 0): does the job train on its device?"
     if total is not None and report.compiled and len(report.compiled) != total:
         yield f"its report names {len(report.compiled)} graphs, its summary {total}"
 

@@ -1,5 +1,5 @@
-"""A job's compiled graphs on its nodes. The batch script's node finds the key, tells whether it is
-warm, and commits what a precompile has made. On every node, in the run directory:
+"""A job's compiled graphs on its nodes. The batch script's node computes the key, checks whether
+the cache is warm, and commits what a precompile made. On every node, in the run directory:
 
     python -m trnslurm.node.graphs compile -- COMMAND ...    the precompile
     python -m trnslurm.node.graphs verify                    before a training
@@ -72,7 +72,7 @@ def own_key(run: Path) -> str:
 
 
 def read_ingredients(run: Path) -> dict[str, Any]:
-    """Return what of this job shapes its graphs."""
+    """Return the settings of this job that shape its graphs."""
     try:
         return load_json(RunFiles(run).ingredients_file)
     except ValueError as error:
@@ -80,7 +80,7 @@ def read_ingredients(run: Path) -> dict[str, Any]:
 
 
 def is_warm(place: GraphPlace) -> bool:
-    """Return whether there is nothing to compile; if there is, make the cache ready for it."""
+    """Return whether all graphs are compiled; if not, make the cache ready for the compile."""
     try:
         manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
     except CacheError as error:
@@ -89,31 +89,31 @@ def is_warm(place: GraphPlace) -> bool:
     if manifest is None:
         print(f"graphs of key {place.key}: cold")
     elif place.on_nodes:
-        print(f"graphs of key {place.key}: compiled before, on nodes that may not be these")
+        print(f"graphs of key {place.key}: compiled before, but perhaps not on these nodes")
     elif not _discard_damaged(place, manifest):
         print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
         return True
     open_key_dir(place.cache, place.key, trusted=place.trusted)
     for lock in locks.clear_stale(place.cache, place.key, _has_ended):
-        print(f"removed a lock that a compile left when it was ended: {lock}")
+        print(f"removed a lock left by a compile that has ended: {lock}")
     for lock in locks.all_locks(place.cache):
-        print(f"note: a graph is locked; if nobody compiles it, remove {lock}")
+        print(f"note: a graph is locked; if no process is compiling it, remove {lock}")
     return False
 
 
 def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
-    """Remove what is damaged: the compiler takes what lies there for good."""
+    """Remove damaged files: the compiler would use them unchecked."""
     files = manifest.files.values()
     found = list(damaged(place.cache, files, hashes=True, trusted=place.trusted))
     for path, reason in found:
         print(f"compiling again: {reason}")
         path.unlink(missing_ok=True)
-        path.with_name("model.done").unlink(missing_ok=True)  # Neuron's word for a compiled graph
+        path.with_name("model.done").unlink(missing_ok=True)  # marks a compiled graph for Neuron
     return bool(found)
 
 
 def _has_ended(taker: dict[str, Any]) -> bool:
-    """Tell whether the precompile that left locks has ended; if it cannot be told, it has not."""
+    """Check whether the precompile that left locks has ended; if unknown, it has not."""
     state = RunFiles(Path(taker["run"])).state_file("precompile", taker["attempt"])
     try:
         return load_json(state)["state"] not in UNDER_WAY
@@ -154,7 +154,7 @@ def commit(place: GraphPlace) -> None:
 
 
 def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult, ...]:
-    """Return the results of earlier precompiles on other hosts whose files are all there."""
+    """Return results of earlier precompiles on other hosts, if all their files are still there."""
     try:
         before = read_manifest(place.cache, place.key, trusted=place.trusted)
     except CacheError:
@@ -168,9 +168,9 @@ def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult,
 
 
 def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
-    """Return what goes into the manifest; a graph that is nowhere compiled is an error.
+    """Return the manifest's entries; refuse a graph that no node compiled.
 
-    What a node found locked, another has compiled: all have ended now, so it must be there.
+    If a node found a graph locked, another node compiled it; all nodes have ended, so it exists.
     """
     settled = {graph for result in results for graph in result["settled"]}
     nodes = []
@@ -190,9 +190,9 @@ def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, 
 
 
 def verify(place: GraphPlace) -> None:
-    """Refuse to train on this node unless the graphs are there, as they were compiled.
+    """Refuse to train on this node unless all graphs are present and unchanged.
 
-    The files' sizes are looked at on every node; reading them all is divided among the nodes.
+    Every node checks the sizes of all files; each node reads only its share of the contents.
     """
     start = time.monotonic()
     try:
@@ -209,7 +209,7 @@ def verify(place: GraphPlace) -> None:
     except CacheError as error:
         raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
-        # A team's cache may belong to another user.
+        # In a team's cache, the file may belong to another user.
         with suppress(OSError), shared_with_others(place.cache):
             (place.directory / "used").touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
@@ -217,7 +217,7 @@ def verify(place: GraphPlace) -> None:
 
 
 def _files_for(place: GraphPlace, manifest: GraphManifest) -> list[CachedFile]:
-    """Return what this host's workers will load."""
+    """Return the files that this host's workers will load."""
     if not place.per_host:
         return list(manifest.files.values())
     own = [node for node in manifest.nodes if node.host == place.host]

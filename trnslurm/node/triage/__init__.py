@@ -1,4 +1,4 @@
-"""Why an attempt failed: the first failing rank in its records and logs, its cause and the fix.
+"""Why an attempt failed: the first failing rank, the cause and the fix, from records and logs.
 
-Standard library only, and nothing else of ours: the launcher uses it, and the batch scripts.
+Standard library and trnslurm.rundir only: the launcher and the batch scripts use it.
 """

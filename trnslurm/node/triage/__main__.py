@@ -1,8 +1,8 @@
-"""Says why an attempt failed, in a few lines.
+"""Explain in a few lines why an attempt failed.
 
     python -m trnslurm.node.triage RUN_DIR [--phase train] [--attempt 2] [--json]
 
-Batch scripts run it after an attempt that failed.
+Batch scripts run this program after a failed attempt.
 """
 
 import argparse
@@ -17,16 +17,19 @@ from trnslurm.rundir import RunFiles
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print who failed first; return 1 if nothing tells of a failure."""
+    """Print which rank or node failed first; return 1 if no failure was found."""
     parser = argparse.ArgumentParser(prog="python -m trnslurm.node.triage", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--phase", help="default: that of the newest attempt")
+    parser.add_argument("--phase", help="default: the newest attempt's")
     parser.add_argument("--attempt", type=int, help="default: the newest")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     newest = _newest(options.run, options.phase)
     if newest is None:
-        print(f"error: {options.run}: no attempt of a run has begun there", file=sys.stderr)
+        print(
+            f"error: {options.run}: no attempt of a run has begun in this directory",
+            file=sys.stderr,
+        )
         return 1
     phase, attempt = newest[0], options.attempt or newest[1]
     found = find_cause(options.run, phase, attempt)

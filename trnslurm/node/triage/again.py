@@ -1,9 +1,9 @@
-"""Judges whether an error would come again in every attempt, so that no further one is spent on it.
+"""Decide whether an error would end every attempt, so that no further attempt is wasted on it.
 
-Errors of the job's own code count, before the first new step. Not all of Python's exceptions are
-such: a KeyError is never the machine's, an OSError nearly always is, and an IndexError may come of
-a directory that a node has not mounted. RuntimeError is what PyTorch, NCCL and Gloo raise whatever
-happened. All: https://docs.python.org/3/library/exceptions.html#exception-hierarchy
+Errors in the job's code count, before the first new step. Not all of Python's exceptions are such
+errors: a machine never causes a KeyError, nearly always causes an OSError, and may cause an
+IndexError by a directory that is not mounted. PyTorch, NCCL and Gloo raise RuntimeError for
+anything. All exceptions: https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 """
 
 import re
@@ -42,25 +42,25 @@ _TWICE = {
     "ZeroDivisionError",
 }
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
-"""What a ValueError says if a file may be missing, or be half written; a TrainError names it."""
+"""Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
-"""Files of packages that raise an exception for what the job was given on its command line."""
+"""Files of packages that raise an exception for an argument on the job's command line."""
 _OWN_CAUSES = {"usage", "import-error", "module-missing"}
-# A script that tells no steps is taken to have made some by then.
+# After this time, a script that reports no steps is assumed to have finished some.
 _EARLY_S = 600
 
 
 class Raised(Frozen, kw_only=False):
-    """What a worker died of: the exception's type, and where it was raised."""
+    """The exception that ended a worker: its type and place."""
 
     kind: str
     place: str
-    """The last line of the job's own code in the traceback: "train.py, line 12"."""
+    """The last line of the job's code in the traceback: "train.py, line 12"."""
 
 
 def what_was_raised(suspect: Suspect) -> Raised | None:
-    """Return the exception that a suspect's last words name."""
+    """Return the exception in a suspect's last lines; None if there is none."""
     kind = suspect.kinds[:1] or kinds_in(suspect.lines)[-1:]
     if not kind:
         return None
@@ -78,10 +78,10 @@ def comes_again(
     chosen: Suspect,
     before: Callable[[], Raised | None],
 ) -> bool:
-    """Check whether what the chosen suspect died of would end every further attempt as well.
+    """Check whether the error of the chosen suspect would end every further attempt.
 
-    `before` tells what the attempt before this one died of: the same at the same line is a proof
-    where the type of the exception alone is none.
+    `before` returns the error of the previous attempt: the same error at the same line is proof
+    where the type of the exception alone is not.
     """
     raised = what_was_raised(chosen)
     usage = chosen.known is not None and chosen.known.name == "usage"
@@ -101,7 +101,7 @@ def comes_again(
 
 
 def _is_own(chosen: Suspect, raised: Raised) -> bool:
-    """Check whether an exception was raised by the job's own code, of what it was given."""
+    """Check whether the job's code raised an exception for its own input."""
     if raised.kind == _TRAIN_ERROR:
         return "/" not in chosen.lines[-1]
     frames = frames_in(chosen.lines)
@@ -114,7 +114,7 @@ def _is_own(chosen: Suspect, raised: Raised) -> bool:
 
 
 def _imports_own(run: Path, chosen: Suspect) -> bool:
-    """Check whether the module that cannot be imported is one of the job's own."""
+    """Check whether the module that cannot be imported belongs to the job."""
     named = _MODULE.search(chosen.lines[-1])
     code = RunFiles(run).code
     return named is not None and any(
@@ -125,11 +125,11 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
 
 
 def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -> bool:
-    """Check whether anything else failed than what the chosen suspect tells, and its effects."""
+    """Check whether anything else failed than the chosen suspect and what its failure caused."""
     for hit in evidence.hits:
         if hit.cause.strong and hit.cause.kind == CAUSE and hit.cause.name not in _OWN_CAUSES:
             return True
-    # A worker's words may be torn, among those of others; its exit code is not.
+    # Several workers' output may be mixed up; the exit codes are not.
     silent = f"ended with exit code {1 if raised else 2},"
     for suspect in evidence.suspects:
         if suspect.known and suspect.known.kind in (EFFECT, HARMLESS):
@@ -147,7 +147,7 @@ def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -
 
 
 def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen: Suspect) -> bool:
-    """Check whether the attempt may have got any further than where it began."""
+    """Check whether the attempt may have finished any new step."""
     if evidence.made_steps:
         return True
     files = RunFiles(run)
@@ -157,9 +157,9 @@ def _made_steps(run: Path, phase: str, attempt: int, evidence: Evidence, chosen:
         return True
     if isinstance(began_at, int) and files.newest_step() > began_at:
         return True
-    if newest or chosen.kinds:  # the script tells its steps
+    if newest or chosen.kinds:  # the script reports its steps
         return False
-    # Workers that miss each other were at work together.
+    # Workers that lost a peer had started working together.
     missed = any(
         s.known and s.known.kind == EFFECT and s.known.name != "death-signal"
         for s in evidence.suspects

@@ -1,4 +1,4 @@
-"""What a line of a log means: causes.toml, read once and matched."""
+"""The known causes, from causes.toml, and which one a log line matches."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ _FILE = Path(__file__).with_name("causes.toml")
 
 
 class Cause(Frozen):
-    """One entry of causes.toml, which says what the fields are."""
+    """One entry of causes.toml, which describes the fields."""
 
     name: str
     source: str
@@ -26,7 +26,7 @@ class Cause(Frozen):
 
     @property
     def strong(self) -> bool:
-        """Whether it explains a failure by itself."""
+        """Whether it alone explains a failure."""
         return self.kind == CAUSE and not self.weak
 
 
@@ -38,16 +38,16 @@ def all_causes() -> tuple[Cause, ...]:
 
 
 def named(name: str) -> Cause:
-    """Return the entry of a name."""
+    """Return the entry with a name."""
     return next(cause for cause in all_causes() if cause.name == name)
 
 
 def cause_of(lines: Iterable[str]) -> Cause | None:
-    """Return the first entry that matches the first line that any matches."""
+    """Return the entry for the first line that matches one."""
     return next((cause for line in lines if (cause := _of_line(line))), None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_line(line: str) -> Cause | None:
-    """Look up a line once: when one worker dies, all others say the same of it."""
+    """Look up a line once: when a worker dies, all others print the same lines."""
     return next((cause for cause in all_causes() if cause.pattern.search(line)), None)

@@ -31,27 +31,27 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u
 # The time of a pattern with a wildcard grows with the square of a line's length.
 _LONG = re.compile(r"([^\n]{1000})[^\n]+")
 OWN_WORD = "triage: "
-"""Begins what this program prints, so that it does not take its own words for evidence."""
+"""Begins the lines that this program prints, so that it does not read them as evidence."""
 
 
 class Suspect(Frozen):
-    """A worker, or a node, that failed; its last words are last."""
+    """A worker or node that failed; its last lines of output come last."""
 
     lines: tuple[str, ...]
     place: str
-    """The file that tells it, in the run directory."""
+    """The file with the evidence, in the run directory."""
     rank: int | None = None
     node: int | None = None
     host: str = ""
     when: float | None = None
     known: Cause | None = None
-    """What its own words mean."""
+    """The known cause that its own lines match."""
     kinds: tuple[str, ...] = ()
-    """Of a record: the types of the exception and of those that it was raised from."""
+    """From a record: the types of the exception and of those that it was raised from."""
 
 
 class Hit(Frozen):
-    """A line whose meaning is known."""
+    """A log line with a known cause."""
 
     cause: Cause
     line: str
@@ -64,16 +64,16 @@ class Hit(Frozen):
 
 @dataclass
 class Evidence:
-    """All that was found of one attempt."""
+    """All evidence from one attempt."""
 
     suspects: list[Suspect] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
-    """By node, where the batch script wrote them down."""
+    """By node, if the batch script recorded them."""
     tracebacks: list[tuple[str, ...]] = field(default_factory=list)
-    """All of the nodes' logs, whoever's they are."""
+    """All tracebacks in the nodes' logs, of any process."""
     made_steps: bool = False
-    """Whether a worker's record says that it did."""
+    """Whether a worker's record has finished steps."""
     state: str = ""
 
 
@@ -88,7 +88,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     per_node = read_json(files.plan_file).get("workers_per_node")
     failed = files.failed_files(phase, attempt)
     telling = _first_of_nodes(failed, per_node) if isinstance(per_node, int) else failed
-    # Their last words need not be looked for in the logs.
+    # The logs need not be searched for the last lines of these ranks.
     spoken: set[int | None] = {rank for rank in failed if rank not in telling}
     for file in telling.values():
         record = read_json(file)
@@ -110,21 +110,21 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     if batch := batch_log(run, phase, str(state.get("job_id", ""))):
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
         found.hits += _hits(part, place, None)
-        if not found.suspects:  # it failed before any node had a word
+        if not found.suspects:  # it failed before any node wrote a log
             errors = read_words(part).of_nobody()
             found.suspects += [_suspect(errors, place)] if errors else []
     return found
 
 
 def batch_log(run: Path, phase: str, job_id: str) -> Path | None:
-    """Return the batch script's own log of a job, or the newest there is of the phase."""
+    """Return the log of a job's batch script, or else the newest one of the phase."""
     logs = RunFiles(run).batch_logs(phase)
     own = RunFiles(run).batch_log(phase, job_id)
     return own if own in logs else logs[-1] if logs else None
 
 
 def _part_of(text: str, phase: str, attempt: int) -> str:
-    """Return what an attempt added to the batch log, without this program's own words.
+    """Return what an attempt added to the batch log, without this program's output.
 
     A requeued job appends to it, and each attempt's last line names the attempt.
     """
@@ -144,16 +144,16 @@ def _part_of(text: str, phase: str, attempt: int) -> str:
 
 
 def _suspect(lines: tuple[str, ...], place: str, **facts: Any) -> Suspect:
-    # From the end: of chained exceptions the last is what it died of.
+    # From the end: the last of several chained exceptions ended the process.
     known = cause_of(line for line in reversed(lines) if not line.startswith("  "))
     return Suspect(lines=lines, place=place, known=known, **facts)
 
 
 def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
-    """Return the records to read: all, or of many the first few of each node.
+    """Return the records to read: all, or if there are many, the first few of each node.
 
-    Those who only miss another fail after it. One clock orders the records of a node, while the
-    nodes' may differ by more than a crash lasts.
+    Ranks that only lost a peer fail after that peer. The records of one node have one clock; the
+    clocks of several nodes may differ by more than a crash lasts.
     """
     if len(failed) <= _MOST_RECORDS:
         return failed
@@ -167,7 +167,7 @@ def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
 
 
 def _recorded(record: dict[str, Any], place: str) -> Suspect | None:
-    """Return who left a record; None if it has no words."""
+    """Return the suspect that wrote a record; None if the record has no error."""
     said = clean(str(record.get("traceback") or record.get("error") or ""))
     lines = tuple(line for line in said.split("\n") if line.strip())
     raised = record.get("raised")
@@ -185,7 +185,7 @@ def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
 
 def _preflight(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
     files = RunFiles(run)
-    lone = files.preflight_node_files(phase, attempt)  # of nodes that could not reach node 0
+    lone = files.preflight_node_files(phase, attempt)  # from nodes that could not reach node 0
     for file in [files.preflight_file(phase, attempt), *lone]:
         nodes = read_json(file).get("nodes")
         for record in nodes if isinstance(nodes, list) else []:
@@ -213,7 +213,7 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
-    """Yield who failed on a node, by torchrun's report and what the workers said themselves."""
+    """Yield the suspects on a node, from torchrun's report and the workers' own output."""
     unsaid = words.of_nobody()
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
@@ -226,14 +226,14 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
         yield _exit_of(lines, place, hits, facts | {"when": failed.when})
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
         yield _suspect(words.of_rank(rank), place, rank=rank, node=node, host=host)
-    if unsaid and not exits:  # else it was survived
+    if unsaid and not exits:  # with exits, it did not end a worker
         yield _suspect(unsaid, place, node=node, host=host)
 
 
 def _exit_of(lines: tuple[str, ...], place: str, hits: list[Hit], facts: dict[str, Any]) -> Suspect:
     suspect = _suspect(lines, place, **facts)
     if suspect.known and suspect.known.name == "signal-abort":
-        # NCCL and Gloo abort when a peer is gone, and say so: with their own rank, or with none.
+        # NCCL and Gloo abort when a peer is gone, and print that with their own rank or with none.
         own = [h for h in hits if "[rank" not in h.line or f"[rank{suspect.rank}]" in h.line]
         for hit in own:
             if hit.cause.name in ("peer-gone", "collective-timeout", "collective-aborted"):
@@ -248,11 +248,11 @@ def _exit_words(code: int, said: str) -> tuple[str, ...]:
         return ("Signal 15 (SIGTERM) received",)
     if code in _ABORT:
         return ("Signal 6 (SIGABRT) received",)
-    return (f"it ended with exit code {code}, and left no traceback",)
+    return (f"it ended with exit code {code}, without a traceback",)
 
 
 def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
-    """Yield the first line of each meaning."""
+    """Yield the first line of each known cause."""
     for cause in all_causes():
         if not (match := cause.pattern.search(text)):
             continue

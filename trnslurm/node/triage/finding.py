@@ -1,4 +1,4 @@
-"""Chooses who failed first and why, and says it in a few lines."""
+"""Find out who failed first and why, and report it in a few lines."""
 
 import math
 import time
@@ -23,7 +23,7 @@ _MAX_LINES = 7
 _MAX_COLUMNS = 200
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
-_SAME_S = 2.0  # torchrun's times are whole seconds, and it looks a moment after a worker's death
+_SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
 class Finding(Frozen):
@@ -35,29 +35,29 @@ class Finding(Frozen):
     node: int | None
     host: str
     when: float | None
-    """Unix seconds; of torchrun's report, whole ones."""
+    """Unix seconds; whole ones if from torchrun's report."""
     lines: tuple[str, ...]
     name: str
-    """The entry in causes.toml; empty: none fits."""
+    """The entry in causes.toml; empty: no entry matches."""
     kind: str
-    """cause; or effect, where nothing but consequences was found."""
+    """cause; or effect, if only consequences were found."""
     cause: str
     fix: str
     evidence: str
-    """The file that tells it, in the run directory."""
+    """The file with the evidence, in the run directory."""
     brief: str
-    """The cause in one line; empty where nothing but consequences was found."""
+    """The cause in one line; empty if only consequences were found."""
     again: bool
     """Whether every further attempt would end the same way."""
 
     def report(self) -> list[str]:
-        """Say it in at most 12 lines."""
+        """Return at most 12 lines for the user."""
         time_text = time.strftime("%F %T", time.localtime(self.when)) if self.when else ""
         at = f" at {time_text}" if time_text else ""
         if self.kind == EFFECT:
             what = f"only consequences were found; the first: {self._who()}{at}"
         else:
-            what = f"{self._who()} failed first{at}" if self._who() else "the job's log says"
+            what = f"{self._who()} failed first{at}" if self._who() else "from the job's log"
         return [
             _cut(f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"),
             *(_cut(f"  {line}") for line in self.lines),
@@ -74,7 +74,7 @@ class Finding(Frozen):
 
 
 def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
-    """Return who failed first in an attempt, and why; None if nothing tells of a failure."""
+    """Return who failed first in an attempt, and why; None if no failure is found."""
     evidence = gather(run, phase, attempt)
     if evidence.state == "COMPLETED":
         return None
@@ -83,7 +83,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         return None
     vague = known is not None and (known.kind == EFFECT or known.weak)
     if vague and _ended_from_outside(run, phase, attempt):
-        return None  # that is how workers end which are told to
+        return None  # workers that are told to end leave such errors
 
     def before() -> Raised | None:
         earlier = _choose(gather(run, phase, attempt - 1))[0]
@@ -117,7 +117,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
 
 
 def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
-    """Return the cause in one line: what was raised and where, or else what it means, and who."""
+    """Return the cause in one line: the exception or the known cause, with place and rank."""
     if known and known.kind == EFFECT:
         return ""
     raised = what_was_raised(suspect)
@@ -133,14 +133,14 @@ def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
 
 
 def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
-    """Check whether an attempt was told to end: by a person, or by Slurm."""
+    """Check whether a person or Slurm ended an attempt."""
     state = read_json(RunFiles(run).state_file(phase, attempt))
     requeued = state.get("state") == "REQUEUED" and state.get("cause") != "crash"
     return requeued or state.get("state") in _FROM_OUTSIDE
 
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
-    """Say that, and where a person may look."""
+    """Return the lines that say so, and which logs to read."""
     if _ended_from_outside(run, phase, attempt):
         state = read_json(RunFiles(run).state_file(phase, attempt))
         ended = clean(f"{state['state']} {state.get('reason', '')}".strip())
@@ -149,15 +149,15 @@ def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     batch = batch_log(run, phase, "")
     names = [str(f.relative_to(run)) for f in [*files, *([batch] if batch else [])]]
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    where = f"look into {shown}" if names else "it left no log"
-    return [f"{OWN_WORD}{phase} attempt {attempt}: nothing tells of a failure; {where}"]
+    where = f"read {shown}" if names else "there is no log"
+    return [f"{OWN_WORD}{phase} attempt {attempt}: no failure was found; {where}"]
 
 
 def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
-    """Return who it was, what explains it, and the line beside its own words that does.
+    """Return who failed first, the cause, and lines of others that show the cause.
 
-    Causes go before what says little by itself, and both before consequences: a rank whose peer
-    died may be the only one with a traceback.
+    Strong causes come before weak ones, and both before consequences: the rank whose peer died
+    may be the only one with a traceback.
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
     hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
@@ -184,7 +184,7 @@ def _order(suspect: Suspect) -> tuple[float, int, int]:
 
 
 def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
-    """Return what explains a failure: its own words, else those of the machines around it."""
+    """Return the cause of a failure: from its own lines, else from the machines' lines near it."""
     own = chosen.known
     if own and own.strong:
         return chosen, own, ()
@@ -206,12 +206,12 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
 
 
 def _of_machines(hit: Hit) -> bool:
-    """Return whether a machine says it, not a program that may have continued after it."""
+    """Check whether a machine printed the line, not a program that may have continued."""
     return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
 
 
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
-    """Return whether a line tells why if workers say no more than that others are gone."""
+    """Check whether a line explains the failure if workers report only lost peers."""
     if _of_machines(hit):
         return True
     return hit.cause.source == "trnslurm" if beside_effects else hit.cause.strong
