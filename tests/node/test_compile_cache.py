@@ -137,7 +137,7 @@ def test_a_changed_graph_is_found_by_the_node_that_reads_it(job: Job, capsys) ->
         ("failed-old", 0, "2 of 4 graphs could not be compiled"),
         ("failed-256", 0, "256 of 256 graphs could not be compiled"),
         ("killed", 0, "the compiler was killed on 2 of 4 graphs"),
-        ("exception", 0, "a process of it died"),
+        ("exception", 0, "a compile process died"),
         ("no-graphs", 0, "found no graph"),
         ("script-error", 1, "the trial run failed"),
     ],
@@ -224,7 +224,7 @@ def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, cap
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert f"if nobody does, remove {lock}" in err
+    assert f"if there is none, remove {lock}" in err
     assert not job.is_warm()
     assert lock.exists(), "its run may go on on another node"
     job.state("CANCELLED")

@@ -129,7 +129,7 @@ def test_nothing_left_to_compile_is_success_where_the_graphs_are_named(lines: li
 TRAPS = {
     "no graph, no summary": ([LATE_NO_TODO], 0, "found no graph (No todo hlos found)"),
     "no graph, a summary": (summary(0, 0, 0), 0, "found no graph (Total graphs: 0)"),
-    "exception": ([EXCEPTION, *GOOD], 0, "a process of it died"),
+    "exception": ([EXCEPTION, *GOOD], 0, "a compile process died"),
     "failed, exit code 2": (
         [*reported(g1=False, g2=False, g3=True), *summary(3, 1, 2)],
         2,
@@ -156,7 +156,7 @@ TRAPS = {
         f"interrupted, the first is {graph(3)}: add --retry_failed_compilation",
     ),
     "all given up before": ([GIVEN_UP, LATE_NO_TODO], 0, "1 graphs are left out"),
-    "exit code": (GOOD, 70, "exit code 70, though"),
+    "exit code": (GOOD, 70, "exit code 70, although"),
     "no summary": (traced(1), 0, "without a summary"),
     "some are missing": (summary(3, 2, 0), 0, "2 of 3 graphs were compiled"),
     "report and summary differ": (
