@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from trnslurm.api.plan import Plan, plan
     from trnslurm.api.render import render
     from trnslurm.api.run import Run, Runs, cancel, resume, runs
-    from trnslurm.api.submit import submit
-    from trnslurm.api.sweep import sweep
+    from trnslurm.api.submit import submit, sweep
     from trnslurm.contract import report, saved, should_stop
     from trnslurm.errors import RunFailedError, TrnslurmError, TrnslurmWarning
 
@@ -56,7 +55,7 @@ _WHERE = {
     "saved": "trnslurm.contract",
     "should_stop": "trnslurm.contract",
     "submit": "trnslurm.api.submit",
-    "sweep": "trnslurm.api.sweep",
+    "sweep": "trnslurm.api.submit",
 }
 
 

@@ -7,9 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Unpack
 
-from trnslurm.api.arguments import PathLike, PythonConsole, wholes
+from trnslurm.api.arguments import (
+    JobArguments,
+    PathLike,
+    PythonConsole,
+    options_of,
+    takes_job,
+    wholes,
+)
 from trnslurm.api.choice import choose, config_of, what_submit_would_use
-from trnslurm.api.options import JobArguments, JobOptions, options_of, takes_job
+from trnslurm.api.options import JobOptions
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
 from trnslurm.config import Recipe
 from trnslurm.console import Console

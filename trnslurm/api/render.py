@@ -7,9 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Unpack
 
-from trnslurm.api.arguments import PathLike, PythonConsole, file_name, flag
+from trnslurm.api.arguments import (
+    JobArguments,
+    PathLike,
+    PythonConsole,
+    file_name,
+    flag,
+    options_of,
+    takes_job,
+)
 from trnslurm.api.choice import choose, config_of
-from trnslurm.api.options import JobArguments, JobOptions, options_of, takes_job
+from trnslurm.api.options import JobOptions
 from trnslurm.console import Console
 from trnslurm.errors import RenderError
 from trnslurm.plan.memory import check_memory

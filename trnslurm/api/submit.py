@@ -1,69 +1,29 @@
-"""submit: make a run from a recipe or from a reviewed bundle."""
+"""submit, sweep: a recipe, a reviewed bundle, or several values of a recipe become runs."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
-from trnslurm.api.arguments import PathLike, PythonConsole, file_name, flag, wholes
-from trnslurm.api.chain import propose_chain
-from trnslurm.api.choice import choose_to_submit, spec_of
-from trnslurm.api.options import JobOptions, SubmitArguments, SubmitHost, options_of, takes_job
-from trnslurm.api.run import Run
-from trnslurm.cluster.cache import PRECOMPILE, CompileCache
-from trnslurm.console import Console
+from trnslurm.api.arguments import (
+    PathLike,
+    PythonConsole,
+    SubmitArguments,
+    file_name,
+    flag,
+    options_of,
+    settings_of,
+    takes_job,
+    whole,
+    wholes,
+)
+from trnslurm.api.propose import propose, propose_bundle, propose_presets, propose_sweep
+from trnslurm.api.run import Run, Runs
+from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
-from trnslurm.submit.here import check_here, check_notify
-from trnslurm.submit.job import make_job, read_job
-from trnslurm.submit.precompile import precompile_jobs
-from trnslurm.submit.submission import PlannedRun, Submission, with_needs
+from trnslurm.runs.status import statuses_of
 from trnslurm.submit.submit import submit as start
-
-
-def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = ()) -> Submission:
-    """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
-    options = choose_to_submit(options, console)
-    spec = spec_of(options, console)
-    cache = CompileCache(spec.config.cluster)
-    if PRECOMPILE in spec.phases and not options.host.remote:
-        cache.ask_ahead()
-    dirs = options.workspace.template_dirs()
-    others = precompile_jobs(spec.config, spec, elastic, dirs) if elastic else []
-    submission = Submission(
-        runs=[PlannedRun(job=make_job(spec, dirs))],
-        extras=[PlannedRun(job=job) for job in others],
-        cache=cache,
-    )
-    return checked(submission, options.host, console)
-
-
-def propose_presets(options: JobOptions, console: Console) -> Submission:
-    """Return the runs of a chain of presets."""
-    options = choose_to_submit(options, console)
-    return checked(propose_chain(options, console), options.host, console)
-
-
-def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
-    """Return the run of a reviewed bundle, byte for byte."""
-    job = read_job(directory)
-    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
-    return checked(submission, host, console)
-
-
-def checked(submission: Submission, host: SubmitHost, console: Console) -> Submission:
-    """Check that this host has what the jobs need, and find out which graphs are compiled.
-
-    With --on the remote host does both, when it receives the submission.
-    """
-    if not host.remote:
-        for planned in submission.runs:
-            for warning in (*check_here(planned.job), *check_notify(planned.job)):
-                console.warn(warning)
-    if submission.cache.is_asking and not submission.job.local:
-        importlib.import_module("trnslurm.submit.on_slurm")  # as slow as the check of the graphs
-    return with_needs(submission, remote=host.remote)
 
 
 @takes_job(SubmitArguments)
@@ -106,3 +66,49 @@ def submit(
     command = ["python", f"trnslurm.submit({', '.join([repr(first), *words])})"]
     runs, _ = start(submission, command, console)
     return Run._of(runs[0], console.other_remarks)
+
+
+@takes_job(SubmitArguments)
+def sweep(
+    recipe: PathLike,
+    values: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    *,
+    nodes: int = 1,
+    at_most: int | None = None,
+    **job: Unpack[SubmitArguments],
+) -> Runs:
+    """Submit a run for each combination of values, or for each mapping in a list; return the runs.
+
+    The other arguments are those of `submit`, for every run.
+    """
+    options = options_of(recipe, nodes, job)
+    console = PythonConsole(detach=True)
+    most = None if at_most is None else whole("at_most", at_most)
+    submission = propose_sweep(options, points_of([], _rows(values)), most, console)
+    command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
+    runs, _ = start(submission, command, console)
+    statuses, _ = statuses_of(runs)
+    return Runs(
+        statuses, [Run._of(run, console.other_remarks, job.get("path", ())) for run in runs]
+    )
+
+
+def _rows(values: object) -> list[Point]:
+    """Return the points of a sweep; Python values become texts, as for --set."""
+    if isinstance(values, Mapping):
+        rows: list[dict[str, str]] = [{}]
+        for key, each in values.items():
+            if isinstance(each, str | Mapping) or not hasattr(each, "__iter__"):
+                raise ConfigError(f"values: {key}={each!r}: expected a list of values")
+            settings = [settings_of({key: value})[0].partition("=")[2] for value in each]
+            rows = [{**row, key: setting} for row in rows for setting in settings][: MOST_RUNS + 1]
+        if values and rows:
+            return [*rows]
+    elif isinstance(values, Sequence) and values and all(isinstance(v, Mapping) for v in values):
+        pairs = [[word.partition("=") for word in settings_of(row)] for row in values]
+        if all(pairs):
+            return [{key: value for key, _, value in row} for row in pairs]
+    raise ConfigError(
+        f"values={values!r}: expected {{KEY: [VALUE, VALUE]}}, which are combined, or a list of "
+        "{KEY: VALUE}, a run each"
+    )

@@ -15,8 +15,8 @@ from typing import NoReturn
 import click
 
 from trnslurm.api.options import SubmitHost
+from trnslurm.api.propose import checked
 from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.submit import checked
 from trnslurm.cli import end_with
 from trnslurm.cli import main as run_command_line
 from trnslurm.cli.output import Terminal, echo_json

@@ -14,7 +14,6 @@ from trnslurm.cli.remote import answer_of, ask_site
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import RemoteError
-from trnslurm.remote.parcel import pack_submission
 from trnslurm.remote.place import Site
 from trnslurm.runs.result import Checkpoint
 from trnslurm.submit.submission import Submission
@@ -43,6 +42,8 @@ def submit_remotely(
     site: Site, submission: Submission, command: Sequence[str], console: Console
 ) -> int:
     """Send a submission, start it on the host, and return the exit code."""
+    from trnslurm.remote.parcel import pack_submission  # others need no way to another host
+
     first = submission.job
     if first.local:
         raise RemoteError(

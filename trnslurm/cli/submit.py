@@ -12,8 +12,7 @@ from click.core import ParameterSource
 
 from trnslurm.api.choice import parse_nodes
 from trnslurm.api.options import JobOptions, SubmitHost
-from trnslurm.api.submit import propose, propose_bundle, propose_presets
-from trnslurm.api.sweep import propose_sweep
+from trnslurm.api.propose import propose, propose_bundle, propose_presets, propose_sweep
 from trnslurm.api.tables import count, dollars, hours
 from trnslurm.cli.follow import report_started
 from trnslurm.cli.graphs import elastic_graphs_line, graphs_line

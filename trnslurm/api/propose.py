@@ -1,28 +1,71 @@
-"""sweep: runs of one recipe that differ in some values."""
+"""Builds submissions: of a recipe, a chain of presets, a sweep or a reviewed bundle."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from pathlib import Path
 
-from trnslurm.api.arguments import PathLike, PythonConsole, settings_of, whole
+from trnslurm.api.chain import propose_chain
 from trnslurm.api.choice import choose_to_submit, spec_of
-from trnslurm.api.options import JobOptions, SubmitArguments, options_of, takes_job
-from trnslurm.api.run import Run, Runs
-from trnslurm.api.submit import checked
+from trnslurm.api.options import JobOptions, SubmitHost
 from trnslurm.api.tables import format_values
-from trnslurm.cluster.cache import CompileCache
-from trnslurm.config.sweep import MOST_RUNS, Point, points_of
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.config.sweep import Point
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
-from trnslurm.runs.status import statuses_of
-from trnslurm.submit.job import Job, make_job
-from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
-from trnslurm.submit.submit import submit
+from trnslurm.submit.here import check_here, check_notify
+from trnslurm.submit.job import Job, make_job, read_job
+from trnslurm.submit.precompile import precompile_jobs
+from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor, with_needs
 
 _MOST_HERE = 50  # each waiting run has processes
 _SHARED = ("run_root", "compile_cache", "scheduler")
+
+
+def propose(options: JobOptions, console: Console, *, elastic: Sequence[int] = ()) -> Submission:
+    """Return the run of a recipe, and runs that compile for the node counts of --elastic."""
+    options = choose_to_submit(options, console)
+    spec = spec_of(options, console)
+    cache = CompileCache(spec.config.cluster)
+    if PRECOMPILE in spec.phases and not options.host.remote:
+        cache.ask_ahead()
+    dirs = options.workspace.template_dirs()
+    others = precompile_jobs(spec.config, spec, elastic, dirs) if elastic else []
+    submission = Submission(
+        runs=[PlannedRun(job=make_job(spec, dirs))],
+        extras=[PlannedRun(job=job) for job in others],
+        cache=cache,
+    )
+    return checked(submission, options.host, console)
+
+
+def propose_presets(options: JobOptions, console: Console) -> Submission:
+    """Return the runs of a chain of presets."""
+    options = choose_to_submit(options, console)
+    return checked(propose_chain(options, console), options.host, console)
+
+
+def propose_bundle(directory: Path, host: SubmitHost, console: Console) -> Submission:
+    """Return the run of a reviewed bundle, byte for byte."""
+    job = read_job(directory)
+    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
+    return checked(submission, host, console)
+
+
+def checked(submission: Submission, host: SubmitHost, console: Console) -> Submission:
+    """Check that this host has what the jobs need, and find out which graphs are compiled.
+
+    With --on the remote host does both, when it receives the submission.
+    """
+    if not host.remote:
+        for planned in submission.runs:
+            for warning in (*check_here(planned.job), *check_notify(planned.job)):
+                console.warn(warning)
+    if submission.cache.is_asking and not submission.job.local:
+        importlib.import_module("trnslurm.submit.on_slurm")  # as slow as the check of the graphs
+    return with_needs(submission, remote=host.remote)
 
 
 def propose_sweep(
@@ -61,52 +104,6 @@ def propose_sweep(
         runs=runs, cache=CompileCache(jobs[0].profile), stamp=stamp, sweep=name, at_most=at_most
     )
     return checked(submission, options.host, console)
-
-
-@takes_job(SubmitArguments)
-def sweep(
-    recipe: PathLike,
-    values: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
-    *,
-    nodes: int = 1,
-    at_most: int | None = None,
-    **job: Unpack[SubmitArguments],
-) -> Runs:
-    """Submit a run for each combination of values, or for each mapping in a list; return the runs.
-
-    The other arguments are those of `submit`, for every run.
-    """
-    options = options_of(recipe, nodes, job)
-    console = PythonConsole(detach=True)
-    most = None if at_most is None else whole("at_most", at_most)
-    submission = propose_sweep(options, points_of([], _rows(values)), most, console)
-    command = ["python", f"trnslurm.sweep({recipe!r}, {values!r}, nodes={nodes!r})"]
-    runs, _ = submit(submission, command, console)
-    statuses, _ = statuses_of(runs)
-    return Runs(
-        statuses, [Run._of(run, console.other_remarks, job.get("path", ())) for run in runs]
-    )
-
-
-def _rows(values: object) -> list[Point]:
-    """Return the points of a sweep; Python values become texts, as for --set."""
-    if isinstance(values, Mapping):
-        rows: list[dict[str, str]] = [{}]
-        for key, each in values.items():
-            if isinstance(each, str | Mapping) or not hasattr(each, "__iter__"):
-                raise ConfigError(f"values: {key}={each!r}: expected a list of values")
-            settings = [settings_of({key: value})[0].partition("=")[2] for value in each]
-            rows = [{**row, key: setting} for row in rows for setting in settings][: MOST_RUNS + 1]
-        if values and rows:
-            return [*rows]
-    elif isinstance(values, Sequence) and values and all(isinstance(v, Mapping) for v in values):
-        pairs = [[word.partition("=") for word in settings_of(row)] for row in values]
-        if all(pairs):
-            return [{key: value for key, _, value in row} for row in pairs]
-    raise ConfigError(
-        f"values={values!r}: expected {{KEY: [VALUE, VALUE]}}, which are combined, or a list of "
-        "{KEY: VALUE}, a run each"
-    )
 
 
 def _refuse_set_twice(options: JobOptions, points: Sequence[Point]) -> None:
