@@ -143,7 +143,7 @@ def test_a_tokenizer_of_the_recipes_directory(site, data, here: Path) -> None:
 
 TINY = [
     "--tokenizer=train:512", "--holdout=0.05", "--seq-len=32", "--max-pred=5",
-    "--masked-lm-prob=0.15", "--dupe-factor=5", "--seed=12345", "--test-shards=1", "--shards=4",
+    "--masked-lm-prob=0.15", "--dupe-factor=5", "--seed=12345", "--shards=4", "--test-shards=1",
 ]  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_shards_for_bert_of_own_text_with_every_option(data, weird_path: Path, m
         "bert", f"--output={weird_path.parent}/shards",
         "--text", f"{weird_path}/it's a.txt", f"{weird_path}/texts", "--tokenizer=train:30522",
         "--seq-len=128", "--max-pred=20", "--masked-lm-prob=0.15", "--dupe-factor=5",
-        "--seed=12345", "--test-shards=1", "--shards=2",
+        "--seed=12345", "--shards=2", "--test-shards=1",
     ]  # fmt: skip
     words = "--seq-len 16 --max-pred 2 --masked-lm-prob 0.2 --dupe-factor 1 --shards 7 --seed 0"
     more = "--test-shards 3 --holdout 0.1 --whole-words --wrapped --tokenizer train:100 --force"
@@ -176,8 +176,8 @@ def test_shards_for_bert_of_own_text_with_every_option(data, weird_path: Path, m
     assert given == [
         "bert", f"--output={weird_path}/shards", "--wikiextractor", f"{weird_path}/texts",
         "--tokenizer=train:100", "--holdout=0.1", "--seq-len=16", "--max-pred=2",
-        "--masked-lm-prob=0.2", "--dupe-factor=1", "--seed=0", "--test-shards=3", "--whole-words",
-        "--shards=7", "--wrapped", "--force", "--processes=2", "--json",
+        "--masked-lm-prob=0.2", "--whole-words", "--dupe-factor=1", "--seed=0", "--shards=7",
+        "--test-shards=3", "--wrapped", "--force", "--processes=2", "--json",
     ]  # fmt: skip
 
 

@@ -5,21 +5,25 @@ That program may run on another host, so a leading ~ in a path is left for it to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trnslurm.config import Cluster, Config
+from trnslurm.config import Cluster, Config, Recipe
 from trnslurm.config.models import is_on_hub
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import check_job_name
+from trnslurm.prepare.options import FORMATS, HOLDOUT, MAX_PRED, OUTPUT, TASK, TOKENIZER
 
 INDEX = "index.json"  # marks a directory of prepared data
 NOTES = "dataset.json"  # marks a directory of a fetched dataset
 CONFIG = "config.json"  # marks a directory of a model
 # GLUE's names on the Hub; a dataset_config is one of its tasks.
 _GLUE = ("glue", "nyu-mll/glue")
+_SET_APART = (OUTPUT, TOKENIZER, HOLDOUT)
+"""Options whose values are paths, or depend on more than their key."""
 
 
 class Own(Frozen):
@@ -133,9 +137,8 @@ def prepare_arguments(config: Config, own: Own, *, recipe_dir: str) -> list[str]
     rows = _eval_rows(config, own, recipe_dir)
     if data.holdout is not None and not rows:
         arguments += [f"--holdout={data.holdout}"]
-    arguments += _bert_arguments(config) if data.format == "bert" else []
-    arguments += [*rows, *_labelled_arguments(config)] if data.format == "labelled" else []
-    return [*arguments, *own.options]
+    arguments += rows if data.format == "labelled" else []
+    return [*arguments, *_option_arguments(config), *own.options]
 
 
 def refuse_unfetched(config: Config, arguments: Sequence[str]) -> None:
@@ -204,19 +207,28 @@ def _source(config: Config, own: Own, recipe_dir: str) -> list[str]:
     raise ConfigError(f"{config.title} has neither data.dataset nor data.text: pass --text")
 
 
-def _bert_arguments(config: Config) -> list[str]:
-    """Return the arguments that decide BERT's samples."""
-    recipe, bert = config.recipe, config.recipe.data.bert
-    arguments = [
-        f"--seq-len={recipe.seq_len}",
-        f"--max-pred={_max_pred(config)}",
-        f"--masked-lm-prob={bert.masked_lm_prob}",
-        f"--dupe-factor={bert.dupe_factor}",
-        f"--seed={bert.seed}",
-        f"--test-shards={bert.test_shards}",
-    ]
-    arguments += ["--whole-words"] if bert.whole_words else []
-    return arguments + ([f"--shards={bert.shards}"] if bert.shards is not None else [])
+def _option_arguments(config: Config) -> list[str]:
+    """Return the arguments for the options that the recipe's keys set."""
+    data = config.recipe.data
+    arguments: list[str] = []
+    for option in FORMATS[data.format]:
+        if not option.key or option in _SET_APART:
+            continue
+        value = _max_pred(config) if option is MAX_PRED else _at(config.recipe, option.key)
+        if option is TASK and not value and data.dataset in _GLUE:
+            value = data.dataset_config
+        if option.type is bool:
+            arguments += [option.names[0]] if value else []
+        elif option.many:
+            arguments += [f"{option.names[0]}={one}" for one in value]
+        elif value is not None and value != "":
+            arguments.append(f"{option.names[0]}={value}")
+    return arguments
+
+
+def _at(recipe: Recipe, key: str) -> Any:
+    """Return the value of a recipe's dotted key."""
+    return functools.reduce(getattr, key.split("."), recipe)
 
 
 def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
@@ -227,17 +239,6 @@ def _eval_rows(config: Config, own: Own, recipe_dir: str) -> list[str]:
     if rows and not own.text and not config.recipe.data.dataset:
         return ["--eval", str(PurePosixPath(recipe_dir) / rows)]
     return []
-
-
-def _labelled_arguments(config: Config) -> list[str]:
-    """Return the arguments that decide the samples of labelled rows."""
-    data, rows = config.recipe.data, config.recipe.data.labelled
-    task = rows.task or (data.dataset_config if data.dataset in _GLUE else None)
-    arguments = [f"--seq-len={config.recipe.seq_len}"]
-    arguments += [f"--task={task}"] if task else []
-    arguments += [f"--text-column={name}" for name in rows.text]
-    arguments += [f"--label-column={rows.label}"] if rows.label else []
-    return arguments + [f"--label={name}" for name in rows.labels]
 
 
 def _max_pred(config: Config) -> Any:
