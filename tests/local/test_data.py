@@ -35,7 +35,7 @@ def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
     again = run_cli("data", "prepare", *SMALL, timeout_s=120)
     assert again.code == 0 and "nothing to do" in again.out
     assert {file: file.stat().st_mtime_ns for file in data.iterdir()} == before
-    assert run_cli("data", "verify", *SMALL).out == f"{data}: as its index says\n"
+    assert run_cli("data", "verify", *SMALL).out == f"{data}: whole, as in its index\n"
 
     steps = ("--set", "steps=3", "--set", "train.log_every=1", "--set", "device=cpu")
     trained = run_cli("submit", *SMALL, *steps, "--set", runs, timeout_s=240)
@@ -62,7 +62,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     data = home / "trnslurm-data/bert-tiny-seqlen32"
     assert prepared.code == 0, prepared
     assert "of 131 documents in 4 shards, eval 97 samples" in prepared.out
-    assert run_cli("data", "verify", *TINY).out == f"{data}: as its index says\n"
+    assert run_cli("data", "verify", *TINY).out == f"{data}: whole, as in its index\n"
 
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
@@ -138,7 +138,7 @@ exec '{sys.executable}' "$@"
     fetched = run_cli("data", "fetch", *xl)
     hub = home / "trnslurm-data/hub/wikitext--wikitext-103-raw-v1--gpt2"
     assert fetched.out.startswith(f"Fetched {hub}: train 6 rows, "), fetched
-    assert "was fetched before, nothing to do" in run_cli("data", "fetch", *xl).out
+    assert "is already fetched, nothing to do" in run_cli("data", "fetch", *xl).out
     prepared = run_cli("data", "prepare", *xl)
     data = home / "trnslurm-data/wikitext-103"
     assert prepared.code == 0, prepared

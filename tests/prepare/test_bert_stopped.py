@@ -79,7 +79,7 @@ def test_the_same_again_is_nothing_to_do_and_another_wish_is_refused(prepare, te
     command = ("bert", "--text", text, "--tokenizer", "train:600", "--output", output)
     prepare(*command)
     done = prepare(*command, *ALONE)
-    assert "is prepared from this very input, nothing to do: train " in done.out, done
+    assert "is already prepared from this input, nothing to do: train " in done.out, done
     error = prepare(*command, "--max-pred", 10, "--seed", 1).error
     assert "(max_pred was 20, is 10; seed was 12345, is 1)" in error
     assert prepare("verify", output).code == 0

@@ -71,7 +71,7 @@ def test_the_same_again_asks_nobody(fetch, calls):
     calls.unlink()
     done = fetch(*WIKITEXT)
     assert done.code == 0
-    assert "was fetched before, nothing to do" in done.out
+    assert "is already fetched, nothing to do" in done.out
     assert not calls.exists()
 
 
@@ -131,7 +131,7 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
         "config.json", "model.json", "model.safetensors", "tokenizer.json"
     ]  # fmt: skip
     assert left_beside(folder) == []
-    assert "was fetched before, nothing to do" in fetch_model("--model", "some/bert").out
+    assert "is already fetched, nothing to do" in fetch_model("--model", "some/bert").out
     other = ("--model", "some/bert", "--revision", "v2")
     assert fetch_model(*other).error.endswith("another model or revision: replace it with --force")
     assert fetch_model(*other, "--force").code == 0
@@ -144,7 +144,10 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
     ("name", "words"),
     [
         ("some/brt", "model some/brt: not fetched from the Hub (FileNotFoundError"),
-        ("old/bert", "model old/bert: has no weights in safetensors, and others are not read: "),
+        (
+            "old/bert",
+            "model old/bert: has no weights in safetensors, the only format read: ",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_had_is_one_line(fetch_model, left_beside, tmp_path, name, words):

@@ -211,7 +211,7 @@ def test_the_same_samples_whatever_the_pieces_and_processes(prepare, tweets, tmp
     assert sorted(files) == ["eval.npy", "index.json", "tokenizer.json", "train.npy"]
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert prepare("verify", tmp_path / "a").out.endswith("as its index says\n")
+    assert prepare("verify", tmp_path / "a").out.endswith("whole, as in its index\n")
     (tmp_path / "a/eval.npy").write_bytes(b"x")
     assert "eval.npy is damaged" in prepare("verify", tmp_path / "a").error
 

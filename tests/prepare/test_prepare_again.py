@@ -14,7 +14,9 @@ def test_the_same_again_is_nothing_to_do(prepare, text, tmp_path):
     # How the work is done does not change the data.
     done = prepare(*command, "--processes", 1, "--chunk-bytes", 3000)
     assert done.code == 0
-    assert "is prepared from this very input, nothing to do: train 29,789 tokens in 137" in done.out
+    assert (
+        "is already prepared from this input, nothing to do: train 29,789 tokens in 137" in done.out
+    )
     assert {path: path.stat().st_mtime_ns for path in [output, *output.iterdir()]} == before
     again = prepare(*command, "--json")
     assert '"made": false' in again.out
@@ -80,7 +82,7 @@ def test_damaged_data_is_found_and_made_again(prepare, text, tmp_path):
     output = tmp_path / "data"
     command = ("--output", output, "--text", text, "--tokenizer", "train:300")
     prepare(*command)
-    assert prepare("verify", output).out == f"{output}: as its index says\n"
+    assert prepare("verify", output).out == f"{output}: whole, as in its index\n"
     content = bytearray((output / "train.bin").read_bytes())
     content[100] ^= 1
     (output / "train.bin").write_bytes(content)

@@ -81,8 +81,8 @@ def test_a_missing_file(refused, tmp_path):
 def test_rows_that_are_not_read(refused, tmp_path, name):
     (tmp_path / name).write_text("text\tlabel\n")
     assert refused("--text", tmp_path / name, *TOKENIZER) == (
-        f"{tmp_path}/{name}: rows are read of .jsonl, .parquet, .arrow: make JSON lines of it, or "
-        "call it .txt if it is to be read as text"
+        f"{tmp_path}/{name}: rows are read from .jsonl, .parquet, .arrow: convert it to JSON "
+        "lines, or rename it to .txt to read it as text"
     )
 
 

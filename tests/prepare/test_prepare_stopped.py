@@ -89,7 +89,7 @@ def test_a_run_resumes_where_another_was_stopped(
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert err.endswith("stopped: what is finished is kept, run again to resume\n"), err
+        assert err.endswith("stopped: finished work is kept, run again to resume\n"), err
         assert "Traceback" not in err
     assert not output.exists()
     finished = finished_chunks(output)
@@ -150,8 +150,8 @@ def test_a_dead_worker_loses_nothing_that_is_finished(
 ):
     output = tmp_path / "data"
     assert kill_a_worker(output, command) == (
-        "error: a tokenizing process died (where memory is short, use fewer --processes): what is "
-        "finished is kept, run again to resume"
+        "error: a tokenizing process died (where memory is short, use fewer --processes): "
+        "finished work is kept, run again to resume"
     )
     assert not output.exists()
     finished = finished_chunks(output)
@@ -189,7 +189,9 @@ def test_two_at_once_do_not_disturb_each_other(prepare, command, tmp_path):
         assert done.error == f"{output}: another process is preparing it right now"
         go_on(process)
         assert process.wait(DEADLINE_S) == 0
-    assert prepare("--output", output, *command).out.startswith(f"{output} is prepared from this")
+    assert prepare("--output", output, *command).out.startswith(
+        f"{output} is already prepared from this"
+    )
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def full_disk(run_prepare, text, tmp_path):
 
 def test_a_full_disk_loses_nothing_that_is_finished(prepare, full_disk):
     done, output, command = full_disk
-    assert done.error.endswith("File too large: what is finished is kept, run again to resume")
+    assert done.error.endswith("File too large: finished work is kept, run again to resume")
     assert not output.exists()
     assert len(finished_chunks(output)) > 10
     assert prepare("--output", output, *command).code == 0

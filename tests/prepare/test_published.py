@@ -115,7 +115,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
     assert left_beside(output) == []
     assert len(bucket.asked) == 1
 
-    assert fetch().out == f"{output} was fetched before, nothing to do\n"
+    assert fetch().out == f"{output} is already fetched, nothing to do\n"
     assert len(bucket.asked) == 1
     assert prepare("verify", output).out == f"{output}: {WHAT}, each read whole\n"
     assert "was fetched from http" in fetch(path="/other.tar").error
@@ -130,7 +130,7 @@ def test_shards_are_fetched_once_and_verified(fetch, prepare, bucket, output, le
 @pytest.mark.parametrize("etag", [None, '"0123456789abcdef0123456789abcdef-7"'])
 def test_what_was_cut_off_goes_on(fetch, bucket, output, etag):
     bucket.cut_after, bucket.etag = 5000, etag
-    kept = "what is finished is kept, run again to resume"
+    kept = "finished work is kept, run again to resume"
     said = fetch().error
     assert said == f"{bucket.url(TAR)}: cut off after 5,000 of {len(ARCHIVE):,} bytes: {kept}"
     bucket.refusals[TAR] = 503
@@ -252,7 +252,7 @@ def test_no_tar_or_half_a_tar(refused, bucket):
 
 
 def test_shards_of_another_length_are_kept_for_a_right_request(fetch, bucket):
-    words = f"{bucket.url(TAR)}: has {WHAT}, which is not --seq-len 128: what is finished is kept"
+    words = f"{bucket.url(TAR)}: has {WHAT}, which is not --seq-len 128: finished work is kept"
     assert words in fetch("--seq-len", 128).error
     assert fetch().code == 0
     assert len(bucket.asked) == 1

@@ -83,7 +83,7 @@ def test_base_whose_parent_is_missing(cli, base: Path, monkeypatch) -> None:
 def test_base_that_slurm_conf_could_not_name(cli, base: Path, monkeypatch, odd: str) -> None:
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base.parent / odd))
     done = cli("sandbox", "up")
-    assert (done.code, "slurm.conf takes no such path; set TRNSLURM_SANDBOXES" in done.error) == (
+    assert (done.code, "slurm.conf accepts no such path; set TRNSLURM_SANDBOXES" in done.error) == (
         1, True
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_base_that_is_relative(cli, monkeypatch) -> None:
 
 def test_base_that_is_too_long_for_a_socket(cli, base: Path, monkeypatch) -> None:
     monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base / ("x" * 90)))
-    assert "too long for a socket in it; set TRNSLURM_SANDBOXES" in cli("sandbox", "up").error
+    assert "too long for a socket; set TRNSLURM_SANDBOXES" in cli("sandbox", "up").error
 
 
 def test_default_base_is_the_users_own_and_local(monkeypatch) -> None:

@@ -84,12 +84,12 @@ def test_controller_killed_and_started(four: Sandbox) -> None:
     assert [node["state"] for node in state["nodes"]] == ["?"] * 4
     assert state["controller"]
     assert four.trnslurm("fault", "ctld", "kill").error == (
-        "sandbox sandbox: slurmctld does not run"
+        "sandbox sandbox: slurmctld is not running"
     )
     assert four.fault("ctld", "start") == "slurmctld started"
     assert four.slurm("squeue", "--noheader", "--format=%A %T").ok.split() == [job, "RUNNING"]
     assert four.trnslurm("fault", "ctld", "start").error == (
-        "sandbox sandbox: slurmctld runs already"
+        "sandbox sandbox: slurmctld is already running"
     )
     assert four.state()["controller"] == ""
     assert four.slurm("srun", "hostname").ok.startswith("compute-dy-trn1-")
@@ -172,7 +172,7 @@ def test_power_off_and_on(four: Sandbox) -> None:
     assert four.fault(3, "power-on") == f"{NAME.format(3)}: powered on"
     answered = time.time()
     assert reaches(four, 1, 3)
-    words = f"sandbox sandbox: {NAME.format(3)} is on already"
+    words = f"sandbox sandbox: {NAME.format(3)} is already on"
     assert four.trnslurm("fault", 3, "power-on").error == words
     assert four.on_node(3, "ls", "/dev/shm").ok == ""
     four.until(3, "down")
@@ -193,7 +193,7 @@ def test_faults_that_are_there_already(four: Sandbox) -> None:
     for fault in ("thaw", "link-up", "freeze", "freeze", "thaw"):
         assert four.fault(1, fault)
     for action in ("kill", "start"):
-        words = "sandbox sandbox: it has no slurmdbd: start it with --accounting"
+        words = "sandbox sandbox: there is no slurmdbd: start the sandbox with --accounting"
         assert four.trnslurm("fault", "dbd", action).error == words
 
 
@@ -261,7 +261,7 @@ def test_small_file_system(four: Sandbox, tmp_path: Path) -> None:
     directory.mkdir()
     said = four.fault("disk", directory, "1M")
     assert said == f"{directory} is a file system of 1 MiB inside the sandbox"
-    words = f"a file system is mounted on {directory} already: disk {directory} off"
+    words = f"a file system is already mounted on {directory}: disk {directory} off"
     assert four.trnslurm("fault", "disk", directory, "2M").error == f"sandbox sandbox: {words}"
 
     (directory / "outside").touch()  # not seen inside, and the other way round

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from trnslurm.prepare.errors import KeptError, PrepareError
 
-_KEPT = "what is finished is kept, run again to resume"
+_KEPT = "finished work is kept, run again to resume"
 # Functions of fetch.command. Modules are imported when named: each process of a preparation imports
 # this one too.
 _FETCH = {"fetch": "dataset", "download": "published_file", "model": "model"}
@@ -75,7 +75,7 @@ def _verify(arguments: Sequence[str]) -> None:
         return
     if damaged := find_damage(directory, index):
         raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
-    print(f"{directory}: as its index says")
+    print(f"{directory}: whole, as in its index")
 
 
 if __name__ == "__main__":

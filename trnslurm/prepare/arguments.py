@@ -1,4 +1,4 @@
-"""The program's arguments: parsed by the options of a format, and what they mean."""
+"""Parse the program's arguments by the options of a format, and find what they name."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ _OTHERS = (
     "all files of prepared data)."
 )
 _ROWS = (JSON_LINES, *TABLES)
-# Also rows, but only for labelled data: as text, their commas would be learnt.
+# Also rows, but only for labelled data: as text, a model would learn their commas.
 _OTHER_ROWS = (".json", ".csv", ".tsv")
 
 
@@ -81,7 +81,7 @@ def add_option(
 
 
 def as_path(text: str) -> Path:
-    """Read a path; what comes from a cluster's profile has not been through a shell."""
+    """Read a path, and expand ~: a path from a cluster profile has not passed a shell."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -89,12 +89,12 @@ def as_path(text: str) -> Path:
 
 
 def as_output(text: str) -> Path:
-    """Read the path of an output, made absolute: the work is done in its parent."""
+    """Read the path of an output, and make it absolute: the work is done in its parent."""
     return as_path(text).resolve()
 
 
 def source_tokenizer(given: argparse.Namespace) -> str:
-    """Return the tokenizer of the command line (train:V or a path), else the dataset's own."""
+    """Return the tokenizer of the command line (train:V or a path), else the dataset's."""
     name: str | None = given.tokenizer
     if name:
         return name if name.startswith("train:") else str(as_path(name))
@@ -109,8 +109,8 @@ def own_text(paths: list[Path]) -> list[InputFile]:
     for file in files:
         if file.path.suffix in _OTHER_ROWS:
             raise PrepareError(
-                f"{file.path}: rows are read of {', '.join(_ROWS)}: make JSON lines of it, or call "
-                "it .txt if it is to be read as text"
+                f"{file.path}: rows are read from {', '.join(_ROWS)}: convert it to JSON lines, or "
+                "rename it to .txt to read it as text"
             )
     return files
 

@@ -15,7 +15,7 @@ For a tokenizer like GPT-2's they are, by construction:
   tokenizers makes one token of the bytes of each token, and ids grow in the order of merges.
 
 What does not fulfil this, and text with the marks in it, is left to tokenizers. A sample of all
-text is compared all the same.
+text is compared nevertheless.
 """
 
 import itertools

@@ -6,4 +6,4 @@ class PrepareError(Exception):
 
 
 class KeptError(Exception):
-    """Something outside the input, such as a full disk: what is finished is kept."""
+    """A problem outside the input, such as a full disk: finished work is kept."""

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and JSON that others wrote."""
+"""Write files and directories that appear whole or not at all, and read JSON."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from trnslurm.prepare.errors import KeptError, PrepareError
 
 
 def parse(data: str | bytes) -> Any:
-    """Read JSON; all that is wrong with it is a ValueError."""
+    """Parse JSON; raise ValueError for any problem."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -31,9 +31,9 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its name only when it is whole and on the disk.
+    """Open a file for writing that gets its name only when it is whole and on the disk.
 
-    One that is not durable is whole whatever kills its writer, but not if the machine crashes.
+    A file that is not durable survives a kill of its writer, but not a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
@@ -61,11 +61,11 @@ def sync(directory: Path) -> None:
 
 @contextlib.contextmanager
 def partial(output: Path, key: str) -> Iterator[Path]:
-    """Yield the work directory of an output, kept for the next run unless the work is done.
+    """Yield the work directory of an output; it stays for the next run unless the work is done.
 
-    The same key always has the same directory, so a run after a kill finds what was finished.
-    Only one process at a time has it. A PrepareError leaves nothing: the next run has other
-    inputs.
+    The same key always has the same directory, so a run after a kill finds the finished work.
+    Only one process at a time can use the directory. After a PrepareError it is removed, because
+    the next run has other inputs.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ def partial(output: Path, key: str) -> Iterator[Path]:
     with contextlib.suppress(FileExistsError):
         directory.mkdir()
     if directory.is_symlink() or directory.stat().st_uid != os.getuid():
-        # Another user of this data root could have put anything there, and would see to it.
+        # Another user of this data root could have put any files into it.
         raise PrepareError(
-            f"{directory}: somebody else put it there: remove it, or choose another name"
+            f"{directory}: belongs to another user: remove it, or choose another name"
         )
     with (directory / "lock").open("w") as lock:
         # No link: it was removed between mkdir and the lock.
@@ -112,7 +112,7 @@ def publish(finished: Path, output: Path) -> None:
 
 
 def _remove_abandoned(output: Path) -> None:
-    """Remove the work of killed runs with other inputs, which nobody will finish."""
+    """Remove the work of killed runs with other inputs, which no run will finish."""
     for directory in output.parent.iterdir():
         if directory.name.startswith(f".{output.name}.replaced-"):
             shutil.rmtree(directory, ignore_errors=True)

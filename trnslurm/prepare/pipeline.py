@@ -82,7 +82,7 @@ def run(data_format: str, arguments: Sequence[str]) -> None:
     if is_new:
         print(f"Prepared {given.output}: {summary}")
     else:
-        print(f"{given.output} is prepared from this very input, nothing to do: {summary}")
+        print(f"{given.output} is already prepared from this input, nothing to do: {summary}")
 
 
 def import_late(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""How far a long step is: a bar on a terminal, a line every few seconds in a log."""
+"""The progress of a long step: a bar on a terminal, a line every few seconds in a log."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ BAR_WIDTH = 24
 
 
 class Progress:
-    """Shows one step at a time on stderr; stdout is for the result."""
+    """The progress of one step, on stderr; stdout is for the result."""
 
     def __init__(self, what: str, total: int, *, before: int = 0, unit: str = "bytes") -> None:
         """Set the total; what an earlier run did (`before`) does not count in the speed."""

@@ -66,7 +66,7 @@ def find(name: str) -> Path:
 
 
 def short_name(name: str) -> str:
-    """Return the name for the index: that of the directory or file, without its path."""
+    """Return the name for the index: the directory's or file's, without its path."""
     if name.startswith(_TRAIN):
         return name
     path = find(name).absolute()
@@ -74,7 +74,7 @@ def short_name(name: str) -> str:
 
 
 def keep(name: str, directory: Path, train: Callable[[int], bytes]) -> Path:
-    """Put the tokenizer.json into a directory, trained if asked for."""
+    """Put the tokenizer.json into a directory; train it for train:V."""
     path = directory / FILE
     if not path.exists():
         if name.startswith(_TRAIN):

@@ -151,7 +151,7 @@ class TokenWork:
 
 
 class TokenFile:
-    """A token file in the making; its checksum is computed beside the writing."""
+    """A token file that is being written; a thread computes its checksum."""
 
     def __init__(self, stream: BinaryIO, beside: Executor) -> None:
         self._stream = stream
@@ -233,7 +233,7 @@ def _write_splits(
 def _read_ahead(
     todo: list[Chunk], finished: Path, beside: Executor
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the chunks' tokens, while those of the next are being read."""
+    """Yield the chunks' tokens; a thread reads the next chunk meanwhile."""
     reading = [beside.submit(read_arrays, path_of(finished, todo[0].number))]
     for number, chunk in enumerate(todo):
         part = reading.pop().result()

@@ -1,4 +1,4 @@
-"""Work on many pieces, in several processes if that helps; none outlives its parent."""
+"""Work on many pieces, in several processes if that helps; the processes end with their parent."""
 
 import contextlib
 import multiprocessing
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.progress import Progress
 
-# How often signals are let in while pieces are worked on.
+# How often signals are handled while processes work.
 _LOOK_S = 0.2
 
 
 class Piece(Protocol):
-    """A part of the work that is done alone."""
+    """A part of the work that does not depend on other parts."""
 
     @property
     def size(self) -> int:
@@ -135,8 +135,8 @@ def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int,
 def _signals_blocked() -> Iterator[Callable[[], None]]:
     """Block what Ctrl-C and scancel send to every process; yield a function that lets it in.
 
-    Workers started here block it too, and finish their pieces. No handler raises in the middle
-    of the pool, which would leave it with a lock that nobody releases.
+    Workers inherit the block, and finish their pieces. So no handler raises in the middle of the
+    pool's code, which would leave a lock locked.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -152,7 +152,7 @@ def _signals_blocked() -> Iterator[Callable[[], None]]:
 
 
 def _is_alone() -> bool:
-    """Return whether this process has one thread only, those of libraries included.
+    """Check whether this process has only one thread, including threads of libraries.
 
     Then it can be forked: a copy is there in milliseconds, where a new Python takes a quarter of a
     second to import and load what is here already. But a lock that another thread holds would

@@ -1,4 +1,4 @@
-"""What the holder builds, in order (mounts, network, daemons, nodes), and the orders it takes."""
+"""The parts that the holder builds (mounts, network, daemons, nodes), and the orders it obeys."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NODES_S = 90
 _POLL_S = 0.1
 _BRIDGE_MAC = "02:77:10:00:00:01"  # locally administered
 _MOST_NAMED = 4
-# A reboot is seen if it is later than the node's last word, in whole seconds, as slurmctld took it.
+# slurmctld sees a reboot only if it is later, in whole seconds, than the node's last message.
 _DARK_S = 2.1
-# slurmctld takes the boot of a node that has just booted to be up to a second later than it was. An
-# answer from then on is later; a node set to RESUME before may be down as rebooted once more.
+# slurmctld records a node's boot up to a second too late. An answer after this time is later than
+# the recorded boot; a node that is set to RESUME earlier may go down again as rebooted.
 # https://github.com/SchedMD/slurm/blob/slurm-22-05-8-1/src/slurmctld/node_mgr.c#L3076-L3093
 _YOUNG_S = 1.1
 _SLURMCTLD_PORT = 6820
@@ -77,7 +77,7 @@ class BootedCluster:
             node.ended(ended)
 
     def obey(self, order: dict[str, Any]) -> Any:
-        """Carry out one order; return what was done, or raise with why not."""
+        """Carry out one order; return what was done, or raise the reason for failing."""
         self.reap()
         match order:
             case {"do": "state"}:
@@ -86,7 +86,7 @@ class BootedCluster:
                     "nodes": ["on" if node.is_on else "off" for node in self._nodes],
                 }
             case {"daemon": "slurmdbd"} if not self._settings.accounting:
-                raise BootError("it has no slurmdbd: start it with --accounting")
+                raise BootError("there is no slurmdbd: start the sandbox with --accounting")
             case {"do": "kill", "daemon": daemon}:
                 self._daemons.kill(daemon)
                 return f"{daemon} killed"
@@ -126,15 +126,15 @@ class BootedCluster:
     def _network(self) -> None:
         socket.sethostname(HEAD)
         run(["ip", "link", "set", "lo", "up"])
-        # Without an address of its own it takes the lowest of its ports', which changes as nodes
-        # are plugged in; those that know the previous one lose slurmctld for up to 3 s
+        # A bridge without an address takes the lowest address of its ports, which changes as nodes
+        # are plugged in; nodes that know the previous address lose slurmctld for up to 3 s
         # (br_stp_recalculate_bridge_id in Linux's net/bridge/br_stp_if.c).
         run(["ip", "link", "add", BRIDGE, "address", _BRIDGE_MAC, "type", "bridge"])
         run(["ip", "address", "add", f"{HEAD_ADDRESS}/{PREFIX_BITS}", "dev", BRIDGE])
         run(["ip", "link", "set", BRIDGE, "up"])
 
     def _homes(self) -> None:
-        """Give each user a home, and make sure that they can run what jobs run."""
+        """Give each user a home, and check that the users can run jobs."""
         for name in self._users:
             home = self._layout.homes / name
             home.mkdir(mode=0o700)
@@ -164,8 +164,8 @@ class BootedCluster:
     def _munged(self, name: str) -> list[str]:
         """Return the command of a munged: the head node has one, and each node its own.
 
-        One for all would take a credential that two nodes read for a replay, which only Slurms
-        that are built for several slurmds on one machine accept.
+        A shared munged would report a credential that two nodes read as a replay, which only a
+        Slurm built for several slurmds on one machine accepts.
         """
         files = {
             "socket": f"run/{name}.sock",
@@ -221,13 +221,13 @@ class BootedCluster:
 
     def _slurmctld(self) -> None:
         command = [*self._user, self._host.commands["slurmctld"], "-D"]
-        # Without -i it does not start again after a KILL, for want of usage files (from 25.05 on).
+        # Without -i, slurmctld 25.05 and later does not restart after a KILL (no usage files).
         command += ["-i"] if self._settings.accounting and self._host.version >= (25, 5) else []
         self._daemons.start("slurmctld", command)
         self._slurmctld_listens()
 
     def _slurmctld_listens(self) -> None:
-        """Wait for it; if it has ended, raise its own words."""
+        """Wait until slurmctld listens; if it has ended, raise its last error."""
         self._daemons.wait("slurmctld", lambda: _listens(HEAD_ADDRESS, _SLURMCTLD_PORT))
 
     def _power_on(self) -> None:
@@ -242,7 +242,7 @@ class BootedCluster:
             try:
                 text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
             except BootError:
-                self._slurmctld_listens()  # newer ones listen before they fail to load a plugin
+                self._slurmctld_listens()  # newer versions listen before they fail to load a plugin
                 raise
             rows = [line.split("|", 2) for line in text.splitlines()]
             unready = {
@@ -280,10 +280,10 @@ class BootedCluster:
 
     @staticmethod
     def _await_slurmd(node: NodeLink) -> None:
-        """Wait until a node that was booted runs for a second, then tell the others of its card.
+        """Wait until a booted node runs for a second, then announce its network card to the others.
 
-        Not before: it should be the node that speaks first, and slurmctld remembers the card of
-        before. If it has the answer to a ping before the node registers, it sees no reboot.
+        Not earlier: the node should contact slurmctld first, which remembers the previous card. If
+        slurmctld gets the answer to a ping before the node registers, it sees no reboot.
         """
         deadline = time.monotonic() + _NODES_S
         while not _listens(node.address, _SLURMD_PORT):
@@ -295,12 +295,12 @@ class BootedCluster:
         node.order(do="announce", address=node.address)
 
     def end(self) -> None:
-        """End every process of the sandbox but this one, and remove its files."""
+        """End every other process of the sandbox, and remove its files."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
-        run(["umount", str(self._layout.bin)])  # in the way of the directory's removal
+        run(["umount", str(self._layout.bin)])  # a mount would prevent removing the directory
         shutil.rmtree(self._layout.path)
-        with contextlib.suppress(OSError):  # others may be there
+        with contextlib.suppress(OSError):  # there may be other sandboxes
             self._layout.path.parent.rmdir()
 
     def _disk(self, directory: Path, mib: int) -> str:
@@ -312,7 +312,7 @@ class BootedCluster:
             return f"{directory} is as before"
         if directory in self._disks:
             raise BootError(
-                f"a file system is mounted on {directory} already: disk {directory} off"
+                f"a file system is already mounted on {directory}: disk {directory} off"
             )
         uid, gid = self._owner
         options = f"size={mib}M,mode=0700,uid={uid},gid={gid}"
@@ -322,7 +322,7 @@ class BootedCluster:
 
     @property
     def _owner(self) -> tuple[int, int]:
-        """The user as the holder sees it: root, in a user namespace."""
+        """The user id and group id inside the sandbox: root's in a user namespace."""
         return (0, 0) if self._host.user_namespace else (self._host.uid, self._host.gid)
 
     def _write_private(self, file: Path, text: str) -> None:

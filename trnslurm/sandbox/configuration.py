@@ -91,7 +91,7 @@ def cgroup_conf(host: SandboxHost) -> str:
 
     Without the file it looks for what this machine has, and on one with version 2 alone asks its
     systemd for a scope. `disabled` is known from 24.05 on; the plugin of version 1 does nothing
-    until a plugin that needs cgroups is asked for.
+    until a plugin that needs cgroups is configured.
     """
     plugin = "disabled" if host.version >= (24, 5) else "cgroup/v1"
     return f"CgroupPlugin={plugin}\n"

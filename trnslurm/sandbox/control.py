@@ -1,4 +1,4 @@
-"""Gives orders to the holder of a sandbox, and shows the sandbox's state."""
+"""Give orders to the holder of a sandbox, and read the sandbox's state."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def ask(layout: Layout, **order: Any) -> Any:
         raise SandboxError(
             f"sandbox {layout.name} does not answer ({error}): trnslurm sandbox down"
         ) from None
-    answer = json.loads(line) if line else {"error": "it ended before it answered"}
+    answer = json.loads(line) if line else {"error": "the holder ended before it answered"}
     if "error" in answer:
         raise SandboxError(f"sandbox {layout.name}: {answer['error']}")
     return answer["ok"]
 
 
 def look(layout: Layout) -> SandboxState:
-    """Return the state of a sandbox, from its holder, and from its controller if that answers."""
+    """Return the state of a sandbox, from its holder and, if it answers, from slurmctld."""
     held = ask(layout, do="state")
     settings = settings_of(layout)
     host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))

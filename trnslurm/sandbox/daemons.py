@@ -1,4 +1,4 @@
-"""The processes that the holder starts: their logs, whether they live, waiting for them."""
+"""The daemons that the holder starts: start, wait for, kill and reap them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 _STEP_S = 90
 _POLL_S = 0.05
-# Errors that say nothing: all of Debian's daemons print the first, and the others follow from one.
+# Errors without information: all of Debian's daemons print the first, which causes the others.
 _NOISE = re.compile(
     r"pmix|MPI|Unable to process configuration file|initialization failed|failed to initialize"
 )
@@ -33,7 +33,7 @@ class Daemons:
     def start(self, name: str, argv: Sequence[str]) -> None:
         """Start a daemon; what it prints before it opens its own log goes to NAME.out."""
         if name in self._running:
-            raise BootError(f"{name} runs already")
+            raise BootError(f"{name} is already running")
         with (self._log / f"{name}.out").open("ab") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -45,7 +45,7 @@ class Daemons:
         """Kill a daemon."""
         pid = self._running.pop(name, 0)
         if not pid:
-            raise BootError(f"{name} does not run")
+            raise BootError(f"{name} is not running")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -63,7 +63,7 @@ class Daemons:
         return ended
 
     def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait until a daemon is ready; if it ends or takes too long, raise its own words."""
+        """Wait until a daemon is ready; if it ends or takes too long, raise its last error."""
         log = self._log / f"{name}.out"
         deadline = time.monotonic() + _STEP_S
         while not ready():

@@ -1,4 +1,4 @@
-"""Puts faults into a sandbox and takes them away again; touches nothing outside it."""
+"""Inject faults into a sandbox and undo them; nothing outside it changes."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def _neuron(layout: Layout, node: str, tool: str, behaviour: str) -> str:
 
 
 def _up(layout: Layout) -> Layout:
-    """Return the layout of a sandbox that is up, or say so."""
+    """Return the layout of a sandbox, or raise that it is not up."""
     ask(layout, do="state")
     return layout

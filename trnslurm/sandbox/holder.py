@@ -1,7 +1,7 @@
-"""The first process of a sandbox: builds it, obeys orders, and ends everything in it when it ends.
+"""The first process of a sandbox: it builds the sandbox, and obeys orders until it ends.
 
-It runs in pid, network, mount and host name namespaces of its own (for an ordinary user, in a user
-namespace too), so every process, link and mount of the sandbox ends with it.
+The process runs in new pid, network, mount and host name namespaces (for an ordinary user, also in
+a user namespace), so every process, link and mount of the sandbox ends with it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_DFL)  # jobs inherit what `nohup trnslurm sandbox up` did
     layout = Layout(Path(sys.argv[1]))
     owner = int(sys.argv[3]) if len(sys.argv) > 3 else None
-    # The lock says that the sandbox lives; those who only look hold it for a moment.
+    # The lock shows that the sandbox lives; a process that only checks holds it for a moment.
     lock = os.open(layout.path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     if os.fstat(lock).st_ino != int(sys.argv[2]):
         sys.exit(1)  # the `up` that started this process was stopped and has cleaned up
-    pid = int(str(Path("/proc/self").readlink()))  # as seen from outside, until /proc is our own
+    pid = int(
+        str(Path("/proc/self").readlink())
+    )  # as seen from outside, until /proc is mounted anew
     cluster = BootedCluster(layout)
     try:
         cluster.boot()

@@ -22,14 +22,14 @@ _SOCKET_MAX = 107
 def base_dir() -> Path:
     """Return the directory of all this user's sandboxes on this machine.
 
-    It is local to the machine, unlike a home directory, because a sandbox is processes of one
-    machine; and it is short, because the path of a socket has at most 107 bytes.
+    The directory is local to the machine, unlike a home, because a sandbox consists of processes on
+    one machine. Its path is short, because the path of a socket has at most 107 bytes.
     """
     return Path(os.environ.get("TRNSLURM_SANDBOXES") or f"/tmp/trnslurm-{os.getuid()}")
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file that others may be reading: they see what it was, or all of what it is."""
+    """Replace a file that others may be reading: they see the old or the new content, whole."""
     temporary = file.with_name(f".{file.name}.new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
@@ -50,12 +50,12 @@ class Layout(Frozen, kw_only=False):
         layout = cls(base_dir() / name)
         if not re.fullmatch(_PATH, str(layout.path)):
             raise SandboxError(
-                f"{layout.path}: slurm.conf takes no such path; set TRNSLURM_SANDBOXES to one of "
+                f"{layout.path}: slurm.conf accepts no such path; set TRNSLURM_SANDBOXES to one of "
                 "letters, digits, '.', '_' and '-'"
             )
         if len(str(layout.socket)) > _SOCKET_MAX:
             raise SandboxError(
-                f"{layout.path}: too long for a socket in it; set TRNSLURM_SANDBOXES to another"
+                f"{layout.path}: too long for a socket; set TRNSLURM_SANDBOXES to a shorter path"
             )
         return layout
 
@@ -70,17 +70,17 @@ class Layout(Frozen, kw_only=False):
 
     @property
     def settings(self) -> Path:
-        """What `up` was asked for."""
+        """The options of `up`."""
         return self.path / "settings.json"
 
     @property
     def host(self) -> Path:
-        """What `up` found on the machine."""
+        """The facts about the machine that `up` found."""
         return self.path / "host.json"
 
     @property
     def entry(self) -> Path:
-        """Pid and network namespace of the holder, as seen from outside. It exists once up."""
+        """Pid and network namespace of the holder, as seen from outside; exists while it is up."""
         return self.path / "entry"
 
     @property
@@ -99,7 +99,7 @@ class Layout(Frozen, kw_only=False):
         return self.path / "run" / "holder.sock"
 
     def node_pid(self, number: int) -> Path:
-        """Pid of a node's first process, as seen from the head node. It exists while it is on."""
+        """Pid of a node's first process, seen from the head node; exists while the node is on."""
         return self.run / f"node-{number}.pid"
 
     @property
@@ -119,22 +119,22 @@ class Layout(Frozen, kw_only=False):
 
     @property
     def state(self) -> Path:
-        """What slurmctld, slurmd and the database keep."""
+        """The state of slurmctld, slurmd and the database."""
         return self.path / "state"
 
     @property
     def accounts(self) -> Path:
-        """The passwd and group that stand in /etc inside, if it has users of its own."""
+        """The passwd and group files in /etc inside, if the sandbox has users."""
         return self.path / "accounts"
 
     @property
     def homes(self) -> Path:
-        """The home directories of the sandbox's own users."""
+        """The home directories of the sandbox's users."""
         return self.path / "home"
 
     @property
     def devices(self) -> Path:
-        """Links to /dev/null that stand for GPUs."""
+        """Links to /dev/null that represent GPUs."""
         return self.state / "devices"
 
     @property
@@ -149,7 +149,7 @@ class Layout(Frozen, kw_only=False):
 
     @property
     def neuron(self) -> Path:
-        """The stand-ins of the Neuron tools, if asked for."""
+        """The stand-ins of the Neuron tools, with --neuron-stand-ins."""
         return self.path / "neuron"
 
     @property
@@ -158,15 +158,15 @@ class Layout(Frozen, kw_only=False):
 
     @property
     def profile(self) -> Path:
-        """Its cluster profile: the sandbox's directory is a search path of its own."""
+        """The sandbox's cluster profile: trnslurm searches the sandbox's directory for it."""
         return self.path / "cluster-config" / f"{self.cluster}.yaml"
 
     def is_up(self) -> bool:
-        """Return whether it can be used: its holder lives and has finished `up`."""
+        """Check whether the sandbox is usable: its holder lives and has finished `up`."""
         return self.is_held() and self.entry.is_file()
 
     def is_held(self) -> bool:
-        """Return whether its holder lives: the kernel drops a lock with the process that has it."""
+        """Check whether its holder lives: the kernel drops a lock when its process ends."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -195,7 +195,7 @@ def search_roots() -> list[Path]:
 
 @contextmanager
 def base_locked() -> Iterator[Path]:
-    """Allow one `up` or `down` of this user at a time, and leave no empty directory behind."""
+    """Allow one `up` or `down` of this user at a time; remove the directory if it is empty."""
     base = base_dir()
     fd = _open_base(base)
     try:

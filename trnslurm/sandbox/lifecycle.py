@@ -1,4 +1,4 @@
-"""Starts and ends sandboxes (files, wrappers, profile, holder), and leaves nothing behind."""
+"""Start and end sandboxes: their files, wrappers, profile and holder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _UP_S = 240
 _DOWN_S = 30
 _POLL_S = 0.05
 _JOB_IDS = 60_000_000  # below Slurm's MaxJobId, 67 108 863
-_JOB_IDS_PER_S = 4  # sandboxes may be started seconds apart; no number comes again within 173 days
+_JOB_IDS_PER_S = 4  # sandboxes may start seconds apart; no number repeats within 173 days
 
 
 def up(
     layout: Layout, settings: SandboxSettings, *, owner: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Start a sandbox, or return False if it is up already. What a crash left is removed first.
+    """Start a sandbox, or return False if it is already up. Remove what a crash left first.
 
     The sandbox ends with the process whose pid is `owner`.
     """
@@ -48,9 +48,9 @@ def up(
             )
         try:
             layout.path.mkdir(mode=0o700)
-            with _umask(0o022):  # its users read slurm.conf, and write nothing of ours
+            with _umask(0o022):  # its users can read slurm.conf, but not write it
                 _write_files(layout, settings, host)
-            if settings.users:  # to pass through, not to list
+            if settings.users:  # users may pass through, but not list
                 for directory in (layout.path.parent, layout.path):
                     directory.chmod(0o711)
             holder = _start_holder(layout, host, owner)
@@ -121,7 +121,7 @@ def _write_files(layout: Layout, settings: SandboxSettings, host: SandboxHost) -
         for n in range(count):
             (layout.devices / f"{name}{kind}-{n}").symlink_to("/dev/null")
     for directory in (layout.log, layout.state / "slurmctld"):
-        directory.chmod(0o700)  # what jobs of others print, and their scripts
+        directory.chmod(0o700)  # private: other users' output and job scripts
     if settings.users:
         found = [Path("/etc", name).read_text(encoding="utf-8") for name in ("passwd", "group")]
         passwd, group = configuration.accounts(layout, settings, *found)
@@ -225,7 +225,7 @@ def _remove(layout: Layout) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """Return whether a process lives: the first one of a namespace ends after all others in it."""
+    """Check whether a process lives; a namespace's first process ends after all others in it."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
@@ -233,7 +233,7 @@ def _lives(pid: int) -> bool:
 
 
 def _holders(layout: Layout) -> list[int]:
-    """Return the processes whose command line is that of the sandbox's holder."""
+    """Return the pids of the sandbox's holders, found by their command line."""
     wanted = f"\0trnslurm.sandbox.holder\0{layout.path}\0".encode()
     found = []
     for directory in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""What a sandbox needs of this machine: commands, and the right to make namespaces."""
+"""What a sandbox needs from this machine: commands, and the permission to make namespaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from trnslurm.errors import SandboxError
 
-# Where daemons are: on root's PATH, on Debian's /usr/sbin, in ParallelCluster's own directory.
+# Where daemons are: on root's PATH, in Debian's /usr/sbin, in ParallelCluster's directory.
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
 # Command -> Debian package.
 _COMMANDS = {
@@ -77,7 +77,7 @@ class SandboxHost:
 
     @classmethod
     def look(cls, *, accounting: bool, slurm: str = "") -> SandboxHost:
-        """Inspect this machine, or say what is missing; `slurm` is the prefix to take it from."""
+        """Inspect this machine, or raise what is missing; `slurm` is the prefix of Slurm."""
         commands = _needed_commands(accounting=accounting, prefix=slurm)
         return cls(
             user=_user_name(),
@@ -106,7 +106,7 @@ class SandboxHost:
 
     @property
     def plugins(self) -> Path | None:
-        """Where a Slurm in a prefix of its own has its plugins; None: where it looks for them."""
+        """The plugin directory of a Slurm in a separate prefix; None: Slurm's default."""
         prefix = Path(self.commands["srun"]).resolve().parent.parent
         if prefix in (Path("/usr"), Path("/")):
             return None
@@ -141,8 +141,8 @@ def find_command(name: str) -> str | None:
 def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
     """Return the path of each command that a sandbox runs, or say how to install those missing.
 
-    Slurm's are all of one prefix: commands and daemons of two versions do not understand each
-    other.
+    All of Slurm comes from one prefix: commands and daemons of different versions cannot talk to
+    each other.
     """
     packages = _COMMANDS | (_ACCOUNTING if accounting else {})
     found = {name: find_command(name) for name in packages}
@@ -154,8 +154,8 @@ def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
                 f"--slurm {prefix}: there is no {', '.join(missing)} in its bin or sbin"
             )
     elif srun := found["srun"]:
-        beside = {name: _in_prefix(Path(srun).parent.parent, name) for name in ours}
-        found |= beside if all(beside.values()) else {}
+        same_prefix = {name: _in_prefix(Path(srun).parent.parent, name) for name in ours}
+        found |= same_prefix if all(same_prefix.values()) else {}
     if missing := [name for name, path in found.items() if path is None]:
         words = " ".join(dict.fromkeys(packages[name] for name in missing))
         raise SandboxError(
@@ -169,7 +169,7 @@ def _in_prefix(prefix: Path, name: str) -> str | None:
 
 
 def _version(slurmctld: str) -> tuple[int, ...]:
-    """Return the version of a Slurm, which says `slurm 24.11.5` or `slurm-wlm 24.11.5`."""
+    """Return the version of a Slurm, which prints `slurm 24.11.5` or `slurm-wlm 24.11.5`."""
     try:
         done = subprocess.run(
             [slurmctld, "-V"], capture_output=True, text=True, timeout=30, check=False

@@ -1,4 +1,4 @@
-"""The ways into a sandbox: argument lists of nsenter, and the wrappers made from them."""
+"""Ways into a sandbox: argument lists for nsenter, and wrappers made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def announce(layout: Layout, pid: int) -> None:
 
 
 def holder_pid(layout: Layout) -> int:
-    """Return the holder's pid as seen from outside, or say that the sandbox is not up."""
+    """Return the holder's pid as seen from outside, or raise that the sandbox is not up."""
     if layout.is_up():
         pid, net = layout.entry.read_text(encoding="utf-8").split()
         try:
@@ -44,7 +44,7 @@ def enter(
 ) -> list[str]:
     """Return the argument list that runs a command on the head node, or on a node.
 
-    `user` is one of the sandbox's own, and begins in their home.
+    `user` is one of the sandbox's users; the command starts in that user's home.
     """
     pid = str(holder_pid(layout))
     host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
@@ -61,20 +61,20 @@ def enter(
 
 
 def as_user(host: SandboxHost) -> list[str]:
-    """Return the words that turn the sandbox's root back into the ordinary user who started it."""
+    """Return the command that turns the sandbox's root into the ordinary user who started it."""
     if not host.user_namespace:
         return []
     return ["unshare", f"--map-user={host.uid}", f"--map-group={host.gid}"]
 
 
 def login(name: str) -> list[str]:
-    """Return the words that make root one of the sandbox's own users, for good."""
+    """Return the command that turns root into one of the sandbox's users, irreversibly."""
     words = (f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all")
     return ["setpriv", *words, "--no-new-privs"]
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """Return the variables that a process inside needs besides its own."""
+    """Return the variables that a process inside needs in addition to its own."""
     return {"SLURM_CONF": str(layout.etc / "slurm.conf")}
 
 
@@ -85,9 +85,9 @@ def commands(layout: Layout) -> str:
 
 
 def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
-    """Return the environment of a login of one of the sandbox's users: nothing of ours is in it.
+    """Return the login environment of one of the sandbox's users, without our variables.
 
-    What is installed beside the jobs' Python is on their PATH, so that trnslurm may be.
+    PATH has the directory of the jobs' Python, where trnslurm may be installed.
     """
     kept = {name: os.environ[name] for name in ("TERM", "PYTHONPATH") if name in os.environ}
     own = {"HOME": str(layout.homes / user), "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
@@ -97,7 +97,7 @@ def login_environment(layout: Layout, user: str, python: str) -> dict[str, str]:
 
 
 def wrapper(layout: Layout, host: SandboxHost) -> str:
-    """Return the script that runs the command of Slurm that has the script's name, inside."""
+    """Return the script that runs, inside, the Slurm command with the script's name."""
     outer = " ".join(_outer(host, '"$pid"'))
     user = shlex.join(as_user(host))
     directory, wrappers = shlex.quote(str(host.client_dir)), shlex.quote(str(layout.bin))

@@ -1,4 +1,4 @@
-"""The stand-ins of the Neuron tools in a sandbox: where they are, and how they behave."""
+"""Stand-ins of the Neuron tools in a sandbox: write them, and set how they behave."""
 
 from __future__ import annotations
 

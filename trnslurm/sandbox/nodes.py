@@ -1,4 +1,4 @@
-"""A node as the holder sees it: its first process, its cable, its orders."""
+"""A node, for the holder: its first process, its cable and its orders."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NodeLink:
     def power_on(self, *, rebooted: bool = False) -> None:
         """Start the first process in new namespaces; `plug_in` waits for it."""
         if self._process:
-            raise BootError(f"{self.name} is on already")
+            raise BootError(f"{self.name} is already on")
         self._rebooted = rebooted
         program = [sys.executable, "-m", "trnslurm.sandbox.node_init"]
         log = self._layout.log / f"{self.name}.out"
@@ -61,7 +61,7 @@ class NodeLink:
     def plug_in(self) -> None:
         """Wait for the first process, plug in the cable, and have it start munged and slurmd.
 
-        `connect` waits for these, so that nodes start theirs side by side.
+        `connect` waits for both daemons, so that all nodes start them at the same time.
         """
         inner = self._answer()
         replace_text(self._layout.node_pid(self._number), f"{inner}\n")

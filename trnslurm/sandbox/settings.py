@@ -68,7 +68,7 @@ _SETTING = re.compile(r"([A-Za-z][A-Za-z0-9]*)=([ -~]*)")
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSettings:
-    """What `trnslurm sandbox up` was asked for."""
+    """The options of `trnslurm sandbox up`."""
 
     nodes: int = 4
     like: str = "trn1.32xlarge"
@@ -82,7 +82,7 @@ class SandboxSettings:
     python: str = ""
     """The interpreter that jobs run under."""
     slurm: str = ""
-    """The prefix of the Slurm that it runs; empty: that of the srun on PATH."""
+    """The prefix of the sandbox's Slurm; empty: the prefix of the srun on PATH."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:

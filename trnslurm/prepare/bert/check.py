@@ -1,4 +1,4 @@
-"""Checks of shards that someone else may have made: whether training can read them."""
+"""Check whether training can read shards, which another program may have made."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Shards:
         )
 
     def require(self, seq_len: int | None, max_pred: int | None, where: str) -> None:
-        """Refuse samples of another shape, if one is asked for."""
+        """Refuse samples whose shape is not the wanted one."""
         for option, wanted, found in (
             ("--seq-len", seq_len, self.seq_len),
             ("--max-pred", max_pred, self.max_pred),

@@ -65,7 +65,7 @@ def fetch_dataset(wanted: HubDataset) -> str:
         if before is None:
             raise PrepareError(f"{wanted.output}: exists, and was not fetched: choose another name")
         if not wanted.force and before == wanted.notes():
-            return f"{wanted.output} was fetched before, nothing to do"
+            return f"{wanted.output} is already fetched, nothing to do"
         if not wanted.force:
             raise PrepareError(
                 f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
@@ -142,7 +142,7 @@ def fetch_model(wanted: HubModel, output: Path, *, force: bool) -> str:
         if before is None:
             raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
         if not force and before == asdict(wanted):
-            return f"{output} was fetched before, nothing to do"
+            return f"{output} is already fetched, nothing to do"
         if not force:
             raise PrepareError(
                 f"{output}: was fetched from another model or revision: replace it with --force"
@@ -166,7 +166,7 @@ def fetch_model(wanted: HubModel, output: Path, *, force: bool) -> str:
                 shutil.copyfileobj(source, stream)
         if not any(finished.glob("*.safetensors")):
             raise PrepareError(
-                f"model {wanted.model}: has no weights in safetensors, and others are not read: "
+                f"model {wanted.model}: has no weights in safetensors, the only format read: "
                 "choose another revision (--revision), or convert it and name the folder in "
                 "train.init_from"
             )

@@ -37,7 +37,7 @@ def fetch(wanted: PublishedFile) -> str:
     if not wanted.url.startswith(("http://", "https://")) or not file_name(wanted.url):
         raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
     if _is_there(wanted):
-        return f"{wanted.output} was fetched before, nothing to do"
+        return f"{wanted.output} is already fetched, nothing to do"
     check = import_late("bert.check") if wanted.shards else None  # before anything is fetched
     key = hashlib.sha256(wanted.url.encode()).hexdigest()[:16]
     with partial(wanted.output, key) as directory:

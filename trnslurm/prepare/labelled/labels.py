@@ -1,4 +1,4 @@
-"""Labels as they are in rows, and the numbers that stand for them in training."""
+"""Labels in rows, and their numbers in training."""
 
 import re
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Labels:
     """Each label, and where it was found first."""
 
     def take(self, value: Any, where: str) -> str | None:
-        """Return the text of a row's label; None if the row has none. Refuse what is not one."""
+        """Return the text of a row's label; None if there is none. Refuse other values."""
         if value is not None and not isinstance(value, str | int | float):
             raise PrepareError(
                 f"{where}: label {str(value)[:40]} is neither a name nor a number: fix it, or "

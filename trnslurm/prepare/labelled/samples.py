@@ -43,7 +43,7 @@ class Framing:
 
 
 def load_framing(path: Path) -> Framing:
-    """Load a tokenizer.json: WordPiece, framed as by BERT, or another with a frame of its own."""
+    """Load a tokenizer.json: WordPiece, framed as by BERT, or one that frames texts itself."""
     read = tokenizer.read(path)
     if isinstance(read.model, models.WordPiece):
         pieces = wordpiece.load(path)
@@ -60,9 +60,9 @@ def load_framing(path: Path) -> Framing:
 
 
 def begin_words(path: Path) -> None:
-    """Change a tokenizer.json of RoBERTa's so that words by themselves begin as in a text.
+    """Change RoBERTa's tokenizer.json so that single words get the tokens they have in a text.
 
-    Its tokens of a word differ after a space; transformers asks for add_prefix_space=True as well.
+    Its tokens for a word differ after a space; transformers asks for add_prefix_space=True as well.
     """
     values = json.loads(path.read_text(encoding="utf-8"))
     changed = False

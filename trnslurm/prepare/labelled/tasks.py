@@ -1,4 +1,4 @@
-"""Tasks: those of GLUE, as the Hugging Face Hub has them, and one of which words have labels."""
+"""Tasks: GLUE's, as on the Hugging Face Hub, and ner, in which words have labels."""
 
 import re
 from collections.abc import Sequence
@@ -71,5 +71,5 @@ def find_metrics(task: Task | None, labels: Sequence[str]) -> tuple[str, ...]:
         return DEFAULT_METRICS
     if not task.of_words:
         return task.metrics
-    # Tags of entities say where one begins and goes on; other labels, as nouns and verbs, do not.
+    # Tags of entities mark where an entity begins and continues; other labels do not.
     return _ENTITIES if all(_TAG.fullmatch(name) for name in labels) else ("accuracy",)

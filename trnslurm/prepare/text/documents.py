@@ -58,7 +58,7 @@ class TextFile:
 
     @functools.cached_property
     def _is_rows(self) -> bool:
-        return self.path.suffix == JSON_LINES  # asked for each line, and slow to work out
+        return self.path.suffix == JSON_LINES  # needed for each line, and slow to compute
 
     def text(self, line: bytes, offset: int) -> str | None:
         """Return the text of one line; None for an empty line between rows."""
@@ -158,7 +158,7 @@ class Chunk:
         return self.lines.documents(self.first, self.end)
 
     def batches(self) -> Iterator[list[str]]:
-        """Yield the documents, as many at once as a tokenizer should get."""
+        """Yield lists of documents, each as long as a tokenizer should get at once."""
         documents = list(self.documents())
         ends = list(itertools.accumulate(map(len, documents)))
         first = characters = 0
@@ -204,7 +204,7 @@ def in_turn(chunks: list[Chunk], what: str) -> Iterator[Chunk]:
 
 
 def _split(text: str, per: str) -> list[str]:
-    """Return the lines, or the paragraphs, of a text, without the line's end behind each."""
+    """Return the lines or paragraphs of a text, without line ends."""
     # Line feeds only: str.splitlines knows many other ends.
     found = text.split("\n") if per == "line" else _BLANK_LINES.split(f"\n{text}\n")
     if per == "blank-line":
