@@ -122,7 +122,7 @@ def test_data_that_is_another_now_costs_the_tokenizer(export, run_dir, data):
     write_manifest(checkpoint, replace(manifest, facts=manifest.facts | {"data": "another"}))
     _, err = export()
     assert err == (
-        f"warning: exported without a tokenizer: {data} is not what this run was trained on "
-        "any more\n"
+        f"warning: exported without a tokenizer: {data} has changed since this run was trained on "
+        "it\n"
     )
     assert names(run_dir / "exported" / "step-6") == FOLDER
