@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import trnslurm
-from trnslurm.render import kept
+from trnslurm.render import cached
 
 from .toy_site import graphs as graphs
 from .toy_site import make_run as make_run
@@ -191,7 +191,7 @@ def kept_renderings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what rendering computes for all tests of this process, and none of it elsewhere."""
     directory = tmp_path_factory.mktemp("rendering")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "own_directory", lambda: directory)
+        patch.setattr(cached, "own_directory", lambda: directory)
         yield
 
 

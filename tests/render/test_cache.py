@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.render import kept
+from trnslurm.render import cached
 
-OWN_DIRECTORY = kept.own_directory  # as this file is read, it is not replaced yet
+OWN_DIRECTORY = cached.own_directory  # as this file is read, it is not replaced yet
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "own_directory", OWN_DIRECTORY)
+    monkeypatch.setattr(cached, "own_directory", OWN_DIRECTORY)
     return tmp_path / "trnslurm/rendering"
 
 
@@ -29,7 +29,7 @@ class Computing:
 
 
 def ask(computing: Computing, *made_of: str, program: str = __file__) -> bytes:
-    return kept.kept(program, made_of, computing)
+    return cached.cached(program, made_of, computing)
 
 
 def test_a_result_is_computed_once(directory: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_error_is_kept_nowhere(directory: Path) -> None:
         raise ValueError
 
     with pytest.raises(ValueError):
-        kept.kept(__file__, ["a"], refuse)
+        cached.cached(__file__, ["a"], refuse)
     assert [*directory.iterdir()] == []
 
 

@@ -12,7 +12,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 
 from trnslurm.declared import check_python
-from trnslurm.render.kept import kept
+from trnslurm.render.cached import cached
 
 _ROOT = "code/"
 # Our version, file names, checks of values: modules that do not shape graphs.
@@ -43,7 +43,7 @@ def checksums(
     code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
     known = known or sha256_of(code)
     made_of = [str(entry), *(f"{name} {known[name]}" for name in sorted(code))]
-    found = kept(__file__, made_of, lambda: json.dumps(_checksums(code, entry)).encode())
+    found = cached(__file__, made_of, lambda: json.dumps(_checksums(code, entry)).encode())
     return dict(json.loads(found))
 
 

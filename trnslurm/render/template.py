@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
-from trnslurm.render.kept import kept
+from trnslurm.render.cached import cached
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,7 +34,7 @@ def open_templates(template_dirs: Sequence[Path]) -> jinja2.Environment:
         def compile(self, source: Any, name: Any = None, filename: Any = None, *_: Any) -> Any:
             made_of = [jinja2.__version__, str(source), str(name), str(filename)]
             afresh = super().compile
-            code = kept(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
+            code = cached(__file__, made_of, lambda: marshal.dumps(afresh(source, name, filename)))
             return marshal.loads(code)
 
     environment = Environment(

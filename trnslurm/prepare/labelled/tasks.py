@@ -17,14 +17,14 @@ class Task:
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
-    """In the order of their numbers; empty: a number on the scale, or those that are found."""
+    """Label names in numeric order; empty: the labels in the rows, or numbers on the scale."""
     label: str = "label"
     """The column of the label."""
     of_words: bool = False
-    """The text is a list of words, the label a list of theirs."""
+    """Whether the text is a list of words, and the label a list with a label for each word."""
     metrics: tuple[str, ...] = ("accuracy",)
     scale: tuple[float, float] | None = None
-    """The least and the greatest number that a label without a name can be."""
+    """The smallest and the largest label that is a number."""
 
 
 _SENTENCES = ("sentence1", "sentence2")
@@ -66,7 +66,7 @@ def find_task(name: str) -> Task | None:
 
 
 def find_metrics(task: Task | None, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return what a model is judged by."""
+    """Return the scores by which a model is judged."""
     if not task:
         return DEFAULT_METRICS
     if not task.of_words:

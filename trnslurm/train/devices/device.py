@@ -33,13 +33,13 @@ class Timer:
             self._spent[name] = self._spent.get(name, 0.0) + time.monotonic() - start
 
     def take(self) -> dict[str, float]:
-        """Return what was spent, and start over."""
+        """Return the seconds by name, and start over."""
         spent, self._spent = self._spent, {}
         return spent
 
 
 class Device(ABC):
-    """One worker's device and its tie to the other workers."""
+    """One worker's device, and its connection to the other workers."""
 
     name: str
     rank: int
@@ -57,11 +57,11 @@ class Device(ABC):
         return tensor.to(self.torch_device)
 
     def put_all(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Copy tensors to the device, in one transfer where it has such."""
+        """Copy tensors to the device, in one transfer if the device can."""
         return [self.put(tensor) for tensor in tensors]
 
     def fetch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Copy tensors of a graph that has ended, in one transfer where the device has such."""
+        """Copy the tensors of a finished graph to the host, in one transfer if the device can."""
         return [tensor.cpu() for tensor in tensors]
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
@@ -72,7 +72,7 @@ class Device(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed what is random on the device."""
+        """Seed the device's random numbers."""
 
     def sync(self) -> None:
         """End a graph: compile and run the operations since the last call as one graph."""

@@ -103,7 +103,7 @@ def _accuracy(table: Numbers) -> float:
 
 
 def _f1_of_each(table: Numbers) -> list[float | None]:
-    """Return 2 TP / (2 TP + FP + FN) of each label; None: it is nowhere, nor was taken for one."""
+    """Return 2 TP / (2 TP + FP + FN) of each label; None: no sample has or was given the label."""
     hits, known = np.diag(table), table.sum(0) + table.sum(1)
     return [float(2 * h / k) if k else None for h, k in zip(hits, known, strict=True)]
 
@@ -117,13 +117,13 @@ def _f1(table: Numbers) -> float:
 
 
 def _macro_f1(table: Numbers) -> float:
-    """The mean over the labels that are there, or were taken for one, as in scikit-learn."""
+    """Return the mean over all labels that a sample has or was given, as in scikit-learn."""
     found = [f1 for f1 in _f1_of_each(table) if f1 is not None]
     return float(np.mean(found)) if found else 0.0
 
 
 def _matthews(table: Numbers) -> float:
-    """Of any number of labels (Gorodkin's R_K); 0 where all are the same, as in scikit-learn."""
+    """Return Gorodkin's R_K for any number of labels; 0 if all are the same, as in scikit-learn."""
     total, taken, there = table.sum(), table.sum(0), table.sum(1)
     above = np.trace(table) * total - taken @ there
     below = (total**2 - taken @ taken) * (total**2 - there @ there)
@@ -140,7 +140,7 @@ def _spearman(predicted: Numbers, wanted: Numbers) -> float:
 
 
 def _ranks(numbers: Numbers) -> Numbers:
-    """Return the rank of each number, from 1; equal ones share the mean of theirs."""
+    """Return the rank of each number, from 1; equal numbers share the mean of their ranks."""
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: Numbers = (last - (counts - 1) / 2)[places]

@@ -21,7 +21,7 @@ _MOST = 64  # results; the oldest are removed
 _DIGEST_BYTES = 32
 
 
-def kept(program: str, made_of: Sequence[str | bytes], compute: Callable[[], bytes]) -> bytes:
+def cached(program: str, made_of: Sequence[str | bytes], compute: Callable[[], bytes]) -> bytes:
     """Return the result of `compute`, which depends only on `made_of` and the file `program`."""
     try:
         key = _key(program, made_of)
