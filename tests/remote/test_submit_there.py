@@ -147,7 +147,7 @@ def test_a_chain_and_what_starts_from_a_run(login: Login, cli, fake_slurm) -> No
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("sandbox", "list"), "of the machine that it is started on"),
+        (("sandbox", "list"), "a sandbox runs on one machine"),
         (("top",), "trnslurm watch RUN"),
         (("data", "prepare", "gpt2_zero1"), "log in there"),
         (("compile", "key", "gpt2_zero1"), "submit --dry-run"),

@@ -280,7 +280,7 @@ def _(town: Town) -> None:
     os.chown(own, town.home("bob").stat().st_uid, -1)
     assert town.shell("bob", f"ln -s {town.team} {town.runs}/link; chmod 777 {own}").code == 0
     for root in (own, town.runs / "link"):
-        assert "is another user's" in town.submit("alice", "x", root).err
+        assert "belongs to another user" in town.submit("alice", "x", root).err
 
 
 @tried("have her submit his bundle, or one that he can change")

@@ -183,7 +183,7 @@ class Layout(Frozen, kw_only=False):
 def all_layouts() -> list[Layout]:
     """Return every sandbox of this user, up or crashed."""
     base = base_dir()
-    if not is_private(base):
+    if not is_private(base, readable=True):
         return []
     return [Layout(d) for d in sorted(base.iterdir()) if d.is_dir() and re.fullmatch(_NAME, d.name)]
 
@@ -212,7 +212,7 @@ def _open_base(base: Path) -> int:
             base.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise SandboxError(f"{base}: {error.strerror}") from None
-        if not is_private(base):
+        if not is_private(base, readable=True):
             raise SandboxError(
                 f"{base}: not a directory that only you can write: remove it, or set "
                 "TRNSLURM_SANDBOXES to a short path of your own"
