@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.plan.data import Own, make_data_job
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, diff

@@ -14,7 +14,7 @@ import pytest
 
 import trnslurm
 from trnslurm.cluster.python import run_python
-from trnslurm.config import Cluster, Slurm
+from trnslurm.config.schema import Cluster, Slurm
 from trnslurm.errors import TrnslurmError
 
 LOCAL = Cluster(scheduler="local")
@@ -30,7 +30,7 @@ CALLER = """
 import sys
 from pathlib import Path
 from trnslurm.cluster.python import run_python
-from trnslurm.config import Cluster
+from trnslurm.config.schema import Cluster
 try:
     here = Path.cwd()
     run_python(Cluster(scheduler="local"), ["-c", sys.argv[1]], cwd=here, pythonpath=here)

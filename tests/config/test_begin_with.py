@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.prepare.labelled.tasks import TASKS
 from trnslurm.render.job import render_job

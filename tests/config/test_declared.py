@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.config import Recipe, Workspace, flatten, packaged_root, resolve
-from trnslurm.config.tree import fields_of
+from trnslurm.config.load import resolve
+from trnslurm.config.schema import Recipe
+from trnslurm.config.search import Workspace, packaged_root
+from trnslurm.config.tree import fields_of, flatten
 from trnslurm.declared import Field, find_problem, read_declaration
 from trnslurm.plan.values import SECTIONS, declarations
 

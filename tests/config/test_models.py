@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trnslurm.config import Config, Workspace, packaged_root, resolve
+from trnslurm.config.load import resolve
 from trnslurm.config.models import PUBLISHED
+from trnslurm.config.schema import Config
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import estimate_memory, shape_of
 from trnslurm.plan.spec import make_spec

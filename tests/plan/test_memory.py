@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.plan.memory import Memory, check_memory, estimate_memory, shape_of
 from trnslurm.plan.spec import make_spec
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.config import Reference, Workspace, packaged_root, resolve
 from trnslurm.config.catalog import catalog, find
+from trnslurm.config.load import resolve
+from trnslurm.config.schema import Reference
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.plan.batch import BatchPlan, estimate, even_nodes, plan_batch
 from trnslurm.plan.spec import make_spec, where_set

@@ -8,9 +8,10 @@ from typing import Any, get_args
 
 import pytest
 
-from trnslurm.config import Workspace, packaged_root, resolve
 from trnslurm.config.catalog import DEVICES, catalog
+from trnslurm.config.load import resolve
 from trnslurm.config.schema import Device
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.plan.sharding import DEVICES as DEVICES_OF_STRATEGY
 from trnslurm.plan.sharding import OFFLOADS
 from trnslurm.plan.spec import JobSpec, make_spec

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trnslurm.config import Workspace, resolve
+from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job

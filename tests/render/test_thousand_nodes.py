@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from trnslurm import rundir
-from trnslurm.config import Workspace, packaged_root, resolve
+from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.node import ports
 from trnslurm.node.preflight.checks import Needs, open_files
 from trnslurm.node.preflight.verdict import NodeReport, judge

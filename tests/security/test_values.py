@@ -21,8 +21,9 @@ import pytest
 import yaml
 
 from trnslurm.cluster.python import probe_script
-from trnslurm.config import Workspace, resolve
+from trnslurm.config.load import resolve
 from trnslurm.config.schema import Cluster, Config, Recipe
+from trnslurm.config.search import Workspace
 from trnslurm.config.tree import flatten, lookup, merge, nest, plain
 from trnslurm.config.values import check_cluster_values
 from trnslurm.errors import TrnslurmError

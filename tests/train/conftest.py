@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trnslurm.config import Strategy
+from trnslurm.config.schema import Strategy
 from trnslurm.plan.sharding import strategy_file
 from trnslurm.train.plan import BatchPlan, JobPlan
 

@@ -20,8 +20,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from trnslurm.config import Recipe
 from trnslurm.config.models import PUBLISHED
+from trnslurm.config.schema import Recipe
 from trnslurm.plan import memory
 from trnslurm.train.encoders import make_config, new_classifier
 from trnslurm.train.optim.data_parallel import DataParallel

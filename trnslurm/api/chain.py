@@ -10,7 +10,8 @@ from typing import Any
 from trnslurm.api.choice import config_of
 from trnslurm.api.options import JobOptions
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.config import Config, chain_of
+from trnslurm.config.recipes import chain_of
+from trnslurm.config.schema import Config
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory

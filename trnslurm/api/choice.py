@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm.api.options import JobOptions
-from trnslurm.config import Config, Workspace, presets_of, resolve
-from trnslurm.config.recipes import recipe_layers
-from trnslurm.config.search import read_yaml
+from trnslurm.config.load import resolve
+from trnslurm.config.recipes import presets_of, recipe_layers
+from trnslurm.config.schema import Config
+from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.values import LONGEST_MIN, parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError

@@ -18,7 +18,7 @@ from trnslurm.api.arguments import (
 from trnslurm.api.choice import choose, config_of, what_submit_would_use
 from trnslurm.api.options import JobOptions
 from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
-from trnslurm.config import Recipe
+from trnslurm.config.schema import Recipe
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
 from trnslurm.frozen import Frozen

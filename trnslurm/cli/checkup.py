@@ -20,7 +20,8 @@ from trnslurm.cli.follow import INTERRUPTED, last_line, say_state
 from trnslurm.cli.output import Terminal, echo_json, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.checkup import Expected, Found, Line, expected_of, host_of, judge, read_found
-from trnslurm.config import Workspace, resolve_cluster
+from trnslurm.config.load import resolve_cluster
+from trnslurm.config.search import Workspace
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir

@@ -32,7 +32,8 @@ from trnslurm.cluster.cache_use import (
     remove_all,
     users_of,
 )
-from trnslurm.config import Workspace, resolve_cluster
+from trnslurm.config.load import resolve_cluster
+from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.node.graphs.contents import CachedKey, total_bytes
 from trnslurm.node.graphs.key import differences, leaves

@@ -22,7 +22,8 @@ from trnslurm.cli.options import config_options, recipe_argument
 from trnslurm.cli.output import Terminal
 from trnslurm.cli.submit import submit_job
 from trnslurm.cluster.prepare import prepare_here
-from trnslurm.config import Config, resolve, resolve_cluster
+from trnslurm.config.load import resolve, resolve_cluster
+from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError
 from trnslurm.plan.data import (
     DataJob,

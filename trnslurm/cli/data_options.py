@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.cli.options import Command
-from trnslurm.config import Config
+from trnslurm.config.schema import Config
 from trnslurm.prepare.options import CHUNK_BYTES, DATASET, FORMATS, Option
 
 # Readers of an option -> the recipes that they are; in the order of the help.

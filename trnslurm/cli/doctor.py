@@ -14,7 +14,7 @@ from trnslurm.api.tables import count
 from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
-from trnslurm.config import resolve_cluster
+from trnslurm.config.load import resolve_cluster
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import NodeFitness
 from trnslurm.runs.waiting import Diagnosis, diagnose

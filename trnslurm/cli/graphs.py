@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.tables import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
-from trnslurm.config import Workspace
+from trnslurm.config.search import Workspace
 from trnslurm.node.graphs.manifest import GraphManifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS

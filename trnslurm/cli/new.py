@@ -11,8 +11,8 @@ from typing import get_args
 import click
 import yaml
 
-from trnslurm.config import parse_yaml
 from trnslurm.config.script import Launcher, script_tree
+from trnslurm.config.search import parse_yaml
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 

@@ -49,7 +49,8 @@ def _complete_setting(
     ctx: click.Context, param: click.Parameter, word: str
 ) -> list[CompletionItem]:
     """Complete a key of the recipe, and its value where there are choices."""
-    from trnslurm.config import flatten, resolve
+    from trnslurm.config.load import resolve
+    from trnslurm.config.tree import flatten
     from trnslurm.plan.keys import keys_of
 
     try:

@@ -22,7 +22,9 @@ from trnslurm.cli.options import (
     spec_options,
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table, say
-from trnslurm.config import Workspace, describe, presets_of, resolve
+from trnslurm.config.load import describe, resolve
+from trnslurm.config.recipes import presets_of
+from trnslurm.config.search import Workspace
 from trnslurm.config.tree import flatten, plain
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.plan.keys import keys_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, versions_here
-from trnslurm.config import Cluster
+from trnslurm.config.schema import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences

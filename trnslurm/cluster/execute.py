@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trnslurm.cluster.python import interpreter, probe_answer, probe_script
-from trnslurm.config import Cluster
+from trnslurm.config.schema import Cluster
 from trnslurm.config.software import NEURON_SDKS, matches, packages_for
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.render.container import container_words

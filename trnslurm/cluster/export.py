@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from trnslurm.cluster.python import run_python
-from trnslurm.config import Cluster, Config, read_cluster
+from trnslurm.config.load import read_cluster
+from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError
 from trnslurm.plan.spec import make_spec

@@ -14,8 +14,8 @@ from pathlib import Path
 import trnslurm
 from trnslurm.cluster.execute import srun_options
 from trnslurm.cluster.python import interpreter, preamble
-from trnslurm.config import Cluster
 from trnslurm.config.catalog import WITH_EFA, catalog, find
+from trnslurm.config.schema import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.manifest import cache_root

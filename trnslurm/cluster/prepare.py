@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.cluster.python import interpreter, run_python
-from trnslurm.config import Cluster
+from trnslurm.config.schema import Cluster
 from trnslurm.errors import TrnslurmError
 
 _PACKAGE = Path(__file__).resolve().parent.parent

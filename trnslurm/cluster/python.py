@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from trnslurm.config import Cluster
+from trnslurm.config.schema import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.render.container import container_words
 from trnslurm.render.search_path import search_path

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trnslurm.config import Reference
+from trnslurm.config.schema import Reference
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trnslurm.config import Cluster, Config, Recipe
 from trnslurm.config.models import is_on_hub
+from trnslurm.config.schema import Cluster, Config, Recipe
 from trnslurm.errors import ConfigError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import check_job_name

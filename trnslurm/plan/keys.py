@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from trnslurm.config import Config, Recipe
+from trnslurm.config.schema import Config, Recipe
 from trnslurm.config.tree import fields_of, lookup
 from trnslurm.declared import WORDS, Field, read_declaration
 from trnslurm.frozen import Frozen

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from trnslurm.config import Recipe
+from trnslurm.config.schema import Recipe
 from trnslurm.errors import PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec

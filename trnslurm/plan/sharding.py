@@ -26,9 +26,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trnslurm.config import Origin, Recipe, Strategy, flatten
 from trnslurm.config.recipes import STRATEGY_FILE
-from trnslurm.config.tree import lookup, merge, nest
+from trnslurm.config.schema import Origin, Recipe, Strategy
+from trnslurm.config.tree import flatten, lookup, merge, nest
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.batch import BatchPlan
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trnslurm.config import Config, Recipe, Reference
 from trnslurm.config.catalog import ON_GPUS, InstanceType, catalog, find
 from trnslurm.config.recipes import STRATEGY_FILE
+from trnslurm.config.schema import Config, Recipe, Reference
 from trnslurm.config.tree import lookup
 from trnslurm.config.values import LONGEST_MIN
 from trnslurm.errors import ConfigError, PlanError

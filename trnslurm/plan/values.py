@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trnslurm.config import Config, Strategy
 from trnslurm.config.catalog import catalog
+from trnslurm.config.schema import Config, Strategy
 from trnslurm.declared import (
     Declaration,
     Problem,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.search import workspace_of
-from trnslurm.config import packaged_root
-from trnslurm.config.search import Workspace, read_yaml
+from trnslurm.config.search import Workspace, packaged_root, read_yaml
 from trnslurm.errors import RemoteError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from trnslurm.config import Recipe
+from trnslurm.config.schema import Recipe
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.plan.spec import JobSpec, has_own_batch
 from trnslurm.rundir import CHECKPOINTS

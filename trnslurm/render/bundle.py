@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 
-from trnslurm.config import Config
+from trnslurm.config.schema import Config
 from trnslurm.errors import RenderError
 from trnslurm.frozen import Frozen
 from trnslurm.render.code import sha256_of

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trnslurm.config import Cluster
 from trnslurm.config.catalog import ON_GPUS
-from trnslurm.config.schema import Container
+from trnslurm.config.schema import Cluster, Container
 from trnslurm.config.values import MOUNTABLE, MOUNTABLE_WORDS
 from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import COMPILING, JobSpec

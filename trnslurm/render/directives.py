@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trnslurm.config import Config
+from trnslurm.config.schema import Config
 from trnslurm.errors import RenderError
 from trnslurm.plan.data import DataJob
 from trnslurm.plan.spec import JobSpec

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trnslurm.config import Recipe
+from trnslurm.config.schema import Recipe
 from trnslurm.declared import FREE, ON_OFF, read_declaration
 from trnslurm.plan.spec import JobSpec
 from trnslurm.render import code as source

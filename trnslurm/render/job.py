@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 
 from trnslurm import __version__
-from trnslurm.config import Config, Recipe
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
-from trnslurm.config.schema import Notify
+from trnslurm.config.schema import Config, Notify, Recipe
 from trnslurm.config.tree import plain
 from trnslurm.node.graphs.manifest import cache_root
 from trnslurm.plan.data import DataJob, data_path, first_parameters

@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 from trnslurm.api.tables import format_values
-from trnslurm.config import flatten, parse_yaml, read_cluster
 from trnslurm.config.catalog import catalog, find
+from trnslurm.config.load import read_cluster
+from trnslurm.config.search import parse_yaml
+from trnslurm.config.tree import flatten
 from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import PREPARE, read_file, read_json, seconds_of

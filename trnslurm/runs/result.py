@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trnslurm.config import Config, preset_before
+from trnslurm.config.recipes import preset_before
+from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError, RunError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import checkpoints_in, load_json, read_json, step_of

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trnslurm.config import Cluster, Config, Recipe
-from trnslurm.config.schema import Batch, Origin
+from trnslurm.config.schema import Batch, Cluster, Config, Origin, Recipe
 from trnslurm.plan.spec import JobSpec, make_spec
 from trnslurm.render.bundle import ON_NODES, Bundle, package_files
 from trnslurm.rundir import NODE_SCRIPT

@@ -10,7 +10,10 @@ from typing import Any
 
 import yaml
 
-from trnslurm.config import Cluster, Config, flatten, parse_yaml, read_cluster, refuse_locked
+from trnslurm.config.load import read_cluster, refuse_locked
+from trnslurm.config.schema import Cluster, Config
+from trnslurm.config.search import parse_yaml
+from trnslurm.config.tree import flatten
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.plan.batch import Estimate

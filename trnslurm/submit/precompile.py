@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.cluster.cache_use import still_compiles
-from trnslurm.config import Config
+from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
 from trnslurm.node.claims import Claim

@@ -16,8 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trnslurm import __version__
-from trnslurm.config import Config, parse_yaml, read_cluster, read_config
-from trnslurm.config.schema import Notify
+from trnslurm.config.load import read_cluster, read_config
+from trnslurm.config.schema import Config, Notify
+from trnslurm.config.search import parse_yaml
 from trnslurm.config.tree import plain
 from trnslurm.config.values import parse_notify
 from trnslurm.errors import ConfigError, PlanError, RunError
