@@ -20,11 +20,6 @@ _OURS = {
     f"{_ROOT}trnslurm/{name}.py"
     for name in ("__init__", "contract", "declared", "errors", "frozen", "rundir", "train/models")
 }
-_BEFORE_COMMENT = re.compile(r"""(?:[^'"#\\]+|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
-# Strings that may continue in the next row, or contain quotes, as f-strings may in Python 3.12.
-_UNCLEAR = re.compile(r"""\'{3}|"{3}|\b[rR]?[fFtT][rR]?['"]""")
-_TEXTS = (str, ast.JoinedStr)
-_STRINGS = (*_TEXTS, bytes, getattr(ast, "TemplateStr", bytes))
 
 
 def sha256_of(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -132,15 +127,13 @@ def _without_comments(text: str, tree: ast.Module) -> str:
     They are cut out of the text, because ast.unparse differs between Python versions.
     """
     lines = text.splitlines()
-    if "\n".join(lines) == text.removesuffix("\n"):
-        nodes = [*_over_rows(tree)]
-        comments = _comments(lines, nodes)
-    else:  # the text has line separators that Python's parser does not count
-        nodes, comments = [*ast.walk(tree)], None
-    for row, column in _comments_by_token(text) if comments is None else comments:
-        lines[row - 1] = lines[row - 1][:column]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    nodes = [*ast.walk(tree)]
     dropped = _docstrings(lines, nodes)
-    inside = _inside(nodes, _TEXTS) - dropped  # where nothing may be cut
+    inside = _inside_texts(nodes) - dropped
     kept = []
     for row, line in enumerate(lines, 1):
         if row in inside:
@@ -148,42 +141,6 @@ def _without_comments(text: str, tree: ast.Module) -> str:
         elif row not in dropped and line.strip():
             kept.append(line.rstrip())
     return "\n".join(kept)
-
-
-def _over_rows(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every node that spans several rows, and every statement that begins a row.
-
-    Their parents span several rows too, or are functions with decorators in rows above.
-    """
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
-        yield node
-        rows = getattr(node, "lineno", 0), getattr(node, "end_lineno", 1)
-        if rows[0] != rows[1] or hasattr(node, "decorator_list"):
-            left += ast.iter_child_nodes(node)
-
-
-def _comments(lines: list[str], nodes: list[ast.AST]) -> list[tuple[int, int]] | None:
-    """Return the position of each comment outside docstrings; None if only tokens can tell."""
-    dropped = _docstrings(lines, nodes)
-    inside = _inside(nodes, _STRINGS)
-    found = []
-    for row, line in enumerate(lines, 1):
-        if "#" not in line or row in dropped:
-            continue
-        before = _BEFORE_COMMENT.match(line)
-        end = before.end() if before else 0
-        if row in inside or _UNCLEAR.search(line, 0, end) or line[end : end + 1] not in ("#", ""):
-            return None
-        if end < len(line):
-            found.append((row, end))
-    return found
-
-
-def _comments_by_token(text: str) -> list[tuple[int, int]]:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [token.start for token in tokens if token.type == tokenize.COMMENT]
 
 
 def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
@@ -198,13 +155,13 @@ def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
     }
 
 
-def _inside(nodes: Iterable[ast.AST], kinds: tuple[type, ...]) -> set[int]:
-    """Return the rows of strings that span several rows."""
+def _inside_texts(nodes: Iterable[ast.AST]) -> set[int]:
+    """Return the rows of texts that span several rows, where nothing may be cut."""
     return {
         row
         for node in nodes
         if isinstance(node, ast.expr)
-        if isinstance(node.value if isinstance(node, ast.Constant) else node, kinds)
+        if isinstance(node.value if isinstance(node, ast.Constant) else node, str | ast.JoinedStr)
         if len(rows := _rows(node)) > 1
         for row in rows
     }
