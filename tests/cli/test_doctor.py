@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from trnslurm.cli import checkup
-from trnslurm.cluster.checkup import Expected, Found, Line
+from trnslurm.cluster.checkup import Expected, Line
+from trnslurm.cluster.checkup_files import Found
 from trnslurm.runs.waiting import node_state
 from trnslurm.slurm.reasons import job_reason, node_reason
 
@@ -185,7 +186,7 @@ def test_the_report_names_nothing(site, make_run, tmp_path, cli) -> None:
     found = Found(nodes={0: {"host": "compute-dy-cr-1"}})
     user = getpass.getuser()
     secret = f"{run.path}/x of {user} on compute-dy-cr-1 in {Path.home()}/y, /fsx/our cache/z at "
-    line = Line(check="links", level="problem", measured=f"{secret}10.0.3.17 and fe80::1:2:3:4")
+    line = Line("links", "problem", f"{secret}10.0.3.17 and fe80::1:2:3:4")
     file = tmp_path / "report.json"
     checkup._write_report(file, {"lines": [asdict(line)]}, run, expected, found)
     (said,) = json.loads(file.read_text())["lines"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from trnslurm.cluster.checkup import Expected, Found, Line, judge, read_found
+from trnslurm.cluster.checkup import Expected, Line, judge
+from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.runs.run import NodeFitness
 
 WORKERS = 4
@@ -207,6 +208,6 @@ def test_damaged_files_are_missing_ones(make_run) -> None:
     for number, text in enumerate(['{"host": "a\\u001b[2J"}', "{", "[]"]):
         run.checkup_file("node", number).write_text(text)
     run.checkup_file("rank", 0).write_text(json.dumps({"rank": 0, "node": 0, "error": "x"}))
-    found = read_found(run, TRN1)
+    found = read_found(run, TRN1.nodes, TRN1.workers)
     assert list(found.nodes) == [0] and "\x1b" not in found.nodes[0]["host"]
     assert {"nodes", "workers", "preflight"} <= problems(judge(TRN1, found)).keys()

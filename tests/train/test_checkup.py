@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trnslurm.cluster.checkup import Expected, Found, judge
+from trnslurm.cluster.checkup import Expected, judge
+from trnslurm.cluster.checkup_files import Found
 from trnslurm.train import checkup
 from trnslurm.train.environment import read_environment
 

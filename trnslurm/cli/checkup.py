@@ -19,7 +19,8 @@ from trnslurm.api.tables import count
 from trnslurm.cli.follow import INTERRUPTED, last_line, say_state
 from trnslurm.cli.output import Terminal, echo_json, say
 from trnslurm.cluster.cache import CompileCache
-from trnslurm.cluster.checkup import Expected, Found, Line, expected_of, host_of, judge, read_found
+from trnslurm.cluster.checkup import Expected, Line, expected_of, judge
+from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.errors import SlurmError, TrnslurmError
@@ -57,7 +58,7 @@ def run_checkup(
         cancel(run, now=True)
         say(f"{run.name}: CANCELLED")
         return INTERRUPTED
-    found = read_found(run, expected)
+    found = read_found(run, expected.nodes, expected.workers)
     lines = [*_of_job(run, status), *judge(expected, found)]
     ok = not any(line.level == "problem" for line in lines)
     whole = {
@@ -100,7 +101,7 @@ def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
         return []
     why = f" ({status.reason})" if status.reason else ""
     fix = f"trnslurm logs {run.name}; what follows is what was measured until then"
-    return [Line(check="job", level="problem", measured=f"{status.state}{why}", fix=fix)]
+    return [Line("job", "problem", f"{status.state}{why}", fix=fix)]
 
 
 def _print(lines: Sequence[Line], expected: Expected, run: RunDir) -> None:
@@ -124,7 +125,7 @@ def _write_report(
     names |= {run.name: "RUN", getpass.getuser(): "USER"}
     if expected.compile_cache:
         names[expected.compile_cache] = "CACHE"
-    hosts = [host_of(found, node) for node in range(expected.nodes)]
+    hosts = map(found.host, range(expected.nodes))
     names |= {host: f"node{number}" for number, host in enumerate(hosts)}
     for name in sorted(names, key=len, reverse=True):
         quoted = re.escape(json.dumps(name)[1:-1])

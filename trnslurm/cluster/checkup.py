@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
+from trnslurm.cluster.checkup_files import Found
 from trnslurm.config.catalog import ON_GPUS, WITH_EFA
 from trnslurm.frozen import Frozen
 from trnslurm.plan.spec import JobSpec
-from trnslurm.rundir import read_json
-from trnslurm.runs.foreign import cleaned
-from trnslurm.runs.run import NodeFitness, RunDir
 
 Level = Literal["ok", "note", "problem"]
 _SLOW = 0.25
@@ -22,14 +19,9 @@ _SLOW = 0.25
 _FLOOR = 1 / 20
 """Below this share of the line rate of all EFA interfaces, traffic most likely avoids EFA."""
 _FILES = 256
-_ROUNDS = (
-    "on Neuron: this job's script has NEURON_RT_STOCHASTIC_ROUNDING_EN=0, look for it in the "
-    "profile's activate and env; else compare the versions of the nodes"
-)
-_MOST_NAMED = 6
 
 
-class Line(Frozen):
+class Line(Frozen, kw_only=False):
     """The result of one check."""
 
     check: str
@@ -55,13 +47,9 @@ class Expected(Frozen):
     def workers(self) -> int:
         return self.nodes * self.workers_per_node
 
-
-class Found(Frozen):
-    """The results that nodes and workers wrote."""
-
-    nodes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    workers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    preflight: Sequence[NodeFitness] = ()
+    def nodes_of(self, ranks: Iterable[int]) -> list[int]:
+        """Return the nodes on which these workers run."""
+        return sorted({rank // self.workers_per_node for rank in ranks})
 
 
 def expected_of(spec: JobSpec) -> Expected:
@@ -78,129 +66,92 @@ def expected_of(spec: JobSpec) -> Expected:
     )
 
 
-def read_found(run: RunDir, expected: Expected) -> Found:
-    """Return the results in a run directory; a damaged file counts as missing."""
-
-    def read(what: str, count: int) -> dict[int, dict[str, Any]]:
-        files = {n: read_json(run.checkup_file(what, n)) for n in range(count)}
-        return {n: cleaned(found) for n, found in files.items() if found}
-
-    return Found(
-        nodes=read("node", expected.nodes),
-        workers=read("rank", expected.workers),
-        preflight=run.preflight("train", 1),
-    )
-
-
 def judge(expected: Expected, found: Found) -> list[Line]:
     """Return the results of all checks, in the order in which a job depends on them."""
     return [line for check in _CHECKS for line in check(expected, found)]
 
 
-def host_of(found: Found, node: int) -> str:
-    """Return a node's name."""
-    return str(found.nodes.get(node, {}).get("host") or f"node {node}")
+def _line(check: str, bad: object, measured: str, expected: str, fix: str) -> Line:
+    """Return a problem with its fix, or a line that says that all is well."""
+    return Line(check, "problem" if bad else "ok", measured, expected, fix if bad else "")
 
 
 def _came(expected: Expected, found: Found) -> Iterator[Line]:
-    missing = [n for n in range(expected.nodes) if n not in found.nodes]
     text = f"{len(found.nodes)} of {expected.nodes} nodes"
-    if missing:
-        fix = "look at the run's logs: the run directory may not be mounted there, or no Python"
-        names = ", ".join(f"node {n}" for n in missing)
+    if missing := [f"node {n}" for n in range(expected.nodes) if n not in found.nodes]:
         yield Line(
-            check="nodes",
-            level="problem",
-            measured=f"{text} reported, not {names}",
-            expected="all, into one run directory that all nodes share",
-            fix=fix,
+            "nodes",
+            "problem",
+            f"{text} reported, not {', '.join(missing)}",
+            "all, into one run directory that all nodes share",
+            "look at the run's logs: the run directory may not be mounted there, or no Python",
         )
     else:
-        yield Line(check="nodes", level="ok", measured=f"{text} share the run directory")
+        yield Line("nodes", "ok", f"{text} share the run directory")
 
 
 def _preflight(expected: Expected, found: Found) -> Iterator[Line]:
-    if not found.preflight:
-        fix = "look for its error in the run's logs"
-        yield Line(check="preflight", level="problem", measured="it wrote no result", fix=fix)
-        return
-    for node in found.preflight:
+    nodes = found.preflight
+    for node in nodes:
         for text in node.problems:
             what, _, fix = text.rpartition("; ")
-            measured = f"{node.host}: {what or text}"
-            yield Line(check="preflight", level="problem", measured=measured, fix=fix)
+            yield Line("preflight", "problem", f"{node.host}: {what or text}", fix=fix)
         for text in node.warnings:
-            yield Line(check="preflight", level="note", measured=f"{node.host}: {text}")
-    if not any(node.problems for node in found.preflight):
-        skew = max(abs(node.clock_s) for node in found.preflight)
-        measured = f"{len(found.preflight)} nodes fit; clocks differ by {skew:.2f} s"
-        yield Line(
-            check="preflight",
-            level="ok",
-            measured=f"{measured}; Python and its packages agree",
-            expected="under 5 s, one software",
-        )
+            yield Line("preflight", "note", f"{node.host}: {text}")
+    if not nodes:
+        fix = "look for its error in the run's logs"
+        yield Line("preflight", "problem", "it wrote no result", fix=fix)
+    elif not any(node.problems for node in nodes):
+        skew = max(abs(node.clock_s) for node in nodes)
+        measured = f"{len(nodes)} nodes fit; clocks differ by {skew:.2f} s"
+        same = f"{measured}; Python and its packages agree"
+        yield Line("preflight", "ok", same, "under 5 s, one software")
 
 
 def _memlock(expected: Expected, found: Found) -> Iterator[Line]:
-    values = _of_nodes(found, lambda n: n["limits"]["memlock"])
-    if not values:
-        return
-    # Slurm's FAQ (slurm.schedmd.com/faq.html#memlock) and AWS's guide to EFA ask for unlimited.
-    needed = "unlimited: EFA registers what it sends" if expected.efa else ""
-    low = {node: value for node, value in values.items() if value is not None}
-    if low and expected.efa:
-        yield Line(
-            check="locked memory",
-            level="problem",
-            measured=_by_value(found, {n: _size(v) for n, v in low.items()}),
-            expected=needed,
-            fix="LimitMEMLOCK=infinity in slurmd's unit, and PropagateResourceLimitsExcept=MEMLOCK "
+    values = found.of_nodes(lambda n: n["limits"]["memlock"])
+    low = {node: v for node, v in values.items() if v is not None} if expected.efa else {}
+    shown = {n: "unlimited" if v is None else _size(v) for n, v in (low or values).items()}
+    if values:
+        # Slurm's FAQ (slurm.schedmd.com/faq.html#memlock) and AWS's guide to EFA ask for unlimited.
+        yield _line(
+            "locked memory",
+            low,
+            found.by_value(shown),
+            "unlimited: EFA registers what it sends" if expected.efa else "",
+            "LimitMEMLOCK=infinity in slurmd's unit, and PropagateResourceLimitsExcept=MEMLOCK "
             "in slurm.conf: else a job has the limit of the shell that submitted it",
-        )
-    else:
-        shown = {n: "unlimited" if v is None else _size(v) for n, v in values.items()}
-        yield Line(
-            check="locked memory", level="ok", measured=_by_value(found, shown), expected=needed
         )
 
 
 def _open_files(expected: Expected, found: Found) -> Iterator[Line]:
-    values = _of_nodes(found, lambda n: n["limits"]["files"])
+    values = found.of_nodes(lambda n: n["limits"]["files"])
     needed = _FILES + 4 * expected.workers
     low = {node: v for node, v in values.items() if v is not None and v < needed}
-    said = {n: "unlimited" if v is None else str(v) for n, v in (low or values).items()}
+    shown = {n: "unlimited" if v is None else str(v) for n, v in (low or values).items()}
     if values:
-        yield Line(
-            check="open files",
-            level="problem" if low else "ok",
-            measured=_by_value(found, said),
-            expected=f"at least {needed} for {expected.workers} workers",
-            fix="raise LimitNOFILE of slurmd" if low else "",
-        )
+        wanted = f"at least {needed} for {expected.workers} workers"
+        fix = "raise LimitNOFILE of slurmd"
+        yield _line("open files", low, found.by_value(shown), wanted, fix)
 
 
 def _efa(expected: Expected, found: Found) -> Iterator[Line]:
-    if not expected.efa:
-        return
-    counts = _of_nodes(found, lambda n: (len(n["efa"]["domains"]), str(n["efa"]["said"])))
+    counts = found.of_nodes(lambda n: (len(n["efa"]["domains"]), str(n["efa"]["said"])))
     few = {n: v for n, v in counts.items() if v[0] < expected.efa}
-    said = {n: f"{v[0]}{f' ({v[1]})' if v[1] else ''}" for n, v in (few or counts).items()}
-    if counts:
-        yield Line(
-            check="EFA",
-            level="problem" if few else "ok",
-            measured=f"fi_info -p efa: {_by_value(found, said)}",
-            expected=f"{expected.efa} interfaces on {expected.instance}",
-            fix="enable EFA in its compute resource; an image with EFA's installer (libfabric, "
-            "modinfo efa); a security group that allows all traffic within itself"
-            if few
-            else "",
+    shown = {n: f"{v[0]}{f' ({v[1]})' if v[1] else ''}" for n, v in (few or counts).items()}
+    if expected.efa and counts:
+        yield _line(
+            "EFA",
+            few,
+            f"fi_info -p efa: {found.by_value(shown)}",
+            f"{expected.efa} interfaces on {expected.instance}",
+            "enable EFA in its compute resource; an image with EFA's installer (libfabric, "
+            "modinfo efa); a security group that allows all traffic within itself",
         )
 
 
 def _versions(expected: Expected, found: Found) -> Iterator[Line]:
-    by_node = _of_nodes(found, lambda n: dict(n["versions"]))
+    by_node = found.of_nodes(lambda n: dict(n["versions"]))
     yield from _compare(found, by_node, "versions", "use one image for all nodes of a queue")
     workers: dict[int, dict[str, str]] = {}
     for seen in found.workers.values():
@@ -212,53 +163,40 @@ def _versions(expected: Expected, found: Found) -> Iterator[Line]:
 def _compare(
     found: Found, by_node: Mapping[int, Mapping[str, str]], check: str, fix: str
 ) -> Iterator[Line]:
-    names = dict.fromkeys(name for values in by_node.values() for name in values)
-    equal = []
-    for name in names:
+    same, equal = "the same on all nodes", []
+    for name in dict.fromkeys(name for values in by_node.values() for name in values):
         values = {node: str(v.get(name, "missing")) for node, v in by_node.items()}
         if len(set(values.values())) == 1:
             equal.append(f"{name} {next(iter(values.values()))}")
-            continue
-        yield Line(
-            check=check,
-            level="problem",
-            measured=f"{name}: {_by_value(found, values)}",
-            expected="the same on all nodes",
-            fix=fix,
-        )
+        else:
+            yield Line(check, "problem", f"{name}: {found.by_value(values)}", same, fix)
     if equal:
-        alike = "the same on all nodes" if len(by_node) > 1 else ""
-        yield Line(check=check, level="ok", measured=", ".join(equal), expected=alike)
+        yield Line(check, "ok", ", ".join(equal), same if len(by_node) > 1 else "")
 
 
 def _links(expected: Expected, found: Found) -> Iterator[Line]:
-    meeting = found.nodes.get(0, {}).get("meeting", {})
     for node, seen in found.nodes.items():
         if problem := seen.get("meeting", {}).get("problem"):
             yield Line(
-                check="links",
-                level="problem",
-                measured=f"{host_of(found, node)}: {problem}",
-                expected="every node reaches node 0 on the master port",
-                fix="look at its network and firewall, and at NodeAddr in slurm.conf",
+                "links",
+                "problem",
+                f"{found.host(node)}: {problem}",
+                "every node reaches node 0 on the master port",
+                "look at its network and firewall, and at NodeAddr in slurm.conf",
             )
-    rates = {int(n): min(r["to"], r["from"]) for n, r in (meeting.get("rates") or {}).items()}
+    timed = found.nodes.get(0, {}).get("meeting", {}).get("rates") or {}
+    rates = {int(node): min(rate["to"], rate["from"]) for node, rate in timed.items()}
     if not rates:
         return
     usual = median(rates.values())
     slow = {n: rate for n, rate in rates.items() if rate < _SLOW * usual}
-    measured = "TCP with node 0, one stream: " + _by_value(
-        found, {n: f"{rate:,.0f} MB/s" for n, rate in (slow or rates).items()}
-    )
-    alike = f"about the {usual:,.0f} MB/s of the other nodes" if len(rates) > 1 else ""
-    yield Line(
-        check="links",
-        level="problem" if slow else "ok",
-        measured=measured,
-        expected=alike,
-        fix="look at its interface (ip -s link), or exclude the node: --sbatch=--exclude=NODE"
-        if slow
-        else "",
+    shown = {n: f"{rate:,.0f} MB/s" for n, rate in (slow or rates).items()}
+    yield _line(
+        "links",
+        slow,
+        f"TCP with node 0, one stream: {found.by_value(shown)}",
+        f"about the {usual:,.0f} MB/s of the other nodes" if len(rates) > 1 else "",
+        "look at its interface (ip -s link), or exclude the node: --sbatch=--exclude=NODE",
     )
 
 
@@ -268,50 +206,46 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
     made = found.nodes.get(0, {}).get("meeting", {}).get("graph") or {}
     cache = expected.compile_cache or "/var/tmp of each node"
     if not made or made.get("problem"):
-        why = made.get("problem") or "node 0 did not get so far"
         yield Line(
-            check="compile",
-            level="problem",
-            measured=f"{host_of(found, 0)}: {why}",
-            expected=f"one small graph compiled into {cache}",
-            fix="look for neuron_parallel_compile's error in the run's log; trnslurm env check",
+            "compile",
+            "problem",
+            f"{found.host(0)}: {made.get('problem') or 'node 0 did not get so far'}",
+            f"one small graph compiled into {cache}",
+            "look for neuron_parallel_compile's error in the run's log; trnslurm env check",
         )
         return
-    measured = f"{len(made['graphs'])} compiled by {host_of(found, 0)} into {cache}"
-    yield Line(check="compile", level="ok", measured=measured)
+    compiled = f"{len(made['graphs'])} compiled by {found.host(0)} into {cache}"
+    yield Line("compile", "ok", compiled)
     if expected.nodes == 1:
         return
     if made.get("alone"):
         yield Line(
-            check="compile cache",
-            level="note",
-            measured=f"not shared: {made['alone']}",
-            expected="one cache on a file system of all nodes, or every node compiles everything",
-            fix="set compile_cache in the cluster profile",
+            "compile cache",
+            "note",
+            f"not shared: {made['alone']}",
+            "one cache on a file system of all nodes, or every node compiles everything",
+            "set compile_cache in the cluster profile",
         )
         return
-    seen = _of_nodes(found, lambda n: str(n["meeting"]["graph"]["problem"] or ""))
+    seen = found.of_nodes(lambda n: str(n["meeting"]["graph"]["problem"] or ""))
     # Another line reports nodes that did not reach node 0.
     met = {n for n, node in found.nodes.items() if n and "problem" not in node.get("meeting", {})}
     others = {n: seen.get(n, "it did not get so far") for n in sorted(met)}
     bad = {n: why for n, why in others.items() if why}
     good = f"found compiled by {len(others) - len(bad)} of {len(others)} other nodes"
-    yield Line(
-        check="compile cache",
-        level="problem" if bad else "ok",
-        measured=_by_value(found, bad) if bad else good,
-        expected="what one node has compiled, all find in the cache",
-        fix="compile_cache must be one directory on a file system that all nodes mount and may read"
-        if bad
-        else "",
+    yield _line(
+        "compile cache",
+        bad,
+        found.by_value(bad) if bad else good,
+        "what one node has compiled, all find in the cache",
+        "compile_cache must be one directory on a file system that all nodes mount and may read",
     )
 
 
-def _world(expected: Expected, found: Found) -> Iterator[Line]:
-    workers = found.workers
+def _workers(expected: Expected, found: Found) -> Iterator[Line]:
     errors: dict[str, list[int]] = {}
     for rank in range(expected.workers):
-        seen = workers.get(rank)
+        seen = found.workers.get(rank)
         if seen is None:
             why = "never started"
         elif seen.get("error") or seen.get("doing"):
@@ -320,53 +254,43 @@ def _world(expected: Expected, found: Found) -> Iterator[Line]:
             continue
         errors.setdefault(why, []).append(rank)
     for why, ranks in errors.items():
-        nodes = sorted({rank // expected.workers_per_node for rank in ranks})
-        where = ", ".join(host_of(found, n) for n in nodes[:_MOST_NAMED])
+        where = found.hosts(expected.nodes_of(ranks))
         yield Line(
-            check="workers",
-            level="problem",
-            measured=f"{len(ranks)} of {expected.workers} ({where}): {why}",
-            expected=f"{expected.workers} workers that finish",
-            fix="the first error in the run's logs (trnslurm triage) is the cause",
+            "workers",
+            "problem",
+            f"{len(ranks)} of {expected.workers} ({where}): {why}",
+            f"{expected.workers} workers that finish",
+            "the first error in the run's logs (trnslurm triage) is the cause",
         )
-    worlds = {r: int(w["world"]) for r, w in workers.items() if "world" in w}
-    if not worlds:
-        return
-    wrong = {world for world in worlds.values() if world != expected.workers}
-    planned = f"{expected.nodes} x {expected.workers_per_node} = {expected.workers}, as planned"
-    if wrong:
-        number = sum(world != expected.workers for world in worlds.values())
-        yield Line(
-            check="world size",
-            level="problem",
-            measured=f"{', '.join(map(str, sorted(wrong)))} according to {number} workers",
-            expected=planned,
-            fix="each world would train its own copy: check the versions of torch_xla, "
+
+
+def _world(expected: Expected, found: Found) -> Iterator[Line]:
+    worlds = [*map(int, found.of_workers("world").values())]
+    wrong = [world for world in worlds if world != expected.workers]
+    sizes = ", ".join(map(str, sorted(set(wrong))))
+    if wrong or len(worlds) == expected.workers:
+        yield _line(
+            "world size",
+            wrong,
+            f"{sizes} according to {len(wrong)} workers"
+            if wrong
+            else f"{expected.workers}{found.stand_ins}",
+            f"{expected.nodes} x {expected.workers_per_node} = {expected.workers}, as planned",
+            "each world would train its own copy: check the versions of torch_xla, "
             "torch_neuronx and libneuronxla, and NEURON_PJRT_* or PJRT_* in activate and env",
         )
-    elif len(worlds) == expected.workers:
-        on = _device_of(workers)
-        measured = f"{expected.workers}{on}"
-        yield Line(check="world size", level="ok", measured=measured, expected=planned)
-
-
-def _device_of(workers: Mapping[int, Mapping[str, Any]]) -> str:
-    stand_ins = {str(w["stand_in"]) for w in workers.values() if w.get("stand_in")}
-    return f" (on {', '.join(sorted(stand_ins))}, a stand-in)" if stand_ins else ""
 
 
 def _sum(expected: Expected, found: Found) -> Iterator[Line]:
-    sums = Counter(float(w["ones"]) for w in found.workers.values() if "ones" in w)
-    if not sums:
-        return
-    right = set(sums) == {float(expected.workers)}
-    yield Line(
-        check="all-reduce",
-        level="ok" if right else "problem",
-        measured="ones add up to " + ", ".join(f"{s:g}" for s in sorted(sums)),
-        expected=str(expected.workers),
-        fix="" if right else "collectives do not reach all workers: training would be wrong",
-    )
+    sums = {*map(float, found.of_workers("ones").values())}
+    if sums:
+        yield _line(
+            "all-reduce",
+            sums != {float(expected.workers)},
+            "ones add up to " + ", ".join(f"{s:g}" for s in sorted(sums)),
+            str(expected.workers),
+            "collectives do not reach all workers: training would be wrong",
+        )
 
 
 def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
@@ -381,78 +305,71 @@ def _bandwidth(expected: Expected, found: Found) -> Iterator[Line]:
     rate = 2 * (world - 1) / world * size / max(took, 1e-9) / 1e9
     measured = f"{size / 1e6:.0f} MB in {took * 1e3:,.1f} ms, {rate:.2g} GB/s of bus bandwidth"
     line_rate = expected.network_gbps / 8
-    if not line_rate or _device_of(found.workers):
-        yield Line(check="bandwidth", level="ok", measured=measured)
+    if not line_rate or found.stand_ins:
+        yield Line("bandwidth", "ok", measured)
         return
-    slow = rate < _FLOOR * line_rate
-    yield Line(
-        check="bandwidth",
-        level="problem" if slow else "ok",
-        measured=measured,
-        expected=f"far above {_FLOOR * line_rate:g} GB/s, a twentieth of the line rate of "
+    yield _line(
+        "bandwidth",
+        rate < _FLOOR * line_rate,
+        measured,
+        f"far above {_FLOOR * line_rate:g} GB/s, a twentieth of the line rate of "
         f"{expected.instance} ({expected.network_gbps} Gb/s, AWS)",
-        fix="it does not use EFA, or one interface of several: look at the lines EFA and network, "
-        "and at the placement group"
-        if slow
-        else "",
-    )
-
-
-def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
-    bits = {r: str(w["rounding"]) for r, w in found.workers.items() if "rounding" in w}
-    if not bits:
-        return
-    usual, number = Counter(bits.values()).most_common(1)[0]
-    others = sorted({r // expected.workers_per_node for r, b in bits.items() if b != usual})
-    if not others:
-        nearest = all(found.workers[rank].get("to_nearest", True) for rank in bits)
-        yield Line(
-            check="rounding",
-            level="ok" if nearest else "note",
-            measured=f"the same values have the same bits in bf16 on {len(bits)} workers"
-            + ("" if nearest else ", but they are not rounded to the nearest"),
-            expected="the same bits, rounded to the nearest",
-            fix="" if nearest else _ROUNDS,
-        )
-        return
-    where = ", ".join(host_of(found, n) for n in others[:_MOST_NAMED])
-    yield Line(
-        check="rounding",
-        level="problem",
-        measured=f"{len(bits) - number} of {len(bits)} workers round to other bits ({where})",
-        expected="the same bits: copies of a parameter must stay equal",
-        fix=_ROUNDS,
+        "it does not use EFA, or one interface of several: look at the lines EFA and network, "
+        "and at the placement group",
     )
 
 
 def _network(expected: Expected, found: Found) -> Iterator[Line]:
-    if expected.device not in ON_GPUS or expected.nodes == 1:
-        return
-    said = {r: "\n".join(w["network"]) for r, w in found.workers.items() if "network" in w}
-    if not said:
+    said = {rank: "\n".join(lines) for rank, lines in found.of_workers("network").items()}
+    if expected.device not in ON_GPUS or expected.nodes == 1 or not said:
         return
     if not expected.efa:
         lines = sorted({line for text in said.values() for line in text.splitlines()})
-        yield Line(
-            check="network", level="ok", measured="; ".join(lines[:3]) or "NCCL logged nothing"
-        )
+        yield Line("network", "ok", "; ".join(lines[:3]) or "NCCL logged nothing")
         return
     without = {r: t for r, t in said.items() if not re.search(r"(?i)selected provider is efa", t)}
     if not without:
         measured = f"NCCL uses EFA (aws-ofi-nccl) on {len(said)} workers"
-        yield Line(check="network", level="ok", measured=measured, expected="provider efa")
+        yield Line("network", "ok", measured, "provider efa")
         return
-    nodes = sorted({r // expected.workers_per_node for r in without})
+    hosts = ", ".join(map(found.host, expected.nodes_of(without)))
     words = next(iter(without.values())).splitlines()
     yield Line(
-        check="network",
-        level="problem",
-        measured=f"NCCL does not use EFA on {', '.join(host_of(found, n) for n in nodes)}: "
-        f"{words[0] if words else 'it names no network'}",
-        expected=f"aws-ofi-nccl and the provider efa on {expected.instance}",
-        fix="install aws-ofi-nccl (EFA's installer has it), or name the directory of its "
+        "network",
+        "problem",
+        f"NCCL does not use EFA on {hosts}: {words[0] if words else 'it names no network'}",
+        f"aws-ofi-nccl and the provider efa on {expected.instance}",
+        "install aws-ofi-nccl (EFA's installer has it), or name the directory of its "
         "libnccl-net.so in LD_LIBRARY_PATH by the profile's activate",
     )
+
+
+def _rounding(expected: Expected, found: Found) -> Iterator[Line]:
+    bits = {rank: str(seen) for rank, seen in found.of_workers("rounding").items()}
+    if not bits:
+        return
+    fix = (
+        "on Neuron: this job's script has NEURON_RT_STOCHASTIC_ROUNDING_EN=0, look for it in the "
+        "profile's activate and env; else compare the versions of the nodes"
+    )
+    usual, number = Counter(bits.values()).most_common(1)[0]
+    if others := expected.nodes_of(rank for rank, seen in bits.items() if seen != usual):
+        yield Line(
+            "rounding",
+            "problem",
+            f"{len(bits) - number} of {len(bits)} workers round to other bits "
+            f"({found.hosts(others)})",
+            "the same bits: copies of a parameter must stay equal",
+            fix,
+        )
+        return
+    measured = f"the same values have the same bits in bf16 on {len(bits)} workers"
+    wanted = "the same bits, rounded to the nearest"
+    if all(found.workers[rank].get("to_nearest", True) for rank in bits):
+        yield Line("rounding", "ok", measured, wanted)
+    else:
+        odd = f"{measured}, but they are not rounded to the nearest"
+        yield Line("rounding", "note", odd, wanted, fix)
 
 
 _CHECKS: tuple[Callable[[Expected, Found], Iterator[Line]], ...] = (
@@ -464,38 +381,13 @@ _CHECKS: tuple[Callable[[Expected, Found], Iterator[Line]], ...] = (
     _versions,
     _links,
     _graph,
+    _workers,
     _world,
     _sum,
     _bandwidth,
     _network,
     _rounding,
 )
-
-
-def _of_nodes(found: Found, read: Callable[[Any], Any]) -> dict[int, Any]:
-    """Return a value for each node; skip nodes where the value is missing or damaged."""
-    values = {}
-    for node, seen in found.nodes.items():
-        try:
-            values[node] = read(seen)
-        except (LookupError, TypeError, ValueError):
-            continue
-    return values
-
-
-def _by_value(found: Found, values: Mapping[int, str]) -> str:
-    """Return values with the nodes that have them: `8 (4 nodes), 7 (node-3)`."""
-    nodes: dict[str, list[int]] = {}
-    for node, value in values.items():
-        nodes.setdefault(value, []).append(node)
-    if len(nodes) == 1 and len(values) == len(found.nodes):
-        return next(iter(nodes))
-    parts = []
-    for value, which in sorted(nodes.items(), key=lambda item: -len(item[1])):
-        names = ", ".join(host_of(found, n) for n in which[:_MOST_NAMED])
-        more = len(which) - _MOST_NAMED
-        parts.append(f"{value} ({names}{f' and {more} more' if more > 0 else ''})")
-    return ", ".join(parts)
 
 
 def _size(number: int) -> str:
