@@ -85,13 +85,14 @@ def leftovers() -> dict[str, object]:
 
 
 def test_down_leaves_nothing(tmp_path: Path) -> None:
+    """Nor of a job that does not end when it is asked to, as in a hung collective."""
     before = leftovers()
     with sandbox() as cluster:
         cluster.up("-q", "--nodes", 2, "--set", AT_ONCE)
-        job = f"{sys.executable} -c 'import time; time.sleep(600)' {cluster.base}"
+        job = f"bash -c 'trap : TERM INT HUP; while :; do sleep 600; done' {cluster.base}"
         words = ("--nodes=2", f"--output={tmp_path}/%j", f"--wrap=srun {job}")
         assert cluster.slurm("sbatch", *words).ok
-        eventually(lambda: len([p for p in cluster.processes() if "sleep(600)" in p]) >= 4)
+        eventually(lambda: len([p for p in cluster.processes() if "sleep 600" in p]) >= 4)
         down = cluster.trnslurm("down")
         assert (down.code, down.out, down.err) == (0, "Sandbox sandbox is down\n", "")
         assert processes_with(str(cluster.base)) == []  # at once, not in a while
@@ -166,6 +167,7 @@ def test_up_that_was_killed_before_the_holder_started(cluster: Sandbox) -> None:
 
 def test_holder_killed(cluster: Sandbox) -> None:
     """Everything ends with it, and every command says so in one line."""
+    before = leftovers()
     cluster.up("-q", "--nodes", 1)
     job = cluster.argv("exec", "--node", "1", "--", "sleep", "600")
     with cluster.running(job) as inside:
@@ -173,6 +175,7 @@ def test_holder_killed(cluster: Sandbox) -> None:
         os.kill(cluster.holder, signal.SIGKILL)
         assert inside.wait(180) != 0
     eventually(lambda: not cluster.processes())
+    assert leftovers() == before
     assert listed(cluster) == ["crashed"]
     for command in ("status", "env", "exec -- true", "exec --node 1 -- true", "fault 1 freeze"):
         assert cluster.trnslurm(*command.split()).error == NOT_UP

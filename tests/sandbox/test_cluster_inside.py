@@ -14,7 +14,6 @@ import pytest
 
 from .cluster import AT_ONCE, Done, Sandbox, eventually, line_of, processes_with, sandbox_up
 
-NODE = "compute-dy-trn1-1"
 ODD = """it's a "wëird" $(näme) `x`"""
 # Prints that it runs, and what ends it; for `python -c`.
 LOOP = """
@@ -76,21 +75,30 @@ def test_input_output_and_errors(two: Sandbox, inside) -> None:
     assert (done.code, done.out == text, done.err) == (0, True, "bad\n")
 
 
-def test_working_directory_and_arguments(two: Sandbox, inside, tmp_path: Path) -> None:
+WORDS = [ODD, "", "a\nb", "*", "--", "-x"]
+# Prints what reaches it; for `python -c`.
+REACHED = """
+import json, os, sys
+print(json.dumps([os.getcwd(), sys.argv[1:], sys.stdin.read(), dict(os.environ)]))
+sys.exit(3)
+"""
+
+
+def reached(two: Sandbox, run, tmp_path: Path, *before: str) -> dict[str, str]:
+    """Check that directory, words, input and exit code pass; return the command's environment."""
     directory = tmp_path / ODD
     directory.mkdir()
-    script = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:]]))"
-    words = [ODD, "", "a\nb", "*", "--", "-x"]
-    command = [sys.executable, "-c", script, *words]
-    done = two.trnslurm("exec", *inside, "--", *command, cwd=directory)
-    assert json.loads(done.ok) == [str(directory), words]
-
-
-def test_environment(two: Sandbox, inside) -> None:
     wrong = {"SLURM_CONF": "/no/such/slurm.conf", "OWN": ODD}
-    done = two.trnslurm("exec", *inside, "--", "env", "-0", environ=wrong)
-    found = dict(pair.split("=", 1) for pair in done.ok.split("\0")[:-1])
-    assert found["SLURM_CONF"] == str(two.path / "etc" / "slurm.conf")
+    command = [*before, sys.executable, "-c", REACHED, *WORDS]
+    done = run(*command, cwd=directory, environ=wrong, feed=f"{ODD}\n")
+    *found, environ = json.loads(done.out)
+    assert (done.code, found) == (3, [str(directory), WORDS, f"{ODD}\n"])
+    assert environ["SLURM_CONF"] == str(two.path / "etc" / "slurm.conf")
+    return environ
+
+
+def test_what_reaches_a_command(two: Sandbox, inside, tmp_path: Path) -> None:
+    found = reached(two, two.trnslurm, tmp_path, "exec", *inside, "--")
     assert (found["OWN"], found["TRNSLURM_CLUSTER"]) == (ODD, "sandbox")
     assert found["PATH"].startswith(f"{two.path}/bin:")
 
@@ -98,19 +106,6 @@ def test_environment(two: Sandbox, inside) -> None:
 def test_slurms_commands_are_on_its_path(two: Sandbox, inside) -> None:
     done = two.trnslurm("exec", *inside, "--", "srun", "-N2", "-l", "hostname")
     assert sorted(done.ok.splitlines()) == ["0: compute-dy-trn1-1", "1: compute-dy-trn1-2"]
-
-
-@pytest.mark.parametrize("node", ["2", "compute-dy-trn1-2"])
-def test_node_by_number_or_name(two: Sandbox, node: str) -> None:
-    assert two.trnslurm("exec", "--node", node, "--", "hostname").ok == "compute-dy-trn1-2\n"
-    assert two.trnslurm("exec", "--", "hostname").ok == "head-node\n"
-
-
-@pytest.mark.parametrize("node", ["0", "compute-dy-trn1-3"])
-def test_unknown_node(two: Sandbox, node: str) -> None:
-    words = f"no node {node!r} in this sandbox: use 1 to 2, or a name as in compute-dy-trn1-1"
-    assert two.trnslurm("exec", f"--node={node}", "--", "true").error == words
-    assert two.trnslurm("fault", "--", node, "freeze").error == words
 
 
 def test_command_that_is_not_there(two: Sandbox, inside) -> None:
@@ -152,11 +147,6 @@ def test_interrupt_from_the_keyboard_reaches_the_command(two: Sandbox, inside, r
 # wrappers
 
 
-@pytest.mark.parametrize("code", [0, 3, 255])
-def test_exit_code_of_a_wrapper(two: Sandbox, code: int) -> None:
-    assert two.slurm("srun", "sh", "-c", f"exit {code}").code == code
-
-
 def test_a_wrapper_for_every_command_of_slurm(two: Sandbox) -> None:
     names = {file.name for file in (two.path / "bin").iterdir()}
     assert {"sbatch", "srun", "salloc", "squeue", "scancel", "scontrol", "sinfo", "sacct"} <= names
@@ -165,24 +155,8 @@ def test_a_wrapper_for_every_command_of_slurm(two: Sandbox) -> None:
         assert done.out.startswith("slurm") or "accounting_storage/slurmdbd" in done.err, done
 
 
-def test_working_directory_and_arguments_of_a_wrapper(two: Sandbox, tmp_path: Path) -> None:
-    directory = tmp_path / ODD
-    directory.mkdir()
-    script = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:]]))"
-    words = [ODD, "", "a\nb", "*", "-x"]
-    command = ["-N1", sys.executable, "-c", script, *words]
-    assert json.loads(two.slurm("srun", *command, cwd=directory).ok) == [str(directory), words]
-
-
-def test_standard_input_of_a_wrapper(two: Sandbox) -> None:
-    assert two.slurm("srun", "cat", feed=f"{ODD}\n").ok == f"{ODD}\n"
-
-
-def test_script_on_standard_input(two: Sandbox, tmp_path: Path) -> None:
-    script = f"#!/bin/sh\n#SBATCH --output={tmp_path}/said --nodelist={NODE}\nhostname\n"
-    assert "Submitted batch job" in two.slurm("sbatch", feed=script).ok
-    eventually(lambda: no_job_is_left(two))
-    assert (tmp_path / "said").read_text() == f"{NODE}\n"
+def test_what_reaches_a_command_of_a_wrapper(two: Sandbox, tmp_path: Path) -> None:
+    reached(two, two.slurm, tmp_path, "srun", "-N1")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
@@ -196,13 +170,6 @@ def test_killing_a_wrapper_kills_the_command(two: Sandbox, signum: int, request)
         assert process.wait(180) != 0
     eventually(lambda: not processes_with(mark))
     eventually(lambda: no_job_is_left(two))
-
-
-def test_wrong_slurm_conf_of_the_shell_is_harmless(two: Sandbox) -> None:
-    wrong = {"SLURM_CONF": "/no/such/slurm.conf"}
-    assert two.slurm("srun", "sh", "-c", "echo $SLURM_CONF", environ=wrong).ok == (
-        f"{two.path}/etc/slurm.conf\n"
-    )
 
 
 def test_job_calls_srun_and_scontrol_through_its_path(two: Sandbox, tmp_path: Path) -> None:
@@ -224,23 +191,6 @@ def test_sandbox_commands_work_inside(two: Sandbox) -> None:
     inner = [sys.executable, "-m", "trnslurm", "sandbox", "status", "--json"]
     state = json.loads(two.trnslurm("exec", "--", *inner).ok)
     assert [node["state"] for node in state["nodes"]] == ["idle", "idle"]
-
-
-def test_env_in_a_shell(two: Sandbox) -> None:
-    out = shell(two, "command -v sinfo; sinfo -h -o %D; trnslurm_sandbox=$TRNSLURM_SANDBOX; "
-                'echo "$trnslurm_sandbox $TRNSLURM_CLUSTER"').ok  # fmt: skip
-    assert out.splitlines() == [f"{two.path}/bin/sinfo", "2", "sandbox sandbox"]
-
-
-def test_another_sandbox_from_a_shell_with_env(two: Sandbox) -> None:
-    """Its wrappers are on PATH, and are not mistaken for the machine's Slurm."""
-    up = " ".join(two.argv("up", "-q", "--name=second", "--nodes=1", "--python", sys.executable))
-    second = Sandbox(base=two.base, name="second")
-    assert shell(two, up, timeout_s=180).code == 0
-    host = json.loads((second.path / "host.json").read_text())
-    assert not host["commands"]["srun"].startswith(str(two.base))
-    assert second.slurm("srun", "hostname").ok == "compute-dy-trn1-1\n"
-    assert second.trnslurm("down").code == 0
 
 
 def test_many_at_once(two: Sandbox) -> None:

@@ -37,25 +37,6 @@ def test_time_limits(user) -> None:
         assert ends(run)[1:] == ["COMPLETED: "]
 
 
-def test_crashes_are_counted_since_the_last_checkpoint(user) -> None:
-    """One run gets over its crash; the other saves once, and is given up after the next."""
-    passing = user.submit("train.fail_attempts=[1]")
-    failing = user.submit("train.fail_attempts=[1,2]", "train.save=[1]", "slurm.max_crashes=1")
-    passing.until("COMPLETED")
-    failing.until("FAILED")
-    eventually(lambda: not user.sandbox.queue())
-    first, last = ends(passing)
-    assert first.startswith(
-        "REQUEUED: crash 1 of 3 without a new checkpoint: attempt 1 was told to fail (rank 0 on "
-    )
-    assert last == "COMPLETED: "
-    saved, given_up = ends(failing)
-    assert saved.startswith("REQUEUED: crash after step 1 was saved: attempt 1 was told")
-    assert given_up.startswith(
-        "FAILED: given up after a crash without a new checkpoint: attempt 2 was told"
-    )
-
-
 def test_a_bad_node_is_left_out_for_a_while(user) -> None:
     """And the nodes that the user leaves out stay left out."""
     bad, never = user.sandbox.node_name(2), user.sandbox.node_name(4)

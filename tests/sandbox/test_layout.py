@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.sandbox.layout import Layout, all_layouts
+from trnslurm.sandbox.layout import Layout, all_layouts, base_dir
 from trnslurm.sandbox.profile import profile_text
 from trnslurm.sandbox.settings import SandboxSettings
 
@@ -217,3 +217,67 @@ def test_unset_needs_no_sandbox(cli, prepare) -> None:
     assert cli("sandbox", "down").code == 0
     out = cli("sandbox", "env", "--unset").out
     assert out.splitlines()[0] == f"export PATH={shlex.quote(os.environ['PATH'])}"
+
+
+def another_users(base: Path) -> Path:
+    if os.getuid():
+        return Path("/usr")
+    base.mkdir(mode=0o700)
+    os.chown(base, 65534, 65534)
+    return base
+
+
+def link_to(base: Path, mode: int | None) -> None:
+    if mode:
+        (base.parent / "elsewhere").mkdir(mode=mode)
+    base.symlink_to(base.parent / "elsewhere")
+
+
+MAKERS = {
+    "world-writable": lambda base: (base.mkdir(), base.chmod(0o777)),
+    "group-writable": lambda base: (base.mkdir(), base.chmod(0o770)),
+    "symlink": lambda base: link_to(base, 0o700),
+    "dangling": lambda base: link_to(base, None),
+    "file": lambda base: base.touch(),
+    "another's": another_users,
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_base_that_is_not_ours_alone(cli, base: Path, monkeypatch, make) -> None:
+    made = make(base)
+    path = made if isinstance(made, Path) else base
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", str(path))
+    before = sorted(base.parent.rglob("*"))
+    for command in ("up", "down"):
+        done = cli("sandbox", command)
+        assert (done.code, done.error.startswith(f"{path}: ")) == (1, True)
+    assert cli("sandbox", "list").out == ""  # what lies there is not trusted either
+    assert cli("clusters").code == 0
+    assert sorted(base.parent.rglob("*")) == before
+
+
+def test_base_whose_parent_is_missing(cli, base: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base / "b"))
+    assert cli("sandbox", "up").error == f"{base}/b: No such file or directory"
+
+
+@pytest.mark.parametrize("odd", ["a b", "a,b", "a#b", "a=b", "a'b", "ä", "a\nb", "a%nb", "a\\b"])
+def test_base_that_slurm_conf_could_not_name(cli, base: Path, monkeypatch, odd: str) -> None:
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base.parent / odd))
+    assert "slurm.conf accepts no such path; set TRNSLURM_SANDBOXES" in cli("sandbox", "up").error
+
+
+def test_base_that_is_relative_or_too_long_for_a_socket(cli, base: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", "here")
+    assert "set TRNSLURM_SANDBOXES" in cli("sandbox", "up").error
+    assert not Path("here").exists()
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", str(base / ("x" * 90)))
+    assert "too long for a socket; set TRNSLURM_SANDBOXES" in cli("sandbox", "up").error
+
+
+def test_default_base_is_the_users_own_and_local(monkeypatch) -> None:
+    monkeypatch.delenv("TRNSLURM_SANDBOXES")
+    assert base_dir() == Path(f"/tmp/trnslurm-{os.getuid()}")
+    monkeypatch.setenv("TRNSLURM_SANDBOXES", "")
+    assert base_dir() == Path(f"/tmp/trnslurm-{os.getuid()}")

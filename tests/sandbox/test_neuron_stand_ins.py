@@ -71,12 +71,10 @@ def test_ls_table_as_captured_on_a_trn1(stage):
 def test_ls_of_a_small_instance_has_no_links(stage):
     stage.play(TRN1_32XL | {"instance_type": "trn1.2xlarge", "devices": 1})
     (device,) = json.loads(stage.run("neuron-ls", "-j")[1])
-    assert (device["connected_to"], device["bdf"], device["numa_node"]) == (
-        None,
-        "0000:00:1e.0",
-        "-1",
-    )
-    assert "CONNECTED" not in stage.run("neuron-ls")[1]
+    place = (device["connected_to"], device["bdf"], device["numa_node"])
+    assert place == (None, "0000:00:1e.0", "-1")
+    assert "CONNECTED" not in stage.run("neuron-ls", "-w", "-a", "-t")[1]
+    assert "stand-in" in stage.run("neuron-ls", "--version")[1]
 
 
 def test_ls_missing_device(stage):
@@ -103,19 +101,6 @@ def test_ls_busy_shows_a_process_that_nobody_can_kill(stage):
     out = stage.run("neuron-ls")[1]
     assert re.search(r"\|   PID   \| +COMMAND +\|.*\| RUNTIME \|", out)
     assert out.count(f"| {process['pid']} | {process['command']} |") == 16
-
-
-@pytest.mark.parametrize("options", ["--wide --show-all-procs --topology", "-w -a -t"])
-def test_ls_options_are_accepted(stage, options):
-    code, out, _ = stage.run("neuron-ls", *options.split())
-    assert code == 0
-    assert "| 15     |" in out
-
-
-def test_ls_version(stage):
-    code, out, _ = stage.run("neuron-ls", "--version")
-    assert code == 0
-    assert "stand-in" in out
 
 
 # neuron-monitor
@@ -148,31 +133,21 @@ def test_monitor_prints_a_document_per_period(stage):
     assert not any(n for d in counters["neuron_devices"] for k, n in d.items() if "ecc" in k)
 
 
-def test_monitor_prints_at_once_and_then_every_five_seconds(stage):
-    process = stage.start("neuron-monitor")
-    assert json.loads(process.stdout.readline())["system_data"]["neuron_hw_counters"]["period"] == 5
-    assert_waits(process)
-
-
-def test_monitor_hbm_error(stage):
+def test_monitor_behaviours(stage):
+    stage.fault("neuron-monitor", "exit")
+    assert stage.run("neuron-monitor") == (1, "", "")
     stage.fault("neuron-monitor", "hbm-error")
-    document = json.loads(stage.start("neuron-monitor").stdout.readline())
-    devices = document["system_data"]["neuron_hw_counters"]["neuron_devices"]
-    assert [device["mem_ecc_uncorrected"] for device in devices] == [1] + 15 * [0]
-
-
-def test_monitor_silent(stage):
+    process = stage.start("neuron-monitor")
+    counters = json.loads(process.stdout.readline())["system_data"]["neuron_hw_counters"]
+    errors = [device["mem_ecc_uncorrected"] for device in counters["neuron_devices"]]
+    assert (counters["period"], errors) == (5, [1] + 15 * [0])
+    assert_waits(process)
     stage.fault("neuron-monitor", "silent")
     process = stage.start("neuron-monitor")
     assert process.stderr.readline() == NOTICE.format("neuron-monitor")
     assert_waits(process)
     process.terminate()
     assert process.communicate(timeout=180) == ("", "")
-
-
-def test_monitor_exit(stage):
-    stage.fault("neuron-monitor", "exit")
-    assert stage.run("neuron-monitor") == (1, "", "")
 
 
 def test_monitor_ends_without_a_word_when_its_reader_goes_away(stage):

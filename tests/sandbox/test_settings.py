@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.machine import SandboxHost
+from trnslurm.sandbox import machine
+from trnslurm.sandbox.layout import Layout
+from trnslurm.sandbox.machine import SandboxHost, find_command
 from trnslurm.sandbox.settings import NODE_KEYS, OWNED_KEYS, SandboxSettings
 
 UP = ("sandbox", "up", "--python", sys.executable)
@@ -38,16 +42,31 @@ def test_bad_name_in_the_environment(cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert cli("sandbox", "status").error.startswith("sandbox name 'Bad': ")
 
 
-@pytest.mark.parametrize("nodes", [-1, 0, 129, 10**9])
-def test_bad_number_of_nodes(cli, nodes: int) -> None:
-    done = cli(*UP, f"--nodes={nodes}")
-    assert (done.code, done.error) == (1, f"--nodes {nodes}: a sandbox has 1 to 128 nodes")
+# Otherwise slurmd, or the holder, would end with a message that does not name --set.
+COUNTS = ("CPUs=abc", "CPUs=0", "cpus=-1", "Sockets=2x", "RealMemory=1G")
+GRES = ("gpu", "gpu:0", "gpu:a100", "gpu:8,", ",gpu:8", "gpu:8G", "a:b:c:1")
+REFUSED = {
+    **{f"--nodes={n}": f"--nodes {n}: a sandbox has 1 to 128 nodes" for n in (-1, 0, 129)},
+    **{f"--users={n}": f"--users {n}: a sandbox has 0 to 8 further users" for n in (-1, 9)},
+    "--like=trn1.32xlarg": "'trn1.32xlarg' (did you mean \"trn1.32xlarge\"?)",
+    "--like=local": "--like local: not an instance type of a cluster",
+    "--like=p4d.24xlarge --neuron-stand-ins": "p4d.24xlarge has no Neuron devices",
+    "--set KillWait=": "KillWait needs a value",
+    **{f"--set {asked}": f"--set {asked}: " for asked in COUNTS},
+    **{f"--set Gres={gres}": "Gres takes name:count or name:type:count" for gres in GRES},
+}
 
 
-@pytest.mark.parametrize("users", [-1, 9])
-def test_bad_number_of_users(cli, users: int) -> None:
-    done = cli(*UP, f"--users={users}")
-    assert (done.code, done.error) == (1, f"--users {users}: a sandbox has 0 to 8 further users")
+@pytest.mark.parametrize("words", REFUSED)
+def test_option_that_is_refused(cli, words: str) -> None:
+    done = cli(*UP, *words.split(" "))
+    assert (done.code, REFUSED[words] in done.error) == (1, True), done
+
+
+@pytest.mark.parametrize("key", [*NODE_KEYS, "Features"])
+def test_word_of_a_node_line_has_no_blank(cli, key: str) -> None:
+    """Slurm knows two names of Feature, so neither may carry a blank into the node lines."""
+    assert "takes one word" in cli(*UP, "--set", f"{key.lower()}=8 State=DOWN").error
 
 
 def test_user_that_it_does_not_have() -> None:
@@ -58,21 +77,6 @@ def test_user_that_it_does_not_have() -> None:
     ):
         with pytest.raises(SandboxError, match=rf"^no user 'carol' in this sandbox: .*{words}"):
             settings.check_user("carol")
-
-
-def test_number_of_nodes_that_is_none(cli) -> None:
-    done = cli(*UP, "--nodes", "four")
-    assert (done.code, "'four'" in done.error) == (2, True)
-
-
-def test_unknown_type_is_answered_with_the_nearest(cli) -> None:
-    done = cli(*UP, "--like", "trn1.32xlarg")
-    assert done.code == 1
-    assert "unknown instance type 'trn1.32xlarg' (did you mean \"trn1.32xlarge\"?)" in done.error
-
-
-def test_this_machine_is_no_type_of_a_cluster(cli) -> None:
-    assert cli(*UP, "--like", "local").error == "--like local: not an instance type of a cluster"
 
 
 @pytest.mark.parametrize(
@@ -89,47 +93,12 @@ def test_setting_that_is_no_line_of_slurm_conf(cli, setting: str) -> None:
     assert done.error.isprintable()
 
 
-@pytest.mark.parametrize("setting", ["KillWait=", "KillWait=  "])
-def test_setting_without_a_value(cli, setting: str) -> None:
-    assert cli(*UP, "--set", setting).error.endswith("KillWait needs a value")
-
-
 @pytest.mark.parametrize("change", [str, str.lower, str.upper])
 @pytest.mark.parametrize("key", OWNED_KEYS)
 def test_key_that_holds_the_sandbox_together(cli, key: str, change: Callable[[str], str]) -> None:
     asked = f"{change(key)}=x"
     words = f"--set {asked}: {change(key)} holds the sandbox together and cannot be set"
     assert cli(*UP, "--set", asked).error == words
-
-
-@pytest.mark.parametrize("key", NODE_KEYS)
-def test_word_of_a_node_line_has_no_blank(cli, key: str) -> None:
-    asked = f"{key.lower()}=8 State=DOWN"
-    assert cli(*UP, "--set", asked).error == f"--set {asked}: {key} takes one word"
-
-
-def test_features_is_another_name_of_feature(cli) -> None:
-    """Slurm knows both names, so neither may carry a blank into the node lines."""
-    assert "takes one word" in cli(*UP, "--set", "Features=a State=DOWN").error
-
-
-@pytest.mark.parametrize("asked", ["CPUs=abc", "CPUs=0", "cpus=-1", "Sockets=2x", "RealMemory=1G"])
-def test_count_that_is_no_number(cli, asked: str) -> None:
-    """Otherwise slurmd, or the holder, would end with a message that does not name --set."""
-    assert cli(*UP, "--set", asked).error.startswith(f"--set {asked}: ")
-
-
-@pytest.mark.parametrize(
-    "gres", ["gpu", "gpu:0", "gpu:a100", "gpu:8,", ",gpu:8", "gpu:8G", "a:b:c:1"]
-)
-def test_claim_of_gres_that_counts_nothing(cli, gres: str) -> None:
-    error = cli(*UP, "--set", f"Gres={gres}").error
-    assert error == f"--set Gres={gres}: Gres takes name:count or name:type:count"
-
-
-def test_stand_ins_of_neuron_tools_need_neuron_devices(cli) -> None:
-    done = cli(*UP, "--like", "p4d.24xlarge", "--neuron-stand-ins")
-    assert done.error == "--neuron-stand-ins: p4d.24xlarge has no Neuron devices"
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "no program", "empty"])
@@ -214,11 +183,6 @@ def test_fault_that_cannot_be(cli, words: str, said: str) -> None:
     assert (done.code, said in done.error) == (1, True), done
 
 
-def test_fault_without_a_word(cli) -> None:
-    done = cli("sandbox", "fault")
-    assert (done.code, "'FAULT...'" in done.error) == (2, True)
-
-
 @pytest.mark.parametrize("command", ["status", "env", "exec true", "exec --node 1 true"])
 def test_sandbox_that_is_not_up(cli, command: str) -> None:
     done = cli("sandbox", *command.split(), *(["--name=x"] if "exec" not in command else []))
@@ -232,3 +196,138 @@ def test_down_and_list_where_there_is_none(cli) -> None:
     assert (done.code, done.out) == (0, "")
     assert done.err == "No sandbox; start one with: trnslurm sandbox up\n"
     assert cli("sandbox", "list", "--json").out == "[]\n"
+
+
+APT = "sudo apt-get install --no-install-recommends"
+NEEDED = ("unshare", "nsenter", "setpriv", "mount", "ip", "munged", "slurmctld", "slurmd")
+CLIENTS = ("sbatch", "srun")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
+
+
+def program(file: Path, text: str = "") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory with commands; those that a sandbox runs do nothing there."""
+    directory = tmp_path / "bin"
+    for name in (*NEEDED, *CLIENTS):
+        program(directory / name, "echo slurm-wlm 22.05.8")
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.setattr(machine, "_PLACES", ())
+    return directory
+
+
+@pytest.fixture
+def up(cli, bin_dir: Path):
+    def call(*options: str):
+        return cli("sandbox", "up", "--python", "/bin/sh", *options)
+
+    return call
+
+
+def test_nothing_there(up, bin_dir: Path) -> None:
+    for file in bin_dir.iterdir():
+        file.unlink()
+    done = up()
+    packages = "util-linux mount iproute2 munge slurmctld slurmd slurm-client"
+    assert (done.code, done.error) == (
+        1, f"{', '.join((*NEEDED, *CLIENTS))} not found: {APT} {packages}"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NEEDED, *CLIENTS])
+def test_one_missing(up, bin_dir: Path, name: str) -> None:
+    (bin_dir / name).chmod(0o644)  # a file that is no program
+    assert up().error.startswith(f"{name} not found: {APT} ")
+    (bin_dir / name).unlink()
+    error = up().error
+    assert error.startswith(f"{name} not found: {APT} ")
+    assert len(error.partition(APT)[2].split()) == 1
+
+
+def test_accounting_needs_more(up) -> None:
+    words = "slurmdbd mariadb-server-core mariadb-client-core"
+    assert up("--accounting").error == f"{', '.join(ACCOUNTING)} not found: {APT} {words}"
+
+
+def test_all_of_one_prefix(bin_dir: Path, tmp_path: Path) -> None:
+    """Commands and daemons of two versions do not understand each other."""
+    for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
+        program(tmp_path / "opt" / name, "echo slurm 25.11.0-0rc1")
+    host = SandboxHost.look(accounting=False, slurm=str(tmp_path / "opt"))
+    assert host.client_dir == tmp_path / "opt/bin"
+    assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+    assert (host.version, host.commands["munged"]) == ((25, 11, 0), str(bin_dir / "munged"))
+
+
+def test_the_daemons_beside_the_srun_on_path_are_taken(
+    bin_dir: Path, tmp_path: Path, monkeypatch
+) -> None:
+    for name in ("bin/sbatch", "bin/srun", "sbin/slurmctld", "sbin/slurmd"):
+        program(tmp_path / "opt" / name, "echo slurm 24.05.8")
+    monkeypatch.setenv("PATH", f"{tmp_path}/opt/bin:{bin_dir}")
+    host = SandboxHost.look(accounting=False)
+    assert host.commands["slurmd"] == str(tmp_path / "opt/sbin/slurmd")
+    assert host.release == "24.05.8"
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("slurmd", "there is no slurmd in its bin or sbin"), ("", "does not say which version")],
+)
+def test_a_prefix_that_is_none(up, tmp_path: Path, missing: str, said: str) -> None:
+    for name in {"sbatch", "srun", "slurmctld", "slurmd"} - {missing}:
+        program(tmp_path / "opt/bin" / name)
+    assert said in up("--slurm", str(tmp_path / "opt")).error
+
+
+def test_no_right_to_make_namespaces(up, bin_dir: Path) -> None:
+    words = "unshare: unshare failed: Operation not permitted"
+    program(bin_dir / "unshare", f"echo '{words}' >&2; exit 1")
+    done = up()
+    assert done.code == 1
+    said = f"this machine does not let you make namespaces ({words}): run as root"
+    assert done.error.startswith(said)
+
+
+def test_the_user_namespace_is_tried_where_plain_namespaces_fail(bin_dir: Path) -> None:
+    """As for an ordinary user, and for root of a container without --privileged."""
+    program(bin_dir / "unshare", 'case "$*" in *--user*) exit 0;; esac; exit 1')
+    host = SandboxHost.look(accounting=False)
+    assert host.user_namespace
+    assert "--map-root-user" in host.unshare
+
+
+def test_root_needs_no_user_namespace(bin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert not SandboxHost.look(accounting=False).user_namespace
+
+
+def test_user_id_without_a_name(up, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    words = f"user id {os.getuid()} has no name on this machine, and Slurm needs one: add it to"
+    assert up().error == f"{words} /etc/passwd"
+
+
+def test_wrappers_of_a_sandbox_are_no_slurm(bin_dir: Path, tmp_path: Path, monkeypatch) -> None:
+    """After `eval "$(trnslurm sandbox env)"`, another `up` must find the real commands."""
+    layout = Layout(tmp_path / "base2" / "sandbox")
+    for name in CLIENTS:
+        program(layout.bin / name)
+    layout.settings.write_text("{}")
+    monkeypatch.setenv("PATH", f"{layout.bin}:{bin_dir}")
+    assert find_command("srun") == str(bin_dir / "srun")
+
+
+def test_host_survives_its_file(bin_dir: Path) -> None:
+    host = SandboxHost.look(accounting=False)
+    assert SandboxHost.from_json(host.to_json()) == host
+    assert host.client_dir == bin_dir
+    assert host.clients == ["sbatch", "srun"]
