@@ -7,7 +7,6 @@ import functools
 import hashlib
 import io
 import json
-import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -149,10 +148,16 @@ def _docstrings(lines: list[str], nodes: Iterable[ast.AST]) -> set[int]:
         row
         for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node.value.value, str)
-        if not lines[node.value.lineno - 1][: node.value.col_offset].strip()
+        if isinstance(node.value.value, str) and _alone(lines, node.value)
         for row in _rows(node.value)
     }
+
+
+def _alone(lines: list[str], node: ast.Constant) -> bool:
+    """Check that the rows of a string have nothing else."""
+    rows = _rows(node)
+    after = lines[rows[-1] - 1].encode()[node.end_col_offset :]  # Python counts bytes
+    return not lines[rows[0] - 1][: node.col_offset].strip() and not after.strip()
 
 
 def _inside_texts(nodes: Iterable[ast.AST]) -> set[int]:
