@@ -23,7 +23,7 @@ In DeepSpeed's config "auto" is allowed too, as files for the Hugging Face Train
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trnslurm.config.recipes import STRATEGY_FILE
@@ -43,33 +43,64 @@ _LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 # DeepSpeed has too many settings to list, and reports wrong ones itself.
 _OWN_KEYS = {"fsdp": (_LAYERS,), "xla_fsdp": (_LAYERS, "xla_fsdp_settings")}
 OFFLOADS = {"offload_optimizer", "offload_param"}
-# Keys that the plan or the rest of the recipe decides, and the key to set instead.
-_DECIDED = {
+_Decide = Callable[[Recipe, BatchPlan], Any]
+
+
+def _of_train(key: str, default: Any = None) -> _Decide:
+    return lambda recipe, batch: recipe.train.get(key, default)
+
+
+def _checkpointing(recipe: Recipe, batch: BatchPlan) -> bool:
+    return bool(recipe.train.get("gradient_checkpointing", False))
+
+
+def _dtype(recipe: Recipe, batch: BatchPlan) -> str:
+    return _DTYPES[recipe.precision]
+
+
+def _is_bf16(recipe: Recipe, batch: BatchPlan) -> bool:
+    return recipe.precision == "bf16"
+
+
+# Keys that the plan or the rest of the recipe decides: the key to set instead, and the value.
+_DECIDED: dict[str, dict[str, tuple[str, _Decide]]] = {
     "fsdp": {
-        "xla": "strategy.name",
-        "activation_checkpointing": "train.gradient_checkpointing",
+        "xla": ("strategy.name", lambda recipe, batch: False),
+        "activation_checkpointing": ("train.gradient_checkpointing", _checkpointing),
     },
     "xla_fsdp": {
-        "xla": "strategy.name",
-        "xla_fsdp_grad_ckpt": "train.gradient_checkpointing",
-        "xla_fsdp_settings.compute_dtype": "precision",
-        "xla_fsdp_settings.buffer_dtype": "precision",
+        "xla": ("strategy.name", lambda recipe, batch: True),
+        "xla_fsdp_settings.compute_dtype": ("precision", _dtype),
+        "xla_fsdp_settings.buffer_dtype": ("precision", _dtype),
+        "xla_fsdp_grad_ckpt": ("train.gradient_checkpointing", _checkpointing),
     },
     "deepspeed": {
-        "train_batch_size": "batch.global_batch",
-        "train_micro_batch_size_per_gpu": "batch.micro_batch",
-        "gradient_accumulation_steps": "batch.global_batch",
-        "gradient_clipping": "train.max_norm",
-        "bf16.enabled": "precision",
-        "bfloat16.enabled": "precision",
-        "fp16.enabled": "precision",
-        "amp.enabled": "precision",
-        "optimizer.type": "train.optimizer",
-        "optimizer.params.lr": "train.lr",
-        "optimizer.params.betas": "train.beta1",
-        "optimizer.params.eps": "train.eps",
-        "optimizer.params.weight_decay": "train.weight_decay",
-        "scheduler": "train.schedule",
+        "train_batch_size": (  # DeepSpeed counts zero-weight units too
+            "batch.global_batch",
+            lambda recipe, batch: batch.micro_batch * batch.accumulation * batch.workers,
+        ),
+        "train_micro_batch_size_per_gpu": (
+            "batch.micro_batch",
+            lambda recipe, batch: batch.micro_batch,
+        ),
+        "gradient_accumulation_steps": (
+            "batch.global_batch",
+            lambda recipe, batch: batch.accumulation,
+        ),
+        "gradient_clipping": ("train.max_norm", _of_train("max_norm", 0.0)),
+        "bf16.enabled": ("precision", _is_bf16),
+        "bfloat16.enabled": ("precision", _is_bf16),
+        "fp16.enabled": ("precision", lambda recipe, batch: False),
+        "amp.enabled": ("precision", lambda recipe, batch: False),
+        "optimizer.type": ("train.optimizer", _of_train("optimizer")),
+        "optimizer.params.lr": ("train.lr", _of_train("lr")),
+        "optimizer.params.betas": (
+            "train.beta1",
+            lambda recipe, batch: [recipe.train.get("beta1"), recipe.train.get("beta2")],
+        ),
+        "optimizer.params.eps": ("train.eps", _of_train("eps")),
+        "optimizer.params.weight_decay": ("train.weight_decay", _of_train("weight_decay")),
+        "scheduler": ("train.schedule", _of_train("schedule")),
     },
 }
 _ALWAYS = (
@@ -78,7 +109,7 @@ _ALWAYS = (
     "gradient_accumulation_steps",
     "gradient_clipping",
 )
-# DeepSpeed's sections of which everything is decided elsewhere.
+# The sections of DeepSpeed's file that are decided elsewhere as a whole.
 _SECTIONS = {key.partition(".")[0] for key in _DECIDED["deepspeed"]}
 
 
@@ -101,7 +132,7 @@ def strategy_file(
             f"precision {recipe.precision} is for models that are not sharded: set it to bf16, "
             f"which with strategy {name} keeps and updates parameters in fp32"
         )
-    decided = _decided_values(recipe, batch)
+    decided = {key: decide(recipe, batch) for key, (_, decide) in _DECIDED[name].items()}
     _refuse_contradictions(name, given, decided, origins or {})
     if name == "fsdp":
         checkpointing = decided["activation_checkpointing"]
@@ -131,39 +162,6 @@ def named_in_plan(recipe: Recipe) -> dict[str, str]:
     return {} if recipe.strategy == Strategy() else {"strategy": recipe.strategy.name}
 
 
-def _decided_values(recipe: Recipe, batch: BatchPlan) -> dict[str, Any]:
-    """Return the value of each key of _DECIDED."""
-    train, in_bf16 = recipe.train, recipe.precision == "bf16"
-    checkpointing = bool(train.get("gradient_checkpointing", False))
-    if recipe.strategy.name == "fsdp":
-        return {"xla": False, "activation_checkpointing": checkpointing}
-    if recipe.strategy.name == "xla_fsdp":
-        dtype = _DTYPES[recipe.precision]
-        return {
-            "xla": True,
-            "xla_fsdp_settings.compute_dtype": dtype,
-            "xla_fsdp_settings.buffer_dtype": dtype,
-            "xla_fsdp_grad_ckpt": checkpointing,
-        }
-    return {
-        # DeepSpeed counts zero-weight units too.
-        "train_batch_size": batch.micro_batch * batch.accumulation * batch.workers,
-        "train_micro_batch_size_per_gpu": batch.micro_batch,
-        "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": train.get("max_norm", 0.0),
-        "bf16.enabled": in_bf16,
-        "bfloat16.enabled": in_bf16,
-        "fp16.enabled": False,
-        "amp.enabled": False,
-        "optimizer.type": train.get("optimizer"),
-        "optimizer.params.lr": train.get("lr"),
-        "optimizer.params.betas": [train.get("beta1"), train.get("beta2")],
-        "optimizer.params.eps": train.get("eps"),
-        "optimizer.params.weight_decay": train.get("weight_decay"),
-        "scheduler": train.get("schedule"),
-    }
-
-
 def _refuse_contradictions(
     name: str,
     given: Mapping[str, Any],
@@ -191,7 +189,7 @@ def _refuse_contradictions(
         if found == "scheduler" or not alike:
             raise ConfigError(
                 f"{where} is {json.dumps(value)}, but the plan says {json.dumps(wanted)}: leave it "
-                f"out, or set {_DECIDED[name][found]}"
+                f"out, or set {_DECIDED[name][found][0]}"
             )
 
 
