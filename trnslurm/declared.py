@@ -1,8 +1,8 @@
 """What a job accepts in its sections `train` and `model`, checked by launcher and job alike.
 
 A job on trnslurm.train declares its keys as annotated fields of its classes Settings and Model;
-trnslurm/train/settings.py explains the marks. The job reads its classes, the launcher their source:
-it imports no torch, and runs no code of a recipe.
+trnslurm/train/settings.py explains the marks. Both read the source of the classes: the launcher
+imports no torch, and runs no code of a recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.frozen import Frozen
@@ -23,7 +23,7 @@ REFUSED = "REFUSED"
 """The class attribute that lists which values do not go together, and why."""
 WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
-_RULE = r"(at least|less than|divides) ([\w.]+)"
+_RULE = r"(at least|more than|less than|divides) ([\w.]+)"
 _COMPARED = r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?"
 _NEAREST = 10_000  # so far away a number that divides is looked for
 
@@ -45,8 +45,8 @@ class Field(Frozen):
     def rules(self) -> tuple[str, ...]:
         """Return what holds for a number: it is at least 0, if no mark says otherwise."""
         rules = tuple(mark for mark in self.marks if mark not in (FREE, ON_OFF))
-        signed = self.kind in ("int", "float") and not any(r.startswith("at least") for r in rules)
-        return ("at least 0", *rules) if signed else rules
+        has_least = any(rule.startswith(("at least", "more than")) for rule in rules)
+        return rules if has_least or self.kind not in ("int", "float") else ("at least 0", *rules)
 
 
 class Declaration(Frozen):
@@ -125,9 +125,16 @@ def _wrong(
 
 _KEEPS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": lambda value, limit: bool(value >= limit),
+    "more than": lambda value, limit: bool(value > limit),
     "less than": lambda value, limit: bool(value < limit),
     "divides": lambda value, limit: bool(value > 0 and limit % value == 0),
 }
+
+
+def keeps(rule: str, value: float) -> bool:
+    """Check a value against a rule with a number, such as "at least 1"; nan keeps no rule."""
+    verb, _, limit = rule.rpartition(" ")
+    return _KEEPS[verb](value, int(limit))
 
 
 def _nearest(value: int, multiple: int) -> str:
@@ -174,27 +181,6 @@ def _meets(value: Any, wanted: Any, values: Mapping[str, Any]) -> bool:
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def declared_by(cls: type) -> Declaration:
-    """Return what a class declares."""
-    hints = get_type_hints(cls, include_extras=True)
-    refused = [one for base in reversed(cls.__mro__) for one in vars(base).get(REFUSED, ())]
-    fields = {key: _field_of(hint) for key, hint in hints.items()}
-    return Declaration(fields=fields, refused=tuple(refused))
-
-
-def _field_of(hint: Any) -> Field:
-    marks = getattr(hint, "__metadata__", ())
-    bare = get_args(hint)[0] if marks else hint
-    choices = get_args(bare) if get_origin(bare) is Literal else ()
-    return _field(choices, getattr(bare, "__name__", ""), marks)
-
-
-def _field(choices: tuple[Any, ...], name: str, marks: tuple[Any, ...] = ()) -> Field:
-    kind = type(choices[0]).__name__ if choices else name
-    known = kind if kind in WORDS else ""
-    return Field(kind=known, choices=choices, marks=tuple(m for m in marks if isinstance(m, str)))
 
 
 def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
@@ -249,7 +235,9 @@ class _Module(Frozen, kw_only=False):
             return Field()
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if node.value.id == "Literal":
-            return _field(tuple(ast.literal_eval(one) for one in inner), "")
+            choices = tuple(ast.literal_eval(one) for one in inner)
+            kind = type(choices[0]).__name__
+            return Field(kind=kind if kind in WORDS else "", choices=choices)
         first = self.field(inner[0], argument)
         if node.value.id == "Annotated":
             marks = [one.value for one in inner[1:] if isinstance(one, ast.Constant)]

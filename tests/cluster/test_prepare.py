@@ -272,7 +272,7 @@ def test_without_a_choice_it_is_this_machine(site, cli, monkeypatch) -> None:
         ("prepare gpt2_zero1 -p small --set data.text=null", "neither data.dataset nor data.text"),
         ("prepare gpt2_zero1 -p small --text no.txt", "--text or --input no.txt: no such file"),
         ("prepare gpt2_zero1 -p small --tokenizer no", "--tokenizer no: no such file"),
-        ("prepare gpt2_zero1 -p small --holdout 1", "data.holdout is 1.0; it must be 0 or more"),
+        ("prepare gpt2_zero1 -p small --holdout 1", "data.holdout is 1.0; it must be less than 1"),
         ("prepare gpt2_zero1 --set data_root=data", "data_root is 'data': it must be absolute"),
         ("prepare gpt2_zero1 -p small --submit", "--submit: here has no Slurm: leave it out"),
         ("prepare gpt2_zero -p small", "unknown recipe 'gpt2_zero'"),

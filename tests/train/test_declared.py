@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.declared import declared_by, read_declaration
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import check_model, read_settings
 
 from ..bad_values import BAD, LLAMA
-from .conftest import JOBS, REPO, tiny_plan
+from .conftest import JOBS, tiny_plan
 from .measures import import_job
 
 
@@ -17,18 +16,6 @@ from .measures import import_job
 def test_a_job_accepts_what_its_recipe_says_and_refuses_what_the_launcher_does(recipe):
     path = JOBS / recipe / "train.py"
     job = import_job(path)
-
-    def read(name):
-        file = REPO / name
-        return file.read_bytes() if file.is_file() else None
-
-    for section in (job.Settings, job.Model):
-        source = read_declaration(read, f"jobs/{recipe}/train.py", section.__name__)
-        assert declared_by(section).refused == source.refused
-        fields = declared_by(section).fields
-        assert {key: (f.kind, f.choices, {*f.marks}) for key, f in fields.items()} == {
-            key: (f.kind, f.choices, {*f.marks}) for key, f in source.fields.items()
-        }
 
     def check(values):
         changes = {key.replace(".", "__"): value for key, value in values.items()}

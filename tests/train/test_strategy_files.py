@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trnslurm.declared import declared_by, find_problem
+from trnslurm.declared import find_problem
 from trnslurm.plan.sharding import DEVICES
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import load_plan, read_settings
+from trnslurm.train.plan import declaration_of, load_plan, read_settings
 from trnslurm.train.sharded.settings import ShardedSettings, read_strategy
 from trnslurm.train.sharded.strategy import ShardingRequest, layers_to_wrap
 from trnslurm.train.sharded.values import new_values, saved_values
@@ -68,7 +68,8 @@ def refusal_of_file(made, *args, **options):
 
 
 def test_launcher_and_jobs_know_the_same_strategies():
-    declared = declared_by(ShardedSettings)
+    declared = declaration_of(ShardedSettings)
+    assert declared is not None
     assert {*declared.fields["strategy"].choices} == {*DEVICES}
     for name, devices in DEVICES.items():
         able = {

@@ -20,6 +20,7 @@ Value = TypeVar("Value")
 NotNegative = Annotated[Value, "at least 0"]
 Positive = Annotated[Value, "at least 1"]
 NotEmpty = Annotated[Value, "not empty"]
+Share = Annotated[Value, "at least 0", "less than 1"]
 
 
 class Slurm(Frozen):
@@ -175,7 +176,7 @@ class Batch(Frozen):
 class BertShards(Frozen):
     """How `data prepare` makes shards for BERT, besides `seq_len` and `max_pred`."""
 
-    masked_lm_prob: float = 0.15
+    masked_lm_prob: Annotated[float, "more than 0", "less than 1"] = 0.15
     """Fraction of a sample's tokens to mask."""
     whole_words: bool = False
     """Mask all tokens of a word or none."""
@@ -227,7 +228,7 @@ class Data(Frozen):
     samples: Positive[int | None] = None
     """Samples in one pass over the training data, from which `plan` knows where `train.epochs`
     ends; None: unknown."""
-    holdout: float | None = None
+    holdout: Share[float | None] = None
     """Fraction of documents held out for evaluation; None: the dataset's own split, else 0.005
     (labelled rows: 0.1)."""
     bert: BertShards = field(default_factory=BertShards)

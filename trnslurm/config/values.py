@@ -9,6 +9,7 @@ from typing import Any
 
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.tree import flatten, lookup, marks_of
+from trnslurm.declared import keeps
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import CHECKPOINTS
 
@@ -67,8 +68,7 @@ def check_values(tree: Mapping[str, Any]) -> None:
         value = lookup(tree, dotted)
         if mark == "not empty" and value == "":
             raise ConfigError(f"{dotted} is empty: leave it out, or set it to null")
-        least = mark.removeprefix("at least ")
-        if least != mark and value is not None and not value >= int(least):  # also true of nan
+        if mark != "not empty" and value is not None and not keeps(mark, value):
             raise ConfigError(f"{dotted} is {value}; it must be {mark}")
     for dotted in ("slurm.time_min", "slurm.data_time_min"):
         if (value := lookup(tree, dotted) or 0) > LONGEST_MIN:
@@ -275,11 +275,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _check_data(tree: Mapping[str, Any]) -> None:
     data = tree["data"]
-    holdout, masked = data["holdout"], data["bert"]["masked_lm_prob"]
-    if holdout is not None and not 0 <= holdout < 1:
-        raise ConfigError(f"data.holdout is {holdout}; it must be 0 or more, and less than 1")
-    if not 0 < masked < 1:
-        raise ConfigError(f"data.bert.masked_lm_prob is {masked}; it must be between 0 and 1")
     for key in ("published", "checkpoint"):
         url = data[key]
         if url is not None and not re.fullmatch(_URL, url):

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from trnslurm.declared import declared_by, find_problem
+import trnslurm
+from trnslurm.declared import Declaration, find_problem, read_declaration
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
@@ -93,8 +95,20 @@ def check_model(cls: type, plan: JobPlan) -> None:
 
 def _check(cls: type, section: str, values: dict[str, Any], plan: JobPlan) -> None:
     around = vars(plan) | {"data.path": plan.data}
-    if problem := find_problem(declared_by(cls), section, values, around):
+    declared = declaration_of(cls)
+    if declared and (problem := find_problem(declared, section, values, around)):
         raise TrainError(problem.text)
+
+
+def declaration_of(cls: type) -> Declaration | None:
+    """Return what a class of this job declares, as the launcher reads it."""
+    return read_declaration(_read_source, str(sys.modules[cls.__module__].__file__), cls.__name__)
+
+
+def _read_source(path: str) -> bytes | None:
+    """Read a file of the code that runs, by its absolute path or as trnslurm/train/plan.py."""
+    file = Path(trnslurm.__file__).parents[1] / path
+    return file.read_bytes() if file.is_file() else None
 
 
 def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
