@@ -260,5 +260,5 @@ def test_what_training_refuses(run, tweets, tmp_path):
     assert "its data is of kind bert_pretrain, not labelled" in refused()
     leading_out = index["splits"]["train"] | {"file": "../train.npy"}
     (directory / "index.json").write_text(json.dumps(index | {"splits": {"train": leading_out}}))
-    assert "is not the name of a file beside" in refused()
+    assert "is not the name of a file next to the index" in refused()
     assert Path(directory).is_dir()

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from trnslurm.train.data.tokens import TokenText, verify
+from trnslurm.train.data.text import open_text, read_token_index
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def test_every_document_comes_out_again(
 def test_training_reads_what_was_prepared(prepare, text, tmp_path):
     output = tmp_path / "data"
     prepare("--output", output, "--text", text, "--tokenizer", "train:600", "--holdout", 0.1)
-    verify(output)
+    splits = read_token_index(output).splits
     for split in ("train", "eval"):
-        prepared = TokenText(output, split=split, seq_len=16, seed=1)
+        prepared = open_text(output, split=split, seq_len=16, seed=1)
         samples = prepared.samples(0, prepared.num_blocks)
         ends = (samples == prepared.end_of_text).sum()
-        assert ends >= prepared.index.split(split).documents
+        assert ends >= splits[split].documents
         assert samples.max() < prepared.vocab_size == 600
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from trnslurm.train.data.order import indices
-from trnslurm.train.data.text import END_OF_TEXT, ByteText, open_text
+from trnslurm.train.data.text import END_OF_TEXT, open_text
 from trnslurm.train.errors import TrainError
 
 # 190 to train on and 10 held out.
@@ -22,7 +22,7 @@ def text_path(tmp_path):
 
 
 def open_bytes(path, seed=1, split="train"):
-    return ByteText(path, split=split, seq_len=SEQ_LEN, seed=seed)
+    return open_text(path, split=split, seq_len=SEQ_LEN, seed=seed)
 
 
 def blocks_in_order(text, epoch=0):
@@ -76,16 +76,10 @@ def test_another_text_has_another_fingerprint(text_path):
     assert open_bytes(text_path).fingerprint != before
 
 
-def test_a_file_opens_as_bytes(text_path):
-    text = open_text(text_path, seq_len=SEQ_LEN, seed=1)
-    assert isinstance(text, ByteText)
-    assert torch.equal(text.samples(0, 30), open_bytes(text_path).samples(0, 30))
-
-
 @pytest.mark.parametrize(("split", "part"), [("train", "the text"), ("eval", "last twentieth")])
 def test_a_text_shorter_than_a_block_is_refused(text_path, split, part):
     with pytest.raises(TrainError, match=rf"{part}.* shorter than one block of 200 bytes"):
-        ByteText(text_path, split=split, seq_len=200, seed=1)
+        open_text(text_path, split=split, seq_len=200, seed=1)
 
 
 def test_a_missing_text_is_refused(tmp_path):

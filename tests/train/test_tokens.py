@@ -10,7 +10,6 @@ import torch
 
 from trnslurm.train.data.order import indices
 from trnslurm.train.data.text import open_text
-from trnslurm.train.data.tokens import TokenText, read_token_index, verify
 from trnslurm.train.errors import TrainError
 
 SEQ_LEN = 8
@@ -66,7 +65,7 @@ def stream(text, epoch=0, seed=1):
 
 @pytest.mark.parametrize("split", TOKENS)
 def test_no_token_is_lost_and_the_last_block_filled_up(data, split):
-    text = TokenText(data, split=split, seq_len=SEQ_LEN, seed=1)
+    text = open_text(data, split=split, seq_len=SEQ_LEN, seed=1)
     tokens = [i * 7 % 1000 for i in range(TOKENS[split])]
     assert text.num_tokens == len(tokens)
     assert text.num_blocks == math.ceil(len(tokens) / SEQ_LEN)
@@ -75,13 +74,13 @@ def test_no_token_is_lost_and_the_last_block_filled_up(data, split):
 
 
 def test_samples_are_what_a_model_takes(data):
-    samples = TokenText(data, seq_len=SEQ_LEN, seed=1).samples(3, 5)
+    samples = open_text(data, seq_len=SEQ_LEN, seed=1).samples(3, 5)
     assert samples.dtype == torch.int64
     assert samples.shape == (5, SEQ_LEN)
 
 
 def test_a_sample_depends_on_its_position_alone(data):
-    text = TokenText(data, seq_len=SEQ_LEN, seed=1)
+    text = open_text(data, seq_len=SEQ_LEN, seed=1)
     together = text.samples(0, 40)
     alone = [text.samples(position, 1) for position in reversed(range(40))]
     assert torch.equal(torch.cat(alone[::-1]), together)
@@ -92,25 +91,14 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     change_index(directory, lambda index: index["splits"]["train"].update(sha256="0"))
     data = np.arange(TOKENS["train"]) + 70_000
     (directory / "train.bin").write_bytes(data.astype("<u4").tobytes())
-    text = TokenText(directory, seq_len=SEQ_LEN, seed=1)
+    text = open_text(directory, seq_len=SEQ_LEN, seed=1)
     assert stream(text)[: len(data)] == data.tolist()
 
 
 def test_a_directory_opens_as_prepared_data(data):
     text = open_text(data, split="eval", seq_len=SEQ_LEN, seed=5)
-    assert isinstance(text, TokenText)
     assert (text.vocab_size, text.end_of_text, text.num_blocks) == (1000, 0, 2)
     assert text.fingerprint == hashlib.sha256((data / "eval.bin").read_bytes()).hexdigest()
-
-
-def test_verify_finds_one_changed_bit(data):
-    verify(data)
-    tokens = bytearray((data / "eval.bin").read_bytes())
-    tokens[3] ^= 1
-    (data / "eval.bin").write_bytes(tokens)
-    read_token_index(data)  # the size is right
-    with pytest.raises(TrainError, match=r"eval\.bin is damaged .*: make it with trnslurm data"):
-        verify(data)
 
 
 @pytest.mark.parametrize("file", ["train.bin", "eval.bin", "tokenizer.json"])
@@ -164,7 +152,7 @@ def test_a_split_shorter_than_a_block_is_refused(data):
 def refused(directory, words, *, split="train", seq_len=SEQ_LEN):
     """The error is one line that says where, what, and how the data is made."""
     with pytest.raises(TrainError, match=words) as caught:
-        TokenText(directory, split=split, seq_len=seq_len, seed=1)
+        open_text(directory, split=split, seq_len=seq_len, seed=1)
     message = str(caught.value)
     assert message.startswith(str(directory))
     assert "trnslurm data prepare" in message

@@ -82,8 +82,7 @@ def read_unit(device: Device, text: Labelled, unit: Unit) -> LabelledSamples:
 
 def on_device(device: Device, samples: LabelledSamples) -> LabelledSamples:
     """Copy samples to the device."""
-    columns = vars(samples)
-    return LabelledSamples(**dict(zip(columns, device.put_all(columns.values()), strict=True)))
+    return LabelledSamples(*device.put_all(samples))
 
 
 def classifier_flops(model: Any, seq_len: int) -> float:

@@ -124,15 +124,22 @@ def read_section(cls: type[Section], values: Any, *, where: str) -> Section:
 def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     if key not in values:
         raise TrainError(f"{where}: key {key} is missing")
-    value = values[key]
-    if is_dataclass(kind) and isinstance(kind, type):
-        return read_section(kind, value, where=f"{where}: {key}")
+    value, inside = values[key], f"{where}: {key}"
+    if isinstance(kind, type) and is_dataclass(kind):
+        return read_section(kind, value, where=inside)
     # What a Literal may be is checked with everything else that is declared.
-    kind = type(get_args(kind)[0]) if get_origin(kind) is Literal else get_origin(kind) or kind
-    if kind is float and type(value) is int:
+    parts = get_args(kind)
+    plain = type(parts[0]) if get_origin(kind) is Literal else get_origin(kind) or kind
+    if plain is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        raise TrainError(f"{where}: {key} is {value!r}, expected {kind.__name__}")
+    if type(value) is not plain:
+        raise TrainError(f"{inside} is {value!r}, expected {plain.__name__}")
+    inner: Any = parts[-1] if parts else None
+    is_section = is_dataclass(inner)
+    if is_section and plain is dict:
+        return {name: read_section(inner, each, where=inside) for name, each in value.items()}
+    if is_section and plain is list:
+        return [read_section(inner, each, where=inside) for each in value]
     return value
 
 

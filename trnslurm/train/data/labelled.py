@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trnslurm.train.data.order import indices
-from trnslurm.train.data.tokens import File, Tokenizer
+from trnslurm.train.data.prepared import PREPARE, File, Tokenizer, read_index
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import read_section
 
-FORMAT = 1
-KIND = "labelled"
-INDEX = "index.json"
 UNLABELLED = -100
 """What PyTorch's cross entropy leaves out: a token that begins no word."""
 _FIELDS = ("input_ids", "token_type_ids", "length", "label")
-_PREPARE = "make it with trnslurm data prepare"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +45,8 @@ class LabelledIndex:
     metrics: list[str]
     """The scores that a model is judged by."""
     tokenizer: Tokenizer
-    splits: dict[str, Any]
-    """A LabelledSplit by name: train, and eval, eval_mismatched where there is one."""
+    splits: dict[str, LabelledSplit]
+    """train, and eval and eval_mismatched where there is one."""
     sources: list[Any]
     made: dict[str, Any]
     left_out: list[Any]
@@ -60,8 +55,7 @@ class LabelledIndex:
     """Samples whose text was longer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelledSamples:
+class LabelledSamples(NamedTuple):
     """Some samples, one a row."""
 
     input_ids: Tensor
@@ -77,9 +71,8 @@ class LabelledSamples:
 class Labelled:
     """One split: an endless stream, reshuffled each epoch, and the same in the file's order."""
 
-    def __init__(
-        self, directory: Path, index: LabelledIndex, split: LabelledSplit, *, seed: int
-    ) -> None:
+    def __init__(self, directory: Path, index: LabelledIndex, name: str, *, seed: int) -> None:
+        split = index.splits[name]
         self.index = index
         self.num_samples = split.samples
         self.labels = tuple(index.labels)
@@ -102,38 +95,34 @@ class Labelled:
 
     def labelled_words(self, first: int, count: int) -> int:
         """Return how many words of these samples of the stream have a label: a loss's weights."""
-        rows = indices(first, count, count=self.num_samples, seed=self._seed)
-        return int((self._samples["label"][rows] != UNLABELLED).sum())
+        return int((self._samples["label"][self._rows(first, count)] != UNLABELLED).sum())
 
     def samples(self, first: int, count: int) -> LabelledSamples:
         """Return the samples at positions first … first + count - 1 of the stream."""
-        return self._take(indices(first, count, count=self.num_samples, seed=self._seed))
+        return self._take(self._rows(first, count))
 
     def fixed(self, first: int, count: int) -> LabelledSamples:
         """Return samples in the file's order; after the last comes the first again."""
         return self._take(np.arange(first, first + count) % self.num_samples)
 
+    def _rows(self, first: int, count: int) -> NDArray[np.int64]:
+        return indices(first, count, count=self.num_samples, seed=self._seed)
+
     def _take(self, rows: NDArray[np.int64]) -> LabelledSamples:
         taken = self._samples[rows]
-        places = np.arange(self.index.seq_len)
-        labels = taken["label"].astype(np.int64 if self.labels else np.float32)
+        is_text = np.arange(self.index.seq_len) < taken["length"][:, None]
+        columns = (taken["input_ids"], is_text, taken["token_type_ids"], taken["label"])
+        types = (np.int64, np.int64, np.int64, np.int64 if self.labels else np.float32)
         return LabelledSamples(
-            input_ids=_as_tensor(taken["input_ids"]),
-            attention_mask=_as_tensor(places < taken["length"][:, None]),
-            token_type_ids=_as_tensor(taken["token_type_ids"]),
-            labels=torch.from_numpy(labels),
+            *(torch.from_numpy(c.astype(kind)) for c, kind in zip(columns, types, strict=True))
         )
-
-
-def _as_tensor(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64))
 
 
 def open_labelled(
     path: Path, split: str, *, seq_len: int, vocab_size: int, seed: int, pad_id: int | None = None
 ) -> Labelled:
     """Open a split of labelled data and check that it fits the model: milliseconds at any size."""
-    index = read_labelled_index(path)
+    index = read_index(path, "labelled", LabelledIndex)
     if split not in index.splits:
         more = ": give rows to evaluate on, --holdout, or train.eval_every=0"
         more = more if split == "eval" else ""
@@ -141,7 +130,7 @@ def open_labelled(
     if index.seq_len != seq_len:
         raise TrainError(
             f"seq_len is {seq_len}, but {path} has samples of {index.seq_len}: set it to that, or "
-            f"{_PREPARE} again"
+            f"{PREPARE} again"
         )
     if index.vocab_size > vocab_size:
         raise TrainError(
@@ -153,51 +142,20 @@ def open_labelled(
             f"model.pad_token_id is {pad_id}, but {path} is padded with {index.pad_id}: its "
             f"tokenizer ({index.tokenizer.name}) is not the model's"
         )
-    found = read_section(LabelledSplit, index.splits[split], where=f"{path}: splits: {split}")
-    return Labelled(path, index, found, seed=seed)
-
-
-def read_labelled_index(directory: Path) -> LabelledIndex:
-    """Read the index of labelled data."""
-    path = directory / INDEX
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise TrainError(
-            f"{directory}: no prepared data ({INDEX} is missing): {_PREPARE}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise TrainError(f"{path}: cannot be read ({error}): {_PREPARE} again") from None
-    kind = values.get("kind", "tokens") if isinstance(values, dict) else None
-    if kind != KIND:
-        raise TrainError(f"{directory}: its data is of kind {kind}, not {KIND}: name another")
-    if values.get("format") != FORMAT:
-        raise TrainError(
-            f"{path}: format {values.get('format')}, but this code reads {FORMAT}: {_PREPARE} again"
-        )
-    try:
-        return read_section(LabelledIndex, values, where="index")
-    except TrainError as error:
-        raise TrainError(f"{path}: {error}: {_PREPARE} again") from None
+    return Labelled(path, index, split, seed=seed)
 
 
 def _map(path: Path, index: LabelledIndex, split: LabelledSplit) -> NDArray[Any]:
     """Map the file of a split into memory, if it is what the index says."""
-    # A foreign index must not lead out of its directory.
-    if Path(split.file).name != split.file:
-        raise TrainError(
-            f"{path.parent}: {split.file!r} is not the name of a file beside its index"
-        )
     try:
         size = path.stat().st_size
         samples = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise TrainError(f"{path}: cannot be read ({error.strerror}): {_PREPARE} again") from None
+        raise TrainError(f"{path}: cannot be read ({error.strerror}): {PREPARE} again") from None
     except (ValueError, EOFError):
-        raise TrainError(f"{path}: damaged: {_PREPARE} again") from None
+        raise TrainError(f"{path}: damaged: {PREPARE} again") from None
     shape = (split.samples, index.seq_len)
     whole = size == split.bytes and samples.dtype.names == _FIELDS
     if not whole or samples["input_ids"].shape != shape:
-        raise TrainError(f"{path}: not as its index says: {_PREPARE} again")
-    # A plain array over the mapping: slices of np.memmap are several times as slow.
-    return np.asarray(samples)
+        raise TrainError(f"{path}: not as its index says: {PREPARE} again")
+    return np.asarray(samples)  # slices of np.memmap itself are several times as slow

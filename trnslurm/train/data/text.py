@@ -1,73 +1,153 @@
-"""Text in blocks of seq_len tokens: the interface, and plain text, whose tokens are its bytes."""
+"""Text in blocks of seq_len tokens: prepared tokens, or plain text, whose tokens are its bytes."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trnslurm.train.data.order import indices
-from trnslurm.train.data.tokens import TokenText
+from trnslurm.train.data.prepared import PREPARE, File, Tokenizer, read_index
 from trnslurm.train.errors import TrainError
 
 END_OF_TEXT = 256
 VOCAB_SIZE = END_OF_TEXT + 1
 HELD_OUT = 20
 """The last 1/20 of a plain text is never trained on: the split eval."""
+_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
-class Text(Protocol):
-    """An endless stream of samples: epoch after epoch of a text's blocks, each time reshuffled."""
+@dataclass(frozen=True, kw_only=True)
+class TokenSplit(File):
+    """A token file: documents one after another, each followed by an end of text."""
 
-    num_blocks: int
-    """Blocks in an epoch; the last is filled up from the text's beginning, so no token is lost."""
-    num_tokens: int
+    tokens: int
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenIndex:
+    """index.json of prepared tokens."""
+
+    format: int
     vocab_size: int
+    dtype: str
+    """uint16 or uint32, little-endian."""
     end_of_text: int
-    fingerprint: str
-    """Of the tokens: a run can only resume on the text that it began with."""
+    tokenizer: Tokenizer
+    splits: dict[str, TokenSplit]
+    """train, and eval where text was held out."""
+    sources: list[Any]
+    """Name, bytes and sha256 of every file that was read."""
+    made: dict[str, Any]
+    """The settings and versions that the data was made with."""
 
-    def samples(self, first: int, count: int) -> Tensor:
-        """Return the samples at positions first … first + count - 1 of the stream, one a row."""
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise TrainError(f"dtype {self.dtype!r} is not one of {', '.join(_DTYPES)}")
+        itemsize = _DTYPES[self.dtype].itemsize
+        if not 0 <= self.end_of_text < self.vocab_size <= 256**itemsize:
+            raise TrainError("end_of_text, vocab_size and dtype do not fit together")
+        for split in self.splits.values():
+            if split.bytes != split.tokens * itemsize:
+                raise TrainError(f"{split.file}: {split.tokens} tokens are not {split.bytes} bytes")
 
 
-def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> Text:
-    """Open prepared data, which is a directory, or a text file, whose bytes are the tokens.
+class Text:
+    """An endless stream of samples: epoch after epoch of a text's blocks, each time reshuffled.
 
-    The splits are train and eval.
+    Documents follow one another, each with an end of text after it; blocks are cut without regard
+    to them.
     """
-    if path.is_dir():
-        return TokenText(path, split=split, seq_len=seq_len, seed=seed)
-    return ByteText(path, split=split, seq_len=seq_len, seed=seed)
 
-
-class ByteText:
-    """A split of a text file as byte tokens, with an end of text behind."""
-
-    def __init__(self, path: Path, *, split: str = "train", seq_len: int, seed: int) -> None:
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise TrainError(f"data: {path} cannot be read ({error.strerror})") from None
-        cut = len(text) - len(text) // HELD_OUT
-        tokens = np.frombuffer({"train": text[:cut], "eval": text[cut:]}[split], np.uint8)
-        tokens = np.append(tokens.astype(np.int64), END_OF_TEXT)
-        if len(tokens) < seq_len:
-            part = "the last twentieth, which is held out," if split == "eval" else "the text"
-            raise TrainError(f"data: {part} of {path} is shorter than one block of {seq_len} bytes")
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        *,
+        vocab_size: int,
+        end_of_text: int,
+        fingerprint: str,
+        seq_len: int,
+        seed: int,
+    ) -> None:
+        self._tokens = tokens
+        self._seq_len = seq_len
+        self._seed = seed
+        self.vocab_size = vocab_size
+        self.end_of_text = end_of_text
+        self.fingerprint = fingerprint
+        """Identifies the tokens: a run can only resume on the text that it began with."""
         self.num_tokens = len(tokens)
         self.num_blocks = -(-len(tokens) // seq_len)
-        self.vocab_size = VOCAB_SIZE
-        self.end_of_text = END_OF_TEXT
-        self.fingerprint = hashlib.sha256(tokens.tobytes()).hexdigest()
-        # np.resize continues from the beginning after the last token.
-        filled = np.resize(tokens, self.num_blocks * seq_len)
-        self._blocks = torch.from_numpy(filled).view(-1, seq_len)
-        self._seed = seed
+        """Blocks in an epoch; the text's beginning fills up the last, so no token is lost."""
 
     def samples(self, first: int, count: int) -> Tensor:
         """Return the samples at positions first … first + count - 1 of the stream, one a row."""
         rows = indices(first, count, count=self.num_blocks, seed=self._seed)
-        return self._blocks[torch.from_numpy(rows)]
+        samples = np.empty((count, self._seq_len), np.int64)
+        for sample, row in zip(samples, rows.tolist(), strict=True):
+            block = self._tokens[row * self._seq_len : (row + 1) * self._seq_len]
+            sample[: len(block)] = block
+            sample[len(block) :] = self._tokens[: self._seq_len - len(block)]
+        return torch.from_numpy(samples)
+
+
+def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> Text:
+    """Open a split (train or eval) of prepared data, which is a directory, or of a text file."""
+    if not path.is_dir():
+        tokens = _read_bytes(path, split, seq_len)
+        return Text(
+            tokens,
+            vocab_size=VOCAB_SIZE,
+            end_of_text=END_OF_TEXT,
+            fingerprint=hashlib.sha256(tokens.tobytes()).hexdigest(),
+            seq_len=seq_len,
+            seed=seed,
+        )
+    index = read_token_index(path)
+    found = index.splits.get(split)
+    if found is None:
+        more = ", or set train.eval_every=0" if split == "eval" else ""
+        raise TrainError(f"{path}: no split {split}: {PREPARE} and --holdout{more}")
+    if found.tokens < seq_len:
+        holdout = " or with a larger --holdout" if split == "eval" else ""
+        raise TrainError(
+            f"{path}: split {split} has {found.tokens} tokens, fewer than one block of "
+            f"{seq_len}: {PREPARE} from more text{holdout}"
+        )
+    mapped = np.memmap(path / found.file, _DTYPES[index.dtype], mode="r")
+    return Text(
+        np.asarray(mapped),  # slices of np.memmap itself are several times as slow
+        vocab_size=index.vocab_size,
+        end_of_text=index.end_of_text,
+        fingerprint=found.sha256,
+        seq_len=seq_len,
+        seed=seed,
+    )
+
+
+def read_token_index(directory: Path) -> TokenIndex:
+    """Read the index of prepared tokens and compare the sizes of its files: milliseconds."""
+    index = read_index(directory, "tokens", TokenIndex)
+    for file in (index.tokenizer, *index.splits.values()):
+        file.check_size(directory)
+    return index
+
+
+def _read_bytes(path: Path, split: str, seq_len: int) -> NDArray[np.int64]:
+    """Return the bytes of a split of a text file, and an end of text."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise TrainError(f"data: {path} cannot be read ({error.strerror})") from None
+    cut = len(text) - len(text) // HELD_OUT
+    part = text[cut:] if split == "eval" else text[:cut]
+    tokens = np.append(np.frombuffer(part, np.uint8).astype(np.int64), END_OF_TEXT)
+    if len(tokens) < seq_len:
+        name = "the last twentieth, which is held out," if split == "eval" else "the text"
+        raise TrainError(f"data: {name} of {path} is shorter than one block of {seq_len} bytes")
+    return tokens

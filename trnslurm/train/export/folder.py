@@ -24,8 +24,7 @@ from trnslurm.train.checkpoint import (
     read_parameters,
 )
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.data.text import END_OF_TEXT
-from trnslurm.train.data.tokens import read_token_index
+from trnslurm.train.data.text import END_OF_TEXT, read_token_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan
 
@@ -178,7 +177,7 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
         return Tokens(end_of_text=END_OF_TEXT)
     try:
         index = read_token_index(path)
-        split = index.split("train")
+        split = index.splits.get("train")
         if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
             raise TrainError(f"{path} has changed since this run was trained on it")
     except TrainError as error:
