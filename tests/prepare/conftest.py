@@ -93,14 +93,9 @@ def run_prepare() -> Callable[..., Done]:
 
     def run(*arguments: str | Path | int | float, **environ: str) -> Done:
         done = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            env=environment(**environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+            [*COMMAND, *map(str, arguments)], env=environment(**environ), timeout=180, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
         return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run
@@ -164,6 +159,20 @@ def words_tokenizer(tmp_path: Path) -> Callable[[int], Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def refused(request, prepare, left_beside, tmp_path) -> Callable[..., str]:
+    """Run the command of the file's KIND; return the error line, and check that nothing is left."""
+    output = tmp_path / "out" / "data"
+
+    def run(*arguments: str | Path | int | float) -> str:
+        error: str = prepare(*request.module.KIND, "--output", output, *arguments).error
+        assert not output.exists()
+        assert left_beside(output) == []
+        return error
+
+    return run
 
 
 @pytest.fixture

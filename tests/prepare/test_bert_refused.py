@@ -8,22 +8,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 REPO = Path(__file__).parents[2]
+KIND = ("bert", "--tokenizer", "train:300")
 
 ARTICLE = '<doc id="1" url="" title="One">\nOne\n\nIt is short. It is old.\n</doc>\n'
-
-
-@pytest.fixture
-def refused(prepare, left_beside, tmp_path):
-    """Run and return the error line; neither the output nor anything half-done may exist."""
-    output = tmp_path / "out" / "data"
-
-    def run(*arguments):
-        done = prepare("bert", "--output", output, "--tokenizer", "train:300", *arguments)
-        assert not output.exists()
-        assert left_beside(output) == []
-        return done.error
-
-    return run
 
 
 @pytest.fixture
@@ -71,18 +58,6 @@ def test_a_vocabulary_smaller_than_the_alphabet(refused, tmp_path):
     path.write_text("".join(chr(0x4E00 + number) for number in range(200)))
     error = refused("--text", path, "--tokenizer", "train:100")
     assert error.startswith("--tokenizer train:100: the characters of the text alone make 205 tok")
-
-
-def test_text_that_is_not_utf8(refused, tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"word \xff")
-    assert refused("--text", path).startswith(f"{path}: not UTF-8 at byte 5")
-
-
-def test_a_tokenizer_of_another_kind(refused, words_tokenizer, a_text):
-    path = words_tokenizer(9)
-    error = refused("--text", a_text, "--tokenizer", path)
-    assert error == f"{path}: is WordLevel, not WordPiece: choose a tokenizer of BERT's"
 
 
 def test_a_tokenizer_without_berts_special_tokens(refused, a_text, tmp_path):

@@ -72,21 +72,3 @@ def test_a_damaged_shard_is_made_again(prepare, read_data, command, at_once, tmp
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert prepare(*work, *ALONE, "--output", output).code == 0
     assert read_data(output).files() == at_once
-
-
-def test_the_same_again_is_nothing_to_do_and_another_wish_is_refused(prepare, text, tmp_path):
-    output = tmp_path / "data"
-    command = ("bert", "--text", text, "--tokenizer", "train:600", "--output", output)
-    prepare(*command)
-    done = prepare(*command, *ALONE)
-    assert "is already prepared from this input, nothing to do: train " in done.out, done
-    error = prepare(*command, "--max-pred", 10, "--seed", 1).error
-    assert "(max_pred was 20, is 10; seed was 12345, is 1)" in error
-    assert prepare("verify", output).code == 0
-    shard = output / "bert_training_00000.hdf5"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    assert prepare("verify", output).error.startswith(
-        f"{output}: bert_training_00000.hdf5 is damaged"
-    )
-    assert "is damaged: make it again with --force" in prepare(*command).error
-    assert prepare(*command, "--force").code == 0

@@ -7,7 +7,6 @@ import pytest
 
 from trnslurm.prepare import wordpiece
 from trnslurm.prepare.bert import sentences
-from trnslurm.prepare.bert.corpus import Corpus
 
 
 @pytest.mark.parametrize(
@@ -37,14 +36,6 @@ def test_lines_that_are_but_wrapped():
         "A heading",
         "The next",
     ]
-
-
-def test_a_row_is_a_document(prepare, tmp_path):
-    rows, output = tmp_path / "rows.jsonl", tmp_path / "data"
-    rows.write_text("".join(f'{{"text": "It is {n}. It was."}}\n' for n in range(6)))
-    common = ("--text", rows, "--tokenizer", "train:100", "--seq-len", 32, "--shards", 1)
-    done = prepare("bert", "--output", output, *common)
-    assert done.code == 0 and "samples of 6 documents" in done.out, done
 
 
 def test_wikiextractors_articles_without_their_markup_and_titles(prepare, tmp_path):
@@ -130,13 +121,3 @@ def test_words_met_before_make_the_same_tokens(prepare, text, tmp_path):
         tokens = [np.frombuffer(text, wordpiece.TOKEN).tolist() for text in pieces.encode(texts)]
         assert tokens == [encoding.ids for encoding in plain]
     assert pieces.known
-
-
-def test_a_corpus_gives_the_sentences_of_each_document(tmp_path):
-    np.array([7, 8, 9, 5], np.uint16).tofile(tmp_path / "tokens.bin")
-    np.array([0, 2, 3, 4], np.int64).tofile(tmp_path / "sentences.bin")
-    np.array([0, 2, 3], np.int64).tofile(tmp_path / "documents.bin")
-    corpus = Corpus(tmp_path, "uint16")
-    assert corpus.num_documents == 2
-    assert [corpus.starts(number) for number in range(2)] == [[0, 2, 3], [3, 4]]
-    assert corpus.tokens.tolist() == [7, 8, 9, 5]

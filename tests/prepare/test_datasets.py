@@ -59,12 +59,6 @@ def test_splits_may_be_directories_and_a_dataset_may_have_none(run, tmp_path):
     assert data.documents("eval") == ["two"]
 
 
-def test_files_of_no_split_are_trained_on(run, tmp_path):
-    write_rows(tmp_path / "b" / "pages.jsonl", ["one", "two", "three"])
-    data = run(tmp_path / "b")
-    assert (data.documents("train"), data.documents("eval")) == (["one", "two"], ["three"])
-
-
 def test_notes_of_fetch_say_what_a_document_is(run, tmp_path):
     directory = tmp_path / "wikitext"
     write_rows(directory / "train.jsonl", ["", *(row for article in ARTICLES for row in article)])

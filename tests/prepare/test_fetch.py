@@ -41,6 +41,13 @@ def test_what_is_fetched_can_be_prepared(fetch, prepare, read_data, left_beside,
     directory = tmp_path / "set"
     assert done.out == f"Fetched {directory}: train 6 rows, validation 2,501 rows, test 1 rows\n"
     assert left_beside(directory) == []
+    lines = (directory / "train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [
+        "", " = A = \n", "", " Text of A é \n", " = B = \n", " Text of B \n"
+    ]  # fmt: skip
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert not any(SECRET.encode() in path.read_bytes() for path in files)
     assert calls.read_text() == '["wikitext", "wikitext-103-raw-v1", null]\n'
     done = prepare("--output", tmp_path / "data", "--dataset", directory)
     assert done.code == 0, done
@@ -49,21 +56,6 @@ def test_what_is_fetched_can_be_prepared(fetch, prepare, read_data, left_beside,
     assert data.index["splits"]["train"]["documents"] == 2
     assert data.index["splits"]["eval"]["documents"] == 1
     assert data.index["made"]["documents"]["start"] == r"^ = [^=].* = $"
-
-
-def test_rows_are_kept_as_they_are(fetch, tmp_path):
-    fetch(*WIKITEXT)
-    lines = (tmp_path / "set" / "train.jsonl").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [
-        "", " = A = \n", "", " Text of A é \n", " = B = \n", " Text of B \n"
-    ]  # fmt: skip
-
-
-def test_a_token_is_written_nowhere(fetch, tmp_path):
-    fetch(*WIKITEXT)
-    files = [path for path in (tmp_path / "set").rglob("*") if path.is_file()]
-    assert len(files) == 5
-    assert not any(SECRET.encode() in path.read_bytes() for path in files)
 
 
 def test_the_same_again_asks_nobody(fetch, calls):

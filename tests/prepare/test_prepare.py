@@ -7,8 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from trnslurm.train.data.text import open_text, read_token_index
-
 
 @pytest.fixture
 def paragraphs(text):
@@ -34,18 +32,6 @@ def test_every_document_comes_out_again(
     assert left_beside(output) == []
 
 
-def test_training_reads_what_was_prepared(prepare, text, tmp_path):
-    output = tmp_path / "data"
-    prepare("--output", output, "--text", text, "--tokenizer", "train:600", "--holdout", 0.1)
-    splits = read_token_index(output).splits
-    for split in ("train", "eval"):
-        prepared = open_text(output, split=split, seq_len=16, seed=1)
-        samples = prepared.samples(0, prepared.num_blocks)
-        ends = (samples == prepared.end_of_text).sum()
-        assert ends >= splits[split].documents
-        assert samples.max() < prepared.vocab_size == 600
-
-
 def test_index_says_where_the_data_came_from(prepare, read_data, text, tmp_path):
     output = tmp_path / "data"
     done = prepare("--output", output, "--text", text, "--tokenizer", "train:600", "--json")
@@ -69,20 +55,6 @@ def test_index_says_where_the_data_came_from(prepare, read_data, text, tmp_path)
     assert data.index["made"]["holdout"] == 0.005
     # It has nothing from this machine.
     assert str(text.parent) not in (output / "index.json").read_text()
-
-
-def test_neither_processes_nor_chunks_nor_hash_seeds_change_a_byte(
-    prepare, read_data, text, tmp_path
-):
-    found = []
-    for processes, chunk_bytes in ((1, 10**9), (3, 1000)):
-        output = tmp_path / f"data{processes}"
-        common = ("--output", output, "--text", text, text, "--tokenizer", "train:600")
-        work = ("--processes", processes, "--chunk-bytes", chunk_bytes)
-        done = prepare(*common, *work, PYTHONHASHSEED=str(processes))
-        assert done.code == 0, done
-        found.append(read_data(output).files())
-    assert found[0] == found[1]
 
 
 def test_a_large_vocabulary_takes_four_bytes(prepare, read_data, words_tokenizer, tmp_path):
@@ -160,11 +132,3 @@ def test_a_row_is_a_document_unless_it_is_said_otherwise(prepare, read_data, tmp
     # Data made by an earlier rule for rows is no longer what is asked for.
     error = prepare("--output", output, "--text", rows, *more[:-1]).error
     assert 'documents was {"per": "blank-line", ' in error and 'is {"per": "line", ' in error
-
-
-def test_a_document_larger_than_a_chunk_stays_whole(run_prepare, read_data, text, tmp_path):
-    output = tmp_path / "data"
-    common = ("--output", output, "--text", text, text, "--tokenizer", "train:600")
-    assert run_prepare(*common, "--document-per", "file", "--chunk-bytes", 100).code == 0
-    data = read_data(output)
-    assert data.documents("train") == data.documents("eval") == [text.read_text()]

@@ -6,23 +6,10 @@ from pathlib import Path
 
 import pytest
 
+KIND = ()
 # Text is read in blocks of this size.
 BLOCK = 1 << 20
 TOKENIZER = ("--tokenizer", "train:300")
-
-
-@pytest.fixture
-def refused(prepare, left_beside, tmp_path):
-    """Run and return the error line; neither the output nor anything half-done may exist."""
-    output = tmp_path / "out" / "data"
-
-    def run(*arguments):
-        done = prepare("--output", output, *arguments)
-        assert not output.exists()
-        assert left_beside(output) == []
-        return done.error
-
-    return run
 
 
 @pytest.fixture

@@ -67,35 +67,6 @@ def all_samples(directory, index):
     return text, text.fixed(0, text.num_samples)
 
 
-def test_the_jobs_own_sentences_have_words_of_several_tokens_labelled_at_the_first(run):
-    """As bert_ner's preset tiny prepares them, against transformers' numbering of the words."""
-    job = Path(__file__).parents[2] / "jobs" / "bert_ner"
-    names = [*NAMES, "B-LOC", "I-LOC"]
-    labels = [word for name in names for word in ("--label", name)]
-    arguments = {"tokenizer": "train:512", "seq_len": 32}
-    directory, index, _ = run(job / "sentences.conll", *labels, **arguments)
-    text, samples = all_samples(directory, index)
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-    parts = (job / "sentences.conll").read_text().strip().split("\n\n")
-    sentences = [[line.split() for line in part.split("\n")] for part in parts]
-    assert len(sentences) == text.num_samples == 360
-
-    split: set[str] = set()
-    for row, sentence in enumerate(sentences):
-        words = [word for word, _ in sentence]
-        # Its tokenizer.json has no [CLS] and [SEP].
-        places = [None, *theirs(words, is_split_into_words=True).word_ids(), None]
-        starts = {place for place, n in enumerate(places) if n not in (None, *places[:place])}
-        expected = [
-            names.index(sentence[n][1]) if place in starts else UNLABELLED
-            for place, n in enumerate(places)
-        ]
-        expected += [UNLABELLED] * (32 - len(places))
-        assert samples.labels[row].tolist() == expected
-        split |= {sentence[n][1] for n in places if n is not None and places.count(n) > 1}
-    assert split == {"O", "B-PER", "I-PER", "B-ORG", "B-LOC"}
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "albert"])
 def test_the_first_token_of_a_word_has_its_label_as_in_transformers(run, conll, tmp_path, kind):
     own = make_tokenizer(kind, tmp_path / kind)
