@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from trnslurm.runs.run import RunDir
 
 
@@ -16,25 +18,23 @@ def steps(tmp_path: Path, *lines: tuple[int, int], torn: str = "") -> list[tuple
     return [(line["attempt"], line["step"]) for line in RunDir(tmp_path).steps()]
 
 
-def test_nothing_was_done_again(tmp_path: Path) -> None:
-    assert steps(tmp_path, (1, 1), (1, 2), (2, 3)) == [(1, 1), (1, 2), (2, 3)]
-
-
-def test_what_was_done_again_counts_once(tmp_path: Path) -> None:
-    lines = [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (3, 4)]
-    assert steps(tmp_path, *lines) == [(1, 1), (2, 2), (3, 3), (3, 4)]
-
-
-def test_steps_that_will_be_done_again_count_no_more(tmp_path: Path) -> None:
-    assert steps(tmp_path, *((1, step) for step in range(1, 9)), (2, 5)) == [
-        *((1, step) for step in range(1, 5)),
-        (2, 5),
-    ]
-
-
-def test_an_old_attempt_that_still_writes_changes_nothing(tmp_path: Path) -> None:
-    lines = [(1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (1, 4)]
-    assert steps(tmp_path, *lines) == [(1, 1), (2, 2), (2, 3)]
+@pytest.mark.parametrize(
+    ("lines", "counted"),
+    [
+        ([(1, 1), (1, 2), (2, 3)], [(1, 1), (1, 2), (2, 3)]),
+        # Done again.
+        (
+            [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (3, 4)],
+            [(1, 1), (2, 2), (3, 3), (3, 4)],
+        ),
+        # Will be done again.
+        ([(1, 1), (1, 2), (1, 5), (1, 6), (2, 5)], [(1, 1), (1, 2), (2, 5)]),
+        # An old attempt that still writes.
+        ([(1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (1, 4)], [(1, 1), (2, 2), (2, 3)]),
+    ],
+)
+def test_steps_that_count(tmp_path: Path, lines, counted) -> None:
+    assert steps(tmp_path, *lines) == counted
 
 
 def test_every_step_is_printed_once(make_run, cli) -> None:

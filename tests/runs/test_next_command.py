@@ -118,9 +118,11 @@ def test_what_waits_for_a_run_names_that(graphs, site, fake_slurm, cli) -> None:
         "1003|PENDING|DependencyNeverSatisfied|N/A|", "1004|PENDING|Dependency|N/A|",
     )  # fmt: skip
     assert run_status(b).mend == run_status(a).mend == f"trnslurm resume {a.name}"
+    assert cli("resume", b.path).error.endswith(f"{b.name} continues {a.name}, which is FAILED")
     fake_slurm.forget_calls()
     assert cli("resume", a.path).code == 0
     assert cancelled(fake_slurm) == ["1004", "1003"]
+    assert submitted(fake_slurm)[2][0] == "--dependency=afterok:1006"
     assert [call.cwd for call in fake_slurm.calls("sbatch")] == [a.path, a.path, b.path, b.path]
 
 

@@ -130,12 +130,6 @@ def test_cancelling_again_changes_nothing(fake_slurm, make_run, cli) -> None:
     again = cli("cancel", run.name)
     assert (again.code, again.out) == (0, f"{run.name} has ended already: CANCELLED\n")
     assert len(fake_slurm.calls("scancel")) == 1
-
-
-def test_cancel_is_remembered_when_slurm_has_forgotten(fake_slurm, make_run, cli) -> None:
-    run = make_run()
-    fake_slurm.queue(*PENDING)
-    cli("cancel", run.name)
     fake_slurm.queue()
     assert run_status(run).state == "CANCELLED"
 
@@ -212,9 +206,6 @@ def test_exec_steps_into_the_allocation(fake_slurm, running, run_cli, monkeypatc
         f"--chdir={running.path}", "--export=ALL", "printf", "%s|", "a b", "-n", "$x",
     ]  # fmt: skip
     assert "SLURM_JOB_ID" not in call.environ
-
-
-def test_exec_gives_the_commands_exit_code(running, run_cli) -> None:
     assert run_cli("exec", running.name, "--", "sh", "-c", "exit 7").code == 7
 
 

@@ -73,13 +73,6 @@ def test_warm_key_needs_no_precompile(graphs, facts, site, fake_slurm, cli) -> N
     assert newest_claim(graphs.cache, key) is None
 
 
-@pytest.mark.parametrize("option", ["steps=7", "batch.global_batch=128", "seed=3"])
-def test_steps_batch_and_seed_stay_warm(graphs, facts, fake_slurm, cli, option: str) -> None:
-    graphs.fill(facts)
-    assert cli(*TOY, "--set", option).code == 0
-    assert dependencies(fake_slurm) == [""]
-
-
 @pytest.mark.parametrize("damage", ["missing", "shorter", "untrusted"])
 def test_damaged_key_is_compiled_again(graphs, facts, fake_slurm, cli, damage: str) -> None:
     key = graphs.fill(facts)
@@ -99,10 +92,7 @@ def test_damaged_key_is_compiled_again(graphs, facts, fake_slurm, cli, damage: s
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        (
-            {"compile_cache": None},
-            "compile_cache is not set, so the graphs are on the nodes",
-        ),
+        ({"compile_cache": None}, "compile_cache is not set, so the graphs are on the nodes"),
         ({"compile_layout": "per-host"}, "every host has its own graphs"),
     ],
 )

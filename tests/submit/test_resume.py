@@ -63,22 +63,6 @@ def test_precompile_and_training_are_submitted_again(failed, graphs, fake_slurm,
     ]  # fmt: skip
 
 
-def test_training_alone_where_the_graphs_are_there_by_now(failed, graphs, fake_slurm, cli) -> None:
-    graphs.fill(graphs.facts(cli, "toy", "--nodes", "2"))
-    assert cli("resume", "last").out.startswith(f"Submitted {failed.name}  train 1003\n")
-    assert arguments(fake_slurm) == [[failed.name]]
-    assert failed.record().phases == ("train",)
-    assert "no precompile job: its graphs are compiled" in cli("status", "last").out
-
-
-def test_cancelled_run(graphs, site, fake_slurm, cli) -> None:
-    assert cli(*TOY).code == 0
-    assert cli("cancel", "last").code == 0
-    assert cli("resume", "last").code == 0
-    assert not site.run().cancelled_file.exists()
-    assert json.loads(cli("status", "last", "--json").out)["state"] == "PENDING"
-
-
 def test_run_that_waited_for_the_compilation_of_another(graphs, site, fake_slurm, cli) -> None:
     assert cli(*TOY, "--name", "first").code == 0
     assert cli(*TOY, "--name", "second").code == 0
@@ -89,23 +73,6 @@ def test_run_that_waited_for_the_compilation_of_another(graphs, site, fake_slurm
         f"Submitted {second.name}  precompile 1004  train 1005\n"
     )
     assert len(fake_slurm.calls("sbatch")) == 2
-
-
-def test_runs_of_a_chain_that_wait(graphs, site, fake_slurm, cli) -> None:
-    site.recipe(
-        "steps: 10\nbatch: {global_batch: 64}\ntrain: {init_from: '', save_every: 5}\n"
-        "slurm: {time_min: 60}\npresets:\n  a: {then: b}\n  b: {seq_len: 32}\n"
-    )
-    assert cli("submit", "toy", "--cluster", "pc", "--preset", "a", "--chain").code == 0
-    a, b = site.runs()
-    write_attempt(a, "precompile", 1, state="FAILED", job_id="1001")
-    fake_slurm.queue("1001|FAILED|None|N/A|")
-    refused = cli("resume", b.path)
-    assert refused.error.endswith(f"{b.name} continues {a.name}, which is FAILED")
-    fake_slurm.forget_calls()
-    assert cli("resume", a.path).code == 0
-    assert [call.cwd for call in fake_slurm.calls("sbatch")] == [a.path, a.path, b.path, b.path]
-    assert arguments(fake_slurm)[2][0] == "--dependency=afterok:1006"
 
 
 def begun(site, cli, **attempt) -> RunDir:
@@ -169,11 +136,6 @@ def test_refused_while_it_is_being_cancelled(graphs, site, fake_slurm, cli) -> N
     assert cli("resume", "last").error == (
         f"{run.name} is being cancelled: resume it once it has ended"
     )
-
-
-def test_refused_while_anything_is_pending(graphs, fake_slurm, cli) -> None:
-    assert cli(*TOY).code == 0
-    assert "is PENDING (precompile: waiting for jobs of" in cli("resume", "last").error
 
 
 def test_refused_while_the_controller_is_silent(graphs, site, fake_slurm, cli) -> None:

@@ -167,15 +167,7 @@ def test_interrupted_before_the_record(ended, cli, monkeypatch) -> None:
         ("bert_pretrain", ("--cluster", "trn1", "--preset", "phase2")),
         (
             "gpt2_zero1",
-            (
-                "--cluster",
-                "p4d",
-                "--time",
-                "90",
-                "--set",
-                "train.lr=3e-05",
-                "--sbatch=--comment=é 'x'",
-            ),
+            ("-c", "p4d", "--time", "90", "--set=seed=3", "--sbatch=--comment=é 'x'"),
         ),
     ],
 )

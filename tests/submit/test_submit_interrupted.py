@@ -42,12 +42,8 @@ def test_ctrl_c_while_sbatch_is_asked_leaves_no_job(
     )
     (slow / "sbatch").chmod(0o755)
     real = next(d for d in os.environ["PATH"].split(":") if (Path(d) / "sbatch").exists())
-    environment = {
-        **os.environ,
-        "PATH": f"{slow}:{os.environ['PATH']}",
-        "FAKE_SBATCH": f"{real}/sbatch",
-        "PYTHONPATH": str(CHECKOUT),
-    }
+    environment = os.environ | {"FAKE_SBATCH": f"{real}/sbatch", "PYTHONPATH": str(CHECKOUT)}
+    environment["PATH"] = f"{slow}:{os.environ['PATH']}"
     with subprocess.Popen(
         [sys.executable, "-m", "trnslurm", *GPT2], env=environment, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -75,10 +71,11 @@ def test_interrupted_before_it_was_recorded_leaves_nothing(site, fake_slurm, cli
     assert fake_slurm.calls("sbatch") == []
 
 
-def test_full_disk_is_one_line_and_leaves_nothing(site, fake_slurm, cli, monkeypatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
+
+def test_full_disk_is_one_line_and_leaves_nothing(site, fake_slurm, cli, monkeypatch) -> None:
     monkeypatch.setattr(RunDir, "write_record", full)
     done = cli(*GPT2)
     assert done.code == 1
@@ -88,10 +85,6 @@ def test_full_disk_is_one_line_and_leaves_nothing(site, fake_slurm, cli, monkeyp
 
 def test_cancel_works_on_a_full_disk(site, fake_slurm, cli, monkeypatch) -> None:
     assert cli(*GPT2).code == 0
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(cancel, "write_json", full)
     assert cli("cancel", "last").code == 0
     assert sorted(fake_slurm.calls("scancel")[0].arguments) == ["1001", "1002"]
@@ -131,7 +124,7 @@ def damage(name: str, change: object) -> None:
             (tree["config"] if key in tree["config"] else tree)[key] = value
         file.write_text(yaml.safe_dump(tree))
     else:
-        file.write_text(str(change))
+        file.write_text(str(change), errors="surrogatepass")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +134,10 @@ def damage(name: str, change: object) -> None:
         ("plan.json", "{", "missing or damaged"),
         ("plan.json", "[]", "missing or damaged"),
         ("config.yaml", None, "missing or damaged"),
+        ("config.yaml", "- 1\n", "config.yaml"),
+        ("config.yaml", "a: [", "config.yaml"),
+        ("config.yaml", "config: 3\n", "config.yaml"),
+        ("config.yaml", "\ud8ff", "config.yaml"),
         ("config.yaml", {"nodes": 7}, "plan.json is for 2 nodes, config.yaml for 7"),
         ("config.yaml", {"name": "../../evil"}, "job name '../../evil'"),
         ("config.yaml", {"run_root": 5}, "run_root must be text, found 5"),

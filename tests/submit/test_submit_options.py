@@ -60,9 +60,6 @@ def test_large_job_without_a_terminal_needs_yes(site, fake_slurm, cli) -> None:
     assert fake_slurm.calls() == [] and not site.run_root.exists()
     assert cli(*TOY, "--yes").code == 0
     assert len(fake_slurm.calls("sbatch")) == 2
-
-
-def test_small_job_is_not_asked_about(site, fake_slurm, cli) -> None:
     site.profile(ask_above_node_hours=10)
     assert cli(*TOY).code == 0
 
@@ -89,34 +86,13 @@ def test_large_job_on_a_terminal_is_asked_about(
 
 
 def test_passed_through_options_stand_in_the_file(site, fake_slurm, cli) -> None:
-    words = (
-        "--sbatch=--mail-type=FAIL",
-        "--sbatch=--comment=it's $(mine) #1",
-        "--sbatch",
-        "--hold",
-    )
-    assert cli(*GPT2, *words).code == 0
+    words = ("--sbatch=--mail-type=FAIL", "--sbatch=--comment=it's $(mine) #1")
+    assert cli(*GPT2, *words, "--sbatch", "--hold").code == 0
     for call in fake_slurm.calls("sbatch"):
         lines = call.script.decode().splitlines()
         for line in ("--mail-type=FAIL", '--comment="it\'s $(mine) #1"', "--hold"):
             assert any(li.startswith(f"#SBATCH {line} ") for li in lines)
         assert not any("mail-type" in word or "hold" in word for word in call.arguments)
-
-
-def test_options_land_in_the_script(site, fake_slurm, cli) -> None:
-    assert cli(*GPT2, "--time", "1-02:30:00", "--name", "first.try").code == 0
-    first, second = (c.script.decode().splitlines() for c in fake_slurm.calls("sbatch"))
-    assert directive(first, "--job-name") == "first.try-precompile"
-    assert directive(second, "--job-name") == "first.try-train"
-    assert directive(second, "--time") == "1-02:30:00"
-    assert directive(second, "--nodes") == "2"
-    assert directive(second, "--partition") == "compute"
-    assert site.run().name.endswith("-first.try")
-
-
-def directive(lines: list[str], name: str) -> str:
-    (found,) = [line for line in lines if line.startswith(f"#SBATCH {name}=")]
-    return found.split()[1].partition("=")[2]
 
 
 @pytest.fixture
@@ -128,7 +104,7 @@ def reviewed(site, cli, tmp_path: Path) -> Path:
 
 def test_reviewed_bundle_is_submitted_byte_for_byte(site, fake_slurm, cli, reviewed: Path) -> None:
     script = reviewed / "train.sbatch"
-    edited = script.read_bytes().replace(b"\nset -euo", b"\n# \xc3\xa9dited\r\nset -euo", 1)
+    edited = script.read_bytes().replace(b"\nset -euo", b"\n# \xe9dited\r\nset -euo", 1)  # Latin-1
     script.write_bytes(edited)
     (reviewed / "code/jobs/gpt2_zero1/extra.bin").write_bytes(b"\0\xff")
     done = cli("submit", "--rendered", reviewed)
@@ -138,11 +114,8 @@ def test_reviewed_bundle_is_submitted_byte_for_byte(site, fake_slurm, cli, revie
     assert run.script("train").read_bytes() == edited
     assert run.record().sha256["train.sbatch"] == hashlib.sha256(edited).hexdigest()
     assert (run.path / "code/jobs/gpt2_zero1/extra.bin").read_bytes() == b"\0\xff"
-    assert (run.record().recipe, run.record().cluster, run.record().nodes) == (
-        "gpt2_zero1",
-        "pc",
-        2,
-    )
+    record = run.record()
+    assert (record.recipe, record.cluster, record.nodes) == ("gpt2_zero1", "pc", 2)
 
 
 def test_reviewed_bundle_is_asked_about_too(site, fake_slurm, cli, tmp_path: Path) -> None:
@@ -154,13 +127,6 @@ def test_reviewed_bundle_is_asked_about_too(site, fake_slurm, cli, tmp_path: Pat
     assert refused.err.splitlines()[-1].endswith("above which pc asks: pass --yes")
     assert fake_slurm.calls() == []
     assert cli("submit", "--rendered", bundle, "--yes").code == 0
-
-
-def test_reviewed_bytes_need_not_be_utf8(site, fake_slurm, cli, reviewed: Path) -> None:
-    script = reviewed / "train.sbatch"
-    script.write_bytes(script.read_bytes() + b"# caf\xe9, from an editor set to Latin-1\n")
-    assert cli("submit", "--rendered", reviewed).code == 0
-    assert fake_slurm.calls("sbatch")[1].script == script.read_bytes()
 
 
 def test_reviewed_bundle_does_not_need_its_recipe_any_more(
@@ -227,17 +193,6 @@ def test_reviewed_bundle_that_its_job_would_refuse(
     (reviewed / name).write_text(text.replace(old, new))
     assert said in cli("submit", "--rendered", reviewed).error
     assert fake_slurm.calls() == [] and not site.run_root.exists()
-
-
-@pytest.mark.parametrize("text", [b"", b"- 1\n", b"a: [", b"config: 3\n", b"\xff\xfe\0", None])
-def test_damaged_bundle_is_refused(site, fake_slurm, cli, reviewed: Path, text) -> None:
-    (reviewed / "config.yaml").unlink()
-    if text is not None:
-        (reviewed / "config.yaml").write_bytes(text)
-    done = cli("submit", "--rendered", reviewed)
-    assert done.code == 1
-    assert "config.yaml" in done.error
-    assert not site.run_root.exists()
 
 
 def test_recipe_and_reviewed_bundle_exclude_each_other(site, fake_slurm, cli, tmp_path) -> None:

@@ -35,6 +35,8 @@ def test_first_phase_refused(site, fake_slurm, run_cli, cli) -> None:
     assert [c.command for c in fake_slurm.calls()] == ["sbatch"]
     status = cli("status", run.name)
     assert status.out.startswith(f"{run.name}: FAILED (refused at submission: {WORDS})")
+    fake_slurm.relent("sbatch")
+    assert cli("submit", "--rendered", run.path).code == 0
 
 
 def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> None:
@@ -58,14 +60,6 @@ def test_job_that_cannot_be_taken_back_is_named(site, fake_slurm, cli) -> None:
     assert WORDS in error  # the cause, not only that of the second trouble
     assert f"trnslurm cancel {run.name}" in error  # what is left to a person
     assert run.record().refused
-
-
-def test_script_kept_can_be_submitted_as_it_is(site, fake_slurm, cli) -> None:
-    fake_slurm.refuse("sbatch", SAID)
-    assert cli(*GPT2).code == 1
-    refused = site.run()
-    fake_slurm.relent("sbatch")
-    assert cli("submit", "--rendered", refused.path).code == 0
 
 
 # Ends a command when it hangs, and not a moment earlier, however busy the machine is.
@@ -159,8 +153,5 @@ def test_sbatch_is_found_in_the_profiles_directory(site, fake_slurm, cli, monkey
     site.profile(slurm={"bin_dir": commands})
     assert cli(*GPT2).code == 0
     assert len(fake_slurm.calls("sbatch")) == 2
-    assert (
-        cli("status", "last")
-        .out.splitlines()[0]
-        .endswith("(precompile: waiting for jobs of higher priority)")
-    )
+    shown = cli("status", "last").out.splitlines()[0]
+    assert shown.endswith("(precompile: waiting for jobs of higher priority)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import pickle
 import shlex
 import subprocess
@@ -11,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from submitit.core import core, utils
-from submitit.local import local
-from submitit.local.local import LocalExecutor
+from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from trnslurm.submit.on_slurm import RenderedSlurm
@@ -32,38 +29,6 @@ def nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_version() -> None:
     assert importlib.metadata.version("submitit") == "1.5.4"
-
-
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (SlurmExecutor.__init__, "self folder max_num_timeout max_pickle_size_gb python"),
-        (SlurmExecutor._make_submission_file_text, "self command uid"),
-        (SlurmExecutor._make_submission_command, "self submission_file_path"),
-        (SlurmExecutor._submit_command, "self command"),
-        (SlurmExecutor._get_job_id_from_submission_command, "string"),
-        (SlurmExecutor.affinity, ""),
-        (LocalExecutor.__init__, "self folder max_num_timeout max_pickle_size_gb python"),
-        (LocalExecutor._submit_command, "self command"),
-        (LocalExecutor.update_parameters, "self kwargs"),
-    ],
-)
-def test_signature(function, parameters: str) -> None:
-    assert " ".join(inspect.signature(function).parameters) == parameters
-
-
-def test_what_is_overridden_is_what_submission_uses() -> None:
-    source = inspect.getsource(core.PicklingExecutor._submit_command)
-    for name in ("_make_submission_file_text", "_make_submission_command", "CommandFunction"):
-        assert name in source
-    assert SlurmExecutor._submit_command is core.PicklingExecutor._submit_command
-    assert issubclass(SlurmExecutor, core.PicklingExecutor)
-
-
-def test_a_local_task_is_started_by_a_popen_of_the_modules_own() -> None:
-    source = inspect.getsource(local.start_controller)
-    assert "process = subprocess.Popen(proc_cmd, shell=need_shell, env=env)" in source
-    assert local.subprocess is subprocess
 
 
 def test_job_id_is_read_from_sbatchs_words() -> None:
