@@ -25,7 +25,7 @@ WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 _TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 _RULE = r"(at least|more than|less than|divides) ([\w.]+)"
 _COMPARED = r"(not a multiple of|less than) (\w+)(?: \+ (\d+))?"
-_NEAREST = 10_000  # so far away a number that divides is looked for
+_NEAREST = 10_000  # the search for the nearest divisor ends here
 
 Read = Callable[[str], bytes | None]
 """Return a file's content by its path, as jobs/NAME/train.py; None: there is no such file."""
@@ -54,8 +54,8 @@ class Declaration(Frozen):
 
     fields: Mapping[str, Field]
     refused: tuple[Refused, ...] = ()
-    """Values by key that are refused together, and why; a list means any of them. Beside values
-    there are the conditions "not empty", "not a multiple of KEY", "less than KEY + NUMBER"."""
+    """Values by key that are refused together, and why; a list means any of them. A value may also
+    be a condition: "not empty", "not a multiple of KEY", "less than KEY + NUMBER"."""
     whole: bool = True
     """All base classes were found."""
 
@@ -69,7 +69,7 @@ class Problem(Frozen, kw_only=False):
 
     text: str
     keys: tuple[str, ...]
-    """Dotted keys of all values that have a part in it."""
+    """Dotted keys of all values that are involved."""
 
 
 def find_problem(
@@ -192,7 +192,7 @@ def read_declaration(read: Read, path: str, name: str) -> Declaration | None:
         found = _Module(read, path, _parse(read(path) or b"")).find(name)
         return _of_class(*found) if found and isinstance(found[1], ast.ClassDef) else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # it will not run either
+        return None  # the script cannot run either
 
 
 class _Module(Frozen, kw_only=False):
@@ -203,7 +203,7 @@ class _Module(Frozen, kw_only=False):
     tree: ast.Module
 
     def find(self, name: str) -> tuple[_Module, ast.stmt] | None:
-        """Return what defines a name, and the file in which that stands."""
+        """Return the statement that defines a name, and its file."""
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef) and node.name == name:
                 return self, node
@@ -295,10 +295,10 @@ def _parse(data: bytes) -> ast.Module:
 def check_python(data: bytes, where: str) -> None:
     """Refuse a file that is no Python."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # they are said when it runs
+        with warnings.catch_warnings(action="ignore"):  # Python shows them when the script runs
             compile(data, where, "exec", dont_inherit=True)
     except SyntaxError as error:
         place = f"{where}:{error.lineno}" if error.lineno else where
         raise ConfigError(f"{place}: {error.msg}: it must be Python") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{where}: {error or 'too much'}: it must be Python") from None
+        raise ConfigError(f"{where}: {error or 'too large'}: it must be Python") from None

@@ -101,7 +101,7 @@ def test_a_reviewed_bundle_keeps_them(warm, site, cli, tmp_path: Path) -> None:
         (["--notify", "a", "--notify", "b"],
          "--notify b: one command is enough, and there is one already"),
         (["--notify", "", "--notify", "b"],
-         "--notify '' tells nobody: leave out the other --notify"),
+         "--notify '' turns messages off: leave out the other --notify"),
         (["--notify", "a", "--set", "notify.command=b"],
          "--notify and --set notify.command=… contradict each other: leave out one of them"),
         (["--set", 'notify.command=""'], "notify.command is empty: leave it out, or set it to "

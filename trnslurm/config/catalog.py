@@ -44,11 +44,11 @@ class InstanceType(Frozen):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one instance: a GRES in Slurm, unlike Neuron devices."""
+        """GPUs of one instance, which are a GRES in Slurm; Neuron devices are not."""
         return self.accelerators if self.device in ON_GPUS else 0
 
     def own_devices(self, usable: Sequence[str]) -> list[str]:
-        """Return what this type's hardware can be used as, of the recipe's devices (empty: all)."""
+        """Return the devices that this type's hardware can be, among the recipe's (empty: all)."""
         own = dict.fromkeys((self.device, _ALSO.get(self.device, self.device)))
         return [device for device in own if device in (usable or DEVICES)]
 

@@ -71,7 +71,7 @@ def resolve(
     layers.append(_profile_layer(profile))
     base, presets = recipe_layers(place)
     chosen = preset or base.tree.get("default_preset")
-    if base.tree.get("project"):  # it cannot give a micro-batch the weight zero
+    if base.tree.get("project"):  # a custom script cannot give a micro-batch the weight zero
         refuse = nest("batch.padding", "refuse")
         layers.append(Layer(name="default", source="a custom script", tree=refuse))
     layers.append(base)

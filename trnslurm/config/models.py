@@ -1,7 +1,7 @@
 """Published BERT-like models: `model.name` gives a recipe a model's sizes, weights and tokenizer.
 
 The figures are those of each model's config.json on the Hugging Face Hub
-(https://huggingface.co/NAME/raw/main/config.json), in BERT's words whatever the model calls them.
+(https://huggingface.co/NAME/raw/main/config.json), under BERT's names for them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 """Name -> the model's owner on the Hub, and the values of its config.json."""
 
 
-# A recipe that declares fewer means something else by `name`.
+# A recipe that lacks these keys uses `name` for something else.
 _NEEDED = {"vocab_size", "hidden_size", "num_attention_heads", "type_vocab_size"}
 
 
@@ -100,16 +100,16 @@ def published_layer(tree: Mapping[str, Any]) -> list[Layer]:
             f"model.name is {name}, a {values['model_type']}: this recipe trains {', '.join(berts)}"
         )
     own: dict[str, Any] = {"model": {k: v for k, v in values.items() if k in model}, "data": {}}
-    if data["model"]:  # else its parameters are new
+    if data["model"]:  # a model whose parameters start at random
         own["data"]["model"] = f"{owner}/{name}"
     if data["format"] == "labelled" and is_on_hub(data["tokenizer"]):
         own["data"]["tokenizer"] = f"{owner}/{name}"
-        own["data"]["path"] = f"{data['path']}-{name}"  # other tokens
+        own["data"]["path"] = f"{data['path']}-{name}"  # a tokenizer of other tokens
     return [Layer(name="published model", source=f"model.name {name}", tree=own)]
 
 
 def is_on_hub(tokenizer: str | None) -> bool:
-    """Check whether a recipe's `data.tokenizer` names a model of the Hub, and no file."""
+    """Check whether a recipe's `data.tokenizer` names a model on the Hub, not a file."""
     here = ("train:", ".", "/", "~")
     name = tokenizer or "."
     return not name.startswith(here) and not name.endswith(".json")

@@ -18,7 +18,7 @@ STRATEGY_FILE = "strategy file"
 JOB_SECTIONS = ("model", "train")
 
 _CLUSTER = fields_of(Cluster)
-# A recipe may set the shape of its job on the cluster, never the site's facts.
+# A recipe may set the shape of its job on the cluster, but never facts of the site.
 _RECIPE_LAYER = {
     **fields_of(Recipe),
     **{key: _CLUSTER[key] for key in ("env", "notify", "slurm", "workers_per_node")},
@@ -52,7 +52,7 @@ def preset_before(recipe: Path, preset: str | None) -> str | None:
 def recipe_layers(recipe: Path) -> tuple[Layer, dict[str, Any]]:
     """Return the values for all presets, and the presets as they are in the file.
 
-    A recipe is a directory with a recipe.yaml, or a script, which says the same by what it is.
+    A recipe is a directory with a recipe.yaml, or a custom script.
     """
     if not recipe.is_dir():
         return Layer(name="script", source=str(recipe), tree=script_tree(recipe)), {}
@@ -137,7 +137,7 @@ def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer
     source = f"{base.source}: presets.{name}"
     tree = dict(presets[name] or {})
     take_description(tree, source)
-    tree.pop("then", None)  # about the preset, not the training
+    tree.pop("then", None)  # these describe the preset, not the training
     checked = check(tree, _RECIPE_LAYER, source)
     for section in JOB_SECTIONS:
         if section in checked:

@@ -145,8 +145,8 @@ class Cluster(Frozen):
     def expand(self, path: str) -> str:
         """Return a path with ~ expanded as jobs of the cluster expand it.
 
-        On Slurm that is the home in the user database, as in the batch script, whatever $HOME is
-        here: what is made here must be where jobs look for it.
+        On Slurm that is the home in the user database, as in the batch script, even if $HOME
+        differs here: jobs must find what this host writes.
         """
         known = self.scheduler == "slurm" and path.startswith("~/")
         try:

@@ -20,12 +20,12 @@ def is_script(word: str) -> bool:
 
 
 def script_name(file: Path) -> str:
-    """Return the name of the recipe that a script is."""
+    """Return the name of a custom script's recipe."""
     return re.sub(_NO_NAME, "-", file.stem).strip("-.")[:40] or "script"
 
 
 def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
-    """Return what a recipe of the script would say.
+    """Return the content of a recipe for the script.
 
     Its project is the directory from which it is started here, so that its relative paths mean the
     same there; or its own, if it lies elsewhere.
@@ -41,7 +41,7 @@ def script_tree(file: Path, project: Path | None = None) -> dict[str, Any]:
         "entry": str(entry.relative_to(root)),
         "project": str(root),
         "launcher": "torchrun" if python else "script",
-        # Nothing is known of its graphs.
+        # The graphs of a custom script are unknown.
         "default_cluster": "local",
         "precompile": "never",
         "devices": ["cuda", "cpu"],

@@ -79,7 +79,7 @@ class Workspace(Frozen):
     def recipe_dir(self, name: str) -> Path:
         """Return the directory of a recipe, or raise an error that suggests the nearest name.
 
-        What is a path names no recipe, but a custom script.
+        A word that is a path names a custom script, not a recipe.
         """
         if is_script(name):
             if Path(name).is_dir():
@@ -93,7 +93,7 @@ class Workspace(Frozen):
     def cluster_file(self, name: str, place: str = "") -> Path:
         """Return the file of a cluster profile, or an error that suggests the nearest name.
 
-        The error begins with the place where the name stands, if that is known.
+        The error begins with the file that has the name, if there is one.
         """
         place = place or (self.cluster_source if name == self.cluster else "")
         sandbox, _, other = name.partition("-")
@@ -180,7 +180,7 @@ _MOST_VALUES = 100_000
 # libyaml overflows the stack, and so kills the process, at some 40,000 levels.
 _SURELY_SHALLOW, _DEEPEST = 10_000, 1000
 _MOST_DIGITS = 80  # of a binary number, with sign and underscores
-# YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8, which no user means.
+# YAML 1.1 reads 1:30 as 90 (base 60) and 010 as 8; no user means that.
 _OTHER_BASE = r"[^:]*:.*|[-+]?0[0-7_]+"
 
 

@@ -1,4 +1,4 @@
-"""The software that jobs are made for, and the two sets of it for Trainium.
+"""The software that jobs need, in two sets for Trainium.
 
 AWS supports PyTorch/XLA for training up to Neuron SDK 2.29.1: "Neuron no longer supports
 PyTorch/XLA for training starting with Neuron 2.30" (2026-05-20, about-neuron/announcements/
@@ -22,9 +22,9 @@ class NeuronSdk(Frozen):
     """One release of AWS's Neuron SDK."""
 
     support: str
-    """What AWS says of training with it."""
+    """AWS's statement about training with it."""
     pythons: tuple[int, int]
-    """The lowest and the highest Python 3 that it has packages for."""
+    """The lowest and the highest minor version of Python 3 for which it has packages."""
     pip: Mapping[str, str]
     apt: Mapping[str, str]
 
@@ -66,5 +66,5 @@ def packages_for(device: str, neuron_sdk: str) -> dict[str, str]:
 
 
 def matches(version: str | None, pin: str) -> bool:
-    """Check whether a version is of a pin: 2.9.1+cpu is of 2.9."""
+    """Check whether a version matches a pin: 2.9.1+cpu matches 2.9."""
     return version is not None and (version.split("+")[0] + ".").startswith(pin + ".")

@@ -52,7 +52,7 @@ def _axis(word: str) -> tuple[str, list[str]]:
 
 
 def read_points(file: str) -> list[Point]:
-    """Return what a file has: a list of points as they are, or KEY: [values] to combine."""
+    """Return the points in a file: a list of points, or KEY: [values] to combine."""
     try:
         tree = parse_yaml(read_file(Path(file)))
     except OSError as error:

@@ -20,11 +20,11 @@ _SECRET = (
 )
 _PATH_OF_SECRET = r"(?i)\w+_(FILE|PATH|DIR)"
 _SWITCH = r"(?i)[0-9]{1,7}|true|false|yes|no|on|off|"
-# Tokens that are known by their beginning, wherever they are.
+# Tokens that are recognized by their first characters, in any text.
 _SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[opsu]_[A-Za-z0-9]{30,}|sk-[\w-]{30,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    # URLs with which anybody can write to a channel; and those with a password.
+    # URLs that let anyone write to a channel, and URLs with a password.
     r"|\bhooks\.slack(-gov)?\.com/(services|workflows|triggers)/\w"
     r"|\bdiscord(app)?\.com/api/webhooks/\w|\.webhook\.office\.com/\w"
     r"|\bchat\.googleapis\.com/\S+[?&]key=|\w://[^\s/:@]+:[^\s/:@]+@"
@@ -38,13 +38,13 @@ _RESERVED = (
     r"|_|IFS|PWD|OLDPWD|E?UID|PPID|SHELLOPTS|PS4|POSIXLY_CORRECT|SHLVL|RANDOM|SRANDOM|SECONDS"
     r"|EPOCH\w+|LINENO|HISTCMD|OPT(IND|ARG|ERR)|FUNCNAME|GROUPS|DIRSTACK|PIPESTATUS|REPLY|BASH\w*"
 )
-# Those that a key decides: beside it such a variable would be lost, or the key.
+# Variables that a key sets: either the variable or the key would be lost.
 _DECIDED = {
     "PJRT_DEVICE": "device", "NEURON_COMPILE_CACHE_URL": "compile_cache",
     "NEURON_CC_FLAGS": "neuron.cc_flags",
 }  # fmt: skip
-# Commas and colons separate in the options of all three runtimes, and on the node a shell of
-# enroot's evaluates its mounts (pyxis 0.24).
+# Commas and colons are separators in the options of all three runtimes, and on the node a
+# shell of enroot evaluates its mounts (pyxis 0.24).
 _PLAIN = r"[^,:\s$`\"\\]"
 MOUNTABLE = rf"~?/{_PLAIN}*"
 MOUNTABLE_WORDS = "absolute paths without blank, comma, colon, quote, dollar sign and backslash"
@@ -96,13 +96,13 @@ def check_values(tree: Mapping[str, Any]) -> None:
 
 
 def _check_script(tree: Mapping[str, Any]) -> None:
-    """Refuse keys for a custom script where there is none, and paths that leave its copy."""
+    """Refuse keys of a custom script in a recipe without one, and paths outside its project."""
     if not tree["project"]:
         for key, default in _OF_A_SCRIPT.items():
             if tree[key] != default:
                 raise ConfigError(
-                    f"{key} is set, but this recipe's job reads plan.json: only a script of one's "
-                    "own, which has a project, has arguments and a launcher"
+                    f"{key} is set, but this recipe's job reads plan.json: only a custom "
+                    "script, which has a project, has arguments and a launcher"
                 )
     if tree["container"]["workdir"] and tree[CHECKPOINTS]:
         raise ConfigError(
@@ -189,13 +189,13 @@ def _check_container(tree: Mapping[str, Any]) -> None:
 def parse_notify(words: Sequence[str]) -> dict[str, Any]:
     """Return the keys of `notify` that the values of --notify set: @FILE is a webhook's.
 
-    Other than what they name, nothing of the profile or recipe is used; an empty one: nobody.
+    They replace the command and webhook of the profile and recipe; an empty value: no messages.
     """
     if not words:
         return {}
     if "" in words:
         if len(words) > 1:
-            raise ConfigError("--notify '' tells nobody: leave out the other --notify")
+            raise ConfigError("--notify '' turns messages off: leave out the other --notify")
         return {"events": []}
     found: dict[str, Any] = {"command": None, "webhook": None}
     for word in words:
@@ -212,7 +212,7 @@ def parse_notify(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_notify(notify: Mapping[str, Any]) -> None:
-    """Refuse a webhook whose URL would be in a run's files, and a command that is none."""
+    """Refuse an empty command, and a webhook whose URL would be in the run's files."""
     command, webhook = notify["command"], notify["webhook"]
     if command is not None and not command.strip():
         raise ConfigError("notify.command is empty: leave it out, or set it to null")
@@ -231,7 +231,7 @@ def _check_notify(notify: Mapping[str, Any]) -> None:
 
 
 def _check_staging(tree: Mapping[str, Any]) -> None:
-    """Refuse a copy of an environment on nodes where it is not known which, or none is used."""
+    """Refuse stage_python where the environment is unknown, or where none is used."""
     place, python = tree["stage_python"], tree["python"]
     if not place.startswith("/"):
         raise ConfigError(

@@ -1,6 +1,6 @@
 """A recipe's data: its paths, and the arguments with which `trnslurm.prepare` makes it.
 
-That program may run on another host, so a leading ~ in a path is left for it to expand.
+That program may run on another host, so that host expands a leading ~ in a path.
 """
 
 from __future__ import annotations

@@ -314,13 +314,13 @@ def _bytes_each(
         return 4 + casts, 4, moments
     if kept == "as_model":
         return 2, 2, moments // 2
-    # With copies in fp32, the units' gradients add up in fp32 too, beside one unit's in 16 bits.
+    # With copies in fp32, gradients are summed in fp32 too, next to one unit's in 16 bits.
     # fp32_state has its copies during a step only, when there are no activations.
     return 2, 6, moments + (4 if kept == "fp32_copy" else 0)
 
 
 def _gathered_bytes(recipe: Recipe, shape: Shape) -> float:
-    """Return what is gathered at once: the root, two layers, and one layer's gradients in fp32."""
+    """Return the bytes gathered at a time: the root, two layers, and one layer's fp32 gradients."""
     parameters = shape.other_parameters + 2 * shape.layer_parameters
     gradients = shape.other_parameters + shape.layer_parameters
     return parameters * _itemsize(recipe) + gradients * 4
@@ -350,7 +350,7 @@ def layer_bytes(shape: Shape, seq_len: int, device: str, precision: str) -> floa
         return matrices
     if precision == "mixed":  # autocast keeps inputs of norms in fp32, too
         matrices += 2 * 4 * hidden
-    elif shape.family == "gpt2":  # query and key are copies, beside all three in one piece
+    elif shape.family == "gpt2":  # query and key are copies of the projection
         matrices += item * 2 * hidden
     if shape.family == "albert":  # its gelu_new is five operations, not one
         matrices += item * 3 * wide

@@ -183,7 +183,7 @@ def _refuse_contradictions(
         in_file = origin is not None and origin.layer == STRATEGY_FILE
         where = f"{origin.source}: {key}" if origin and in_file else dotted
         if found is None:
-            raise ConfigError(f"{where}: nothing here does what it says: leave it out")
+            raise ConfigError(f"{where}: trnslurm has no such feature: leave it out")
         wanted = decided[found]
         alike = value.lower() == wanted if isinstance(value, str) else value == wanted
         if found == "scheduler" or not alike:
@@ -201,7 +201,7 @@ def _deepspeed_file(given: Mapping[str, Any], decided: Mapping[str, Any]) -> dic
 
 
 def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what DeepSpeed's own defaults shall decide: it does not know the word itself."""
+    """Remove "auto": DeepSpeed itself does not know the word, and then uses its defaults."""
     return {
         key: _without_auto(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()

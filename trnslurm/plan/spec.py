@@ -56,12 +56,12 @@ class JobSpec(Frozen):
 
     @property
     def steps(self) -> int:
-        """Steps until so many, or so many epochs as far as the recipe knows its data, are over."""
+        """Return the steps of the run: recipe.steps, or fewer where train.epochs ends it sooner."""
         return steps_of(self.config, self.batch)
 
     @property
     def epochs(self) -> int | None:
-        """Epochs that the training begins, the last of them perhaps in part; None: unknown."""
+        """Return the epochs that the training starts; the last may be partial. None: unknown."""
         if ends_unknown(self.config) or self.steps < self.config.recipe.steps:
             return _epochs(self.config)
         samples = _samples_per_epoch(self.config)
@@ -180,7 +180,7 @@ def steps_of(config: Config, batch: BatchPlan) -> int:
 
 
 def _epochs(config: Config) -> int:
-    """Return train.epochs; 0: the steps alone decide."""
+    """Return train.epochs; 0: only the steps end the training."""
     epochs = config.recipe.train.get("epochs", 0)
     return epochs if isinstance(epochs, int) and epochs > 0 else 0
 

@@ -24,7 +24,7 @@ SECTIONS = {"model": "Model", "train": "Settings"}
 """The sections that are a job's own, and the classes that declare them."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# The strongest last: of values that do not fit together, the error names the one set last.
+# From the weakest to the strongest: an error about two values names the stronger layer.
 _LAYERS = (
     "default",
     "cluster profile",
@@ -43,7 +43,7 @@ def check_declared(config: Config) -> None:
     A job without these classes declares nothing, and is not checked.
     """
     entry = config.code_dir / config.recipe.entry
-    if not entry.is_file():  # what is rendered says so
+    if not entry.is_file():  # rendering refuses the missing file
         return
     if config.recipe.project and entry.suffix != ".py":
         return
@@ -52,7 +52,7 @@ def check_declared(config: Config) -> None:
     except OSError as error:
         raise ConfigError(f"{entry}: cannot be read ({error.strerror})") from None
     recipe = config.recipe
-    if recipe.project:  # its values are its arguments
+    if recipe.project:  # a custom script has arguments, not declared values
         return
     around: dict[str, Any] = {
         "seq_len": recipe.seq_len,
@@ -126,7 +126,7 @@ def _device(config: Config) -> str | None:
 
 
 def _located(config: Config, problem: Problem) -> str:
-    """Return the problem, after the file or option that set the value last."""
+    """Return the problem with the place where the value was set: the strongest one of several."""
     keys = [key.replace("train.strategy", "strategy.name") for key in problem.keys]
     origins = [config.origins[key] for key in keys if key in config.origins]
     origin = max(

@@ -24,7 +24,7 @@ from trnslurm.rundir import (
 )
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# The parts of this package that a training job copies, and the parts that every job copies.
+# The parts of this package that a training job copies, and the modules that every job copies.
 ON_NODES = ("node", "train", "declared.py", "errors.py")
 _SHARED = ("__init__.py", "contract.py", "frozen.py", "rundir.py")
 _PROGRAMS = (b"#!", b"\x7fELF")

@@ -31,8 +31,8 @@ def checksums(
 ) -> dict[str, str]:
     """Return the checksum of the entry script and of every file that it imports.
 
-    For a project, `entry` is None: all its files count, as its imports are unknown. `known` holds
-    checksums of the files' bytes.
+    For a project, `entry` is None: all its files count, because its imports are unknown. `known`
+    has checksums of the files' bytes.
     """
     code = {name: data for name, data in files.items() if name.startswith(_ROOT)}
     known = known or sha256_of(code)

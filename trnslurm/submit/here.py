@@ -1,6 +1,6 @@
 """Check on this host what a job needs: data, initial parameters, Python and its packages.
 
-A login node sees only a part: what the nodes may have nevertheless is a warning.
+A login node sees only part of a cluster, so what may still exist on the nodes is a warning.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _refuse_unfit(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -
 
 
 def _refuse_unevaluated(job: Job, plan: Mapping[str, Any], index: Mapping[str, Any]) -> None:
-    """Refuse to evaluate where nothing was held out."""
+    """Refuse an evaluation for which the data has no held-out samples."""
     every, splits = plan["train"].get("eval_every"), index.get("splits")
     if not every:
         return

@@ -50,11 +50,11 @@ class Job(Frozen):
     precompile: str
     """As in the recipe: auto, always or never."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key -> where its value is from, if that is no default. Unknown of a bundle."""
+    """Dotted key -> where its value was set, unless by default. Empty for a reviewed bundle."""
     git: Mapping[str, Any] = field(default_factory=dict)
-    """The git state of a job that another host sent, where its recipe is."""
+    """The git state of the recipe on the host that sent the job; None: look on this host."""
     patch: bytes = b""
-    """The uncommitted changes on that host."""
+    """The uncommitted changes there."""
 
     @property
     def local(self) -> bool:
@@ -69,7 +69,7 @@ class Job(Frozen):
 
     @property
     def ingredients(self) -> Mapping[str, Any] | None:
-        """What shapes its graphs; None if its bundle does not say."""
+        """Return what shapes the graphs of the job; None if its bundle does not list it."""
         text = self.bundle.files.get(INGREDIENTS)
         return json.loads(text) if text is not None else None
 

@@ -112,9 +112,9 @@ def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) 
     argv = ["env", *(f"--unset={name}" for name in overriding(os.environ))]
     argv += ["timeout", str(_TIMEOUT_S), slurm.path("sbatch"), *options]
     with (
-        tempfile.TemporaryDirectory() as scratch,  # what submitit writes down is ours already
+        tempfile.TemporaryDirectory() as scratch,  # submitit's own records are not needed
         contextlib.chdir(run.path),  # becomes SLURM_SUBMIT_DIR, where the script finds its bundle
-        contextlib.redirect_stderr(io.StringIO()),  # it prints what it raises
+        contextlib.redirect_stderr(io.StringIO()),  # submitit prints the error that it raises
     ):
         try:
             return RenderedSlurm(scratch, run.script(phase), argv).send()

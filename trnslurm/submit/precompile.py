@@ -27,8 +27,9 @@ class Need(Frozen):
 
     job: Job
     decision: Decision
-    """none: nothing to compile ahead; never, asked: as precompile says; unknown: to this host;
-    cold; warm; compiling: another run compiles them; before: a run of this submission does."""
+    """none: nothing to compile; never, asked: by the recipe's `precompile`; unknown: this host
+    cannot tell; cold: not compiled; warm: compiled; compiling: by another run; before: by a run of
+    this submission."""
     compiled: Compiled = field(default_factory=Compiled)
     versions: Mapping[str, str] = field(default_factory=dict)
     other: Claim | None = None

@@ -107,7 +107,7 @@ def set_notify(run: RunDir, job: Job, words: Sequence[str]) -> Job:
 
 
 def lay_aside(run: RunDir, bundle: Bundle) -> None:
-    """Write the files that differ from the run's files into a directory next to them."""
+    """Write the files that differ from those of the run into a directory next to them."""
     changed = {
         name: data
         for name, data in bundle.files.items()

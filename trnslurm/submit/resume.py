@@ -1,7 +1,7 @@
 """Submit a run again in the same directory, to resume from its newest checkpoint.
 
 No job of the run may be in the queue, and the controller must confirm that. The job finds the
-checkpoint; a run whose training never began starts at step 0.
+checkpoint; a run without a checkpoint starts at step 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Continuation(Frozen):
 
     nodes: int | None = None
     stop_at: int | None = None
-    """The step after which it ends; 0: its last step. None: unchanged, or past the step reached."""
+    """The step after which the run ends; 0: its last step. None: the step stays, unless the run
+    has reached it."""
     notify: Sequence[str] = ()
     """The values of --notify, also for the runs that wait for this run."""
     template_dirs: Sequence[Path] = ()
