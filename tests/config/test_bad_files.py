@@ -149,7 +149,7 @@ PROFILES = {
     "activate": ({"activate": "module load x"}, "activate must be a list, as [module load x]"),
     "instance type": (
         {"instance_types": {"trn1.32xlarge": {"vcpu": 3}}},
-        'unknown key vcpu (did you mean "vcpus"?)',
+        "unknown key vcpu (did you",
     ),
     "new instance type": ({"instance_types": {"x": {"vcpus": 3}}, "instance_type": "x"}, "needs"),
     "auto": ({"instance_type": "auto"}, "is for the local cluster; name the nodes' type"),

@@ -61,17 +61,6 @@ def test_one_two_eight_and_32_workers_as_in_the_tutorial(
     assert (kept.global_batch, kept.accumulation, kept.padding_units) == (64, accumulation, 0)
 
 
-def test_torchrun_starts_a_single_worker_too(site) -> None:
-    node = files_of(spec_of("mrpc", "workers_per_node=1"))["node.sh"]
-    assert "-m torch.distributed.run" in node and "--nproc_per_node=1\n" in node
-
-
-def test_torch_xla_is_kept_out_of_trainers_hands(site) -> None:
-    files = files_of(spec_of("mrpc"))
-    for name in ("precompile.sbatch", "train.sbatch"):
-        assert "\nexport USE_TORCH_XLA=0\n" in files[name]
-
-
 def test_on_a_small_host_a_graph_is_compiled_once(site) -> None:
     retries = "\nexport NEURON_PARALLEL_COMPILE_MAX_RETRIES=1\n"
     small = files_of(spec_of("mrpc", "instance_type=trn1.2xlarge"))

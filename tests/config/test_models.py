@@ -93,16 +93,8 @@ def test_a_recipe_may_mean_something_else_by_it(site, cli) -> None:
 
 
 def test_missing_data_are_asked_for_by_the_same_name(site, cli, home) -> None:
-    job = (
-        "bert_mrpc",
-        "--preset",
-        "mrpc",
-        "--cluster",
-        "local",
-        "--set",
-        "model.name=roberta-base",
-    )
     end = "--preset mrpc --cluster local --set model.name=roberta-base"
+    job = ("bert_mrpc", *end.split())
     assert cli("submit", *job, "--dry-run").error.endswith(f"data prepare bert_mrpc {end}")
     assert cli("data", "prepare", *job).error.endswith(f"data fetch bert_mrpc {end}")
 

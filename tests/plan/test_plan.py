@@ -28,11 +28,6 @@ def lay_out(**changes: object) -> BatchPlan:
     return plan_batch(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_headline_command() -> None:
-    plan = lay_out()
-    assert (plan.workers, plan.accumulation, plan.padding_units) == (64, 8, 0)
-
-
 @pytest.mark.parametrize(
     ("nodes", "workers", "accumulation", "padding_units"),
     [
@@ -352,18 +347,6 @@ def test_bad_overrides_say_where(values: object, words: str) -> None:
     with pytest.raises(ConfigError, match=r"instance_types\.trn1\.32xlarge") as refusal:
         catalog({"trn1.32xlarge": values})
     assert words in str(refusal.value)
-
-
-def test_worker_counts_of_trainium() -> None:
-    types = catalog()
-    find(types, "trn1.32xlarge").check_workers(8, nodes=1)
-    for name, workers, nodes, words in (
-        ("trn1.32xlarge", 7, 1, "choose 1, 2, 8 or 32"),
-        ("trn1.32xlarge", 8, 2, "choose 32"),
-        ("trn1.2xlarge", 2, 2, "does not run multi-node jobs"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            find(types, name).check_workers(workers, nodes=nodes)
 
 
 @settings(deadline=None)

@@ -105,11 +105,6 @@ def test_completes_in_a_closed_environment(script: Script) -> None:
     assert seen["HOME"] != "" and seen["SLURM_EXPORT_ENV"] == "ALL"
 
 
-def test_second_start_is_a_second_attempt(script: Script) -> None:
-    assert [script.run(), script.run()] == [0, 0]
-    assert script.state(2)["attempt"] == 2
-
-
 def test_two_starts_at_once_are_two_attempts(script: Script) -> None:
     for process in [script.start() for _ in range(4)]:
         with process:
