@@ -36,6 +36,7 @@ try:
     import torch.distributed.checkpoint as dcp
     from torch import nn
 
+    from trnslurm.rundir import RunFiles
     from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory
     from trnslurm.train.devices.device import Timer
     from trnslurm.train.optim.make import make_optimizer
@@ -88,7 +89,8 @@ class Saves:
             recipe="", batch=SimpleNamespace(global_batch=1, micro_batch=1), seq_len=1, seed=1,
             steps=1, precision="fp32", model={}, train={},
         )  # fmt: skip
-        environment: Any = SimpleNamespace(run_dir=root / "ours", attempt=1, phase="train")
+        files = RunFiles(root / "ours")
+        environment: Any = SimpleNamespace(files=files, attempt=1, phase="train")
         self.checkpoints = Checkpoints(
             device, plan, environment, CheckpointPolicy(), store=dist.HashStore()
         )
@@ -102,7 +104,13 @@ class Saves:
     def ours(self, step: int) -> Callable[[], bool]:
         """Save as jobs do."""
         self.checkpoints.save(step=step, samples=step, optimizer=self.optimizer)
-        return lambda: self.checkpoints.poll() is not None
+
+        def is_saved() -> bool:
+            self.checkpoints.poll()
+            last = self.checkpoints.last
+            return last is not None and last.step == step
+
+        return is_saved
 
     def memcpy(self, step: int) -> Callable[[], bool]:
         """Copy the same bytes, and save nothing."""

@@ -14,12 +14,12 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from trnslurm.rundir import checkpoint_name
 from trnslurm.train.checkpoint import CheckpointManifest
-from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.manifest import FORMAT, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import HostMemory, write_rows
+from trnslurm.train.checkpoint.tensors import HostMemory
 from trnslurm.train.errors import TrainError
 
 SMALL = {"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -31,13 +31,15 @@ def make_model(**changes):
 
 def save_checkpoint(root, step, model):
     """Write a model's parameters as a run would."""
-    directory = step_directory(root, step)
+    directory = root / checkpoint_name(step)
     directory.mkdir(parents=True)
     shards = [
         TensorShard(name=name, kind="parameter", rows=range(len(p)), tensor=p.data)
         for name, p in model.named_parameters()
     ]
-    size, sha256 = write_rows(directory / file_name(0, 1), HostMemory().copy(shards))
+    memory = HostMemory()
+    memory.copy(shards)
+    size, sha256 = memory.write(directory / file_name(0, 1))
     manifest = CheckpointManifest(
         format=FORMAT, step=step, samples=8 * step, attempt=1, workers=1, device="cpu", facts={},
         settings={}, kinds=["parameter"],

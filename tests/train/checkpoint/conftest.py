@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trnslurm.rundir import checkpoints_in, step_of
-from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, Failed, Saved
+from trnslurm.rundir import RunFiles, checkpoints_in, step_of
+from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, SaveOutcome
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan
@@ -57,7 +57,7 @@ class Team:
         self.models: list[nn.Module] = []
         self.optimizers = []
         self.checkpoints = []
-        environment: Any = SimpleNamespace(run_dir=run_dir, attempt=attempt, phase=phase)
+        environment: Any = SimpleNamespace(files=RunFiles(run_dir), attempt=attempt, phase=phase)
         settings = optimizer_settings(optimizer, weight_decay=0.1, beta2=0.99)
         how = {"zero1": False, "precision": precision}
         store = dist.HashStore()
@@ -95,11 +95,13 @@ class Team:
         for one, optimizer in zip(self.checkpoints, self.optimizers, strict=True):
             one.save(step=step, samples=step * 10, optimizer=optimizer, score=score)
 
-    def close(self) -> list[Saved | Failed]:
+    def close(self) -> list[SaveOutcome]:
         """Wait for the save; give every worker's outcome."""
-        return [outcome for one in self.checkpoints for outcome in one.close()]
+        for one in self.checkpoints:
+            one.wait()
+        return [one.last for one in self.checkpoints if one.last]
 
-    def save(self, *steps: int) -> list[Saved | Failed]:
+    def save(self, *steps: int) -> list[SaveOutcome]:
         """Save after each step; give the outcomes of the last, by worker."""
         outcomes = []
         for step in steps:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.train.checkpoint import directory
+from trnslurm.rundir import checkpoint_name
 from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.tensors import Reader
 
@@ -103,8 +103,8 @@ class Runs:
         self.output = output
         # Gloo writes its lines in pieces, so that a worker's may stand in the middle of one.
         lines = [json.loads(said) for said in re.findall(r'{"rank": .*?}', self.output)]
-        self.outcomes = {
-            (line["step"], line["rank"]): line["outcomes"] for line in lines if "outcomes" in line
+        self.failed = {
+            (line["step"], line["rank"]): line["failed"] for line in lines if "failed" in line
         }
         ends = [line for line in lines if "graphs" in line]
         return sorted(ends, key=lambda line: line["rank"])
@@ -117,7 +117,7 @@ class Runs:
 
     def tensors(self, step):
         """Every tensor of a checkpoint, joined."""
-        checkpoint = directory.step_directory(self.root, step)
+        checkpoint = self.root / checkpoint_name(step)
         manifest = verify(checkpoint)
         read = Reader(checkpoint, manifest)
         return {
@@ -258,9 +258,7 @@ def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, undistu
 
 
 def assert_failed_once(runs):
-    assert runs.outcomes == {
-        (step, rank): ["Failed" if step == 2 else "Saved"] for step in (1, 2, 3) for rank in (0, 1)
-    }
+    assert runs.failed == {(step, rank): step == 2 for step in (1, 2, 3) for rank in (0, 1)}
     [warning] = re.findall("warning: no checkpoint .*", runs.output)
     assert runs.names() == ["step-00000001", "step-00000003"]
     runs.tensors(1), runs.tensors(3)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from trnslurm.train.checkpoint import Failed, Saved, directory, prove, saving
+from trnslurm.train.checkpoint import directory, prove, saving
 from trnslurm.train.errors import TrainError
 
 
@@ -96,14 +96,14 @@ def test_one_worker_that_cannot_write_fails_the_save_on_all(team, capsys):
     capsys.readouterr()
 
     outcomes = writers.save(2)
-    assert [type(outcome) for outcome in outcomes] == [Failed] * 3
+    assert [bool(outcome.failure) for outcome in outcomes] == [True] * 3
     [line] = capsys.readouterr().out.splitlines()
     assert "no checkpoint of step 2: rank-00001-of-00003.safetensors: Is a directory; the" in line
     assert (writers.steps(), writers.others()) == ([1], [])
     for one in writers.checkpoints:
         with pytest.raises(TrainError, match="the last checkpoint, of step 2, could not be made"):
             one.require_last()
-    assert {type(outcome) for outcome in writers.save(3)} == {Saved}
+    assert not any(outcome.failure for outcome in writers.save(3))
     assert writers.steps() == [1, 3]
     for one in writers.checkpoints:
         one.require_last()
@@ -116,14 +116,14 @@ def test_a_silent_worker_fails_the_save_after_a_while(team, monkeypatch):
     writers.train_to(2)
     for rank in (0, 2):
         writers.checkpoints[rank].save(step=2, samples=20, optimizer=writers.optimizers[rank])
-    [failed] = writers.checkpoints[0].close()
-    assert failed.reason == "worker 1 did not answer within 2 s"
+    writers.checkpoints[0].wait()
+    assert writers.checkpoints[0].last.failure == "worker 1 did not answer within 2 s"
 
     alone = team(2, patience_s=2)
     alone.train_to(3)
     alone.checkpoints[1].save(step=3, samples=30, optimizer=alone.optimizers[1])
-    [failed] = alone.checkpoints[1].close()
-    assert failed.reason == "worker 0 did not answer within 2 s"
+    alone.checkpoints[1].wait()
+    assert alone.checkpoints[1].last.failure == "worker 0 did not answer within 2 s"
     assert writers.steps() == [1]
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from trnslurm.train.checkpoint import tensors
 from trnslurm.train.checkpoint.state import TensorShard
-from trnslurm.train.checkpoint.tensors import PAGE, HostMemory, write_rows
+from trnslurm.train.checkpoint.tensors import PAGE, HostMemory
 
 # Types and sizes after which, in this order, the next tensor would begin at an odd place.
 STATE = {
@@ -30,7 +30,9 @@ def shards_of(state):
     ]
 
 
-def check(path, written, state):
+def write_and_check(memory, path, state):
+    memory.copy(shards_of(state))
+    written = memory.write(path)
     content = path.read_bytes()
     assert written == (len(content), hashlib.sha256(content).hexdigest())
     loaded = load_file(path)
@@ -41,19 +43,17 @@ def check(path, written, state):
 
 
 def test_the_file_is_what_safetensors_reads(tmp_path):
-    rows = HostMemory().copy(shards_of(STATE))
-    assert rows.num_bytes % PAGE
-    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    assert (tmp_path / "a").stat().st_size % PAGE
 
 
 def test_the_memory_is_kept_from_save_to_save(tmp_path):
     memory = HostMemory()
     large = {"more": torch.ones(5000), **STATE}
-    first = memory.copy(shards_of(large))
+    write_and_check(memory, tmp_path / "a", large)
     place = memory._memory.data_ptr()
-    check(tmp_path / "a", write_rows(tmp_path / "a", first), large)
     # What the larger one left behind the end of the smaller one is not in its file.
-    check(tmp_path / "b", write_rows(tmp_path / "b", memory.copy(shards_of(STATE))), STATE)
+    write_and_check(memory, tmp_path / "b", STATE)
     assert memory._memory.data_ptr() == place
     assert place % PAGE == 0
 
@@ -75,9 +75,8 @@ def test_whole_pages_pass_the_page_cache_by(tmp_path, monkeypatch):
         return write(file, block)
 
     monkeypatch.setattr(tensors, "_write", note)
-    rows = HostMemory().copy(shards_of(STATE))
-    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
-    assert seen == [(PAGE, True)] * (len(rows.pages) // PAGE)
+    write_and_check(HostMemory(), tmp_path / "a", STATE)
+    assert seen == [(PAGE, True)] * -(-(tmp_path / "a").stat().st_size // PAGE)
 
 
 def test_where_direct_writes_cannot_begin_files_are_written_plainly(tmp_path, monkeypatch):
@@ -90,8 +89,7 @@ def test_where_direct_writes_cannot_begin_files_are_written_plainly(tmp_path, mo
         return plain(path, flags, *args)
 
     monkeypatch.setattr(os, "open", refuse)
-    rows = HostMemory().copy(shards_of(STATE))
-    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+    write_and_check(HostMemory(), tmp_path / "a", STATE)
     assert refused == [tmp_path / "a"]
 
 
@@ -99,5 +97,4 @@ def test_after_a_direct_write_that_is_refused_the_rest_is_written_plainly(tmp_pa
     needs_direct_writes(tmp_path)
     # No file system takes that directly; so is what is left of a write that was cut short.
     monkeypatch.setattr(tensors, "BLOCK", 1001)
-    rows = HostMemory().copy(shards_of(STATE))
-    check(tmp_path / "a", write_rows(tmp_path / "a", rows), STATE)
+    write_and_check(HostMemory(), tmp_path / "a", STATE)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory, saving
+from trnslurm.train.checkpoint.tensors import HostMemory
 from trnslurm.train.data.units import worker_units
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
@@ -67,9 +68,9 @@ def main():
         graphs.append(device.graphs() - before)
         if step in options.get("save_at", range(1000)):
             with fault(options, step, device.rank):
-                outcomes = save(checkpoints, plan, optimizer, step)
+                save(checkpoints, plan, optimizer, step)
             assert device.graphs() - before == graphs[-1], "saving made a graph"
-            say(rank=device.rank, step=step, outcomes=[type(o).__name__ for o in outcomes])
+            say(rank=device.rank, step=step, failed=bool(checkpoints.last.failure))
     say(
         rank=device.rank,
         first=first,
@@ -91,7 +92,7 @@ def make_model(plan, device):
 def save(checkpoints, plan, optimizer, step):
     samples = step * plan.batch.global_batch
     checkpoints.save(step=step, samples=samples, optimizer=optimizer)
-    return checkpoints.close()
+    checkpoints.wait()
 
 
 def train_step(plan, device, model, optimizer, step):
@@ -148,12 +149,12 @@ def sleep_before_the_manifest():
 
 
 def write_half_and_hang():
-    def write_half(path, rows):
+    def write_half(memory, path):
         path.write_bytes(bytes(100))
         Path("hangs").write_text("yes")
         time.sleep(3600)
 
-    saving.write_rows = write_half
+    HostMemory.write = write_half
 
 
 def limit_file_size():

@@ -13,14 +13,13 @@ another, in the order of workers, are the tensor.
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
 from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
-from trnslurm.train.checkpoint.saving import CheckpointPolicy, Failed, Saved
+from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
 
 __all__ = [
     "CheckpointManifest",
     "CheckpointPolicy",
     "Checkpoints",
-    "Failed",
-    "Saved",
+    "SaveOutcome",
     "find_best",
     "is_checkpoint",
     "newest_whole",

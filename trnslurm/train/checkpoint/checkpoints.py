@@ -1,12 +1,11 @@
 """The checkpoints of a training loop: find the newest, load it, save when due."""
 
 import time
-from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from trnslurm.rundir import RunFiles
+from trnslurm.rundir import checkpoint_name
 from trnslurm.train.background import in_background
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (
@@ -20,11 +19,9 @@ from trnslurm.train.checkpoint.reading import newest_whole
 from trnslurm.train.checkpoint.saving import (
     CheckpointPolicy,
     Exchange,
-    Failed,
-    Outcome,
-    Overtaken,
-    Saved,
+    SaveOutcome,
     Saving,
+    overtaken,
 )
 from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.checkpoint.tensors import HostMemory, Reader
@@ -64,21 +61,20 @@ class Checkpoints:
 
         The facts are what else a run must have in common with a checkpoint, such as its data.
         """
-        self._files = RunFiles(environment.run_dir)
-        self._root = self._files.checkpoints
+        self._root = environment.files.checkpoints
         self._device = device
         self._environment = environment
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
         self._policy = policy
-        self._exchange = Exchange(device, store, patience_s=policy.patience_s)
+        self._exchange = Exchange(device, store)
         self._memory = HostMemory()
         self._active = environment.phase == "train"
         self._saves = 0
-        self._running: Future[Outcome] | None = None
-        self._ended: deque[Saved | Failed] = deque()
-        self._last: Saved | Failed | None = None
+        self._running: Future[SaveOutcome] | None = None
         self._next_look = 0.0
+        self.last: SaveOutcome | None = None
+        """How the last finished save of this attempt ended."""
 
     def resume(self, optimizer: TrainingState) -> int:
         """Load the newest whole checkpoint, if there is one; return the steps it has seen."""
@@ -95,9 +91,9 @@ class Checkpoints:
         if self._device.rank == 0:
             manifest = self._elect()
             found = manifest.to_json().decode() if manifest else ""
-            self._exchange.announce("newest", {"manifest": found})
+            self._exchange.send("newest", {"manifest": found})
             return manifest
-        message = self._exchange.announced("newest", ELECTION_S)
+        message = self._exchange.receive("newest", ELECTION_S, keep=True)
         if message is None:
             raise TrainError(f"{self._root}: worker 0 did not say which checkpoint to resume from")
         found = message["manifest"]
@@ -107,7 +103,7 @@ class Checkpoints:
 
     def load(self, manifest: CheckpointManifest, optimizer: TrainingState) -> None:
         """Load parameters and optimizer; raise a TrainError if the checkpoint does not fit."""
-        checkpoint = directory.step_directory(self._root, manifest.step)
+        checkpoint = self._root / checkpoint_name(manifest.step)
         shapes = {name: list(shape) for name, shape in optimizer.whole_shapes().items()}
         kinds = list(optimizer.kinds)
         fresh = manifest.kinds == MINIMAL != kinds
@@ -148,26 +144,24 @@ class Checkpoints:
         start = time.monotonic()
         with self._device.timer("checkpoint"):
             self._settle()
-            rows = self._memory.copy(
-                [shard for shard in optimizer.shards() if shard.kind in self._kinds(optimizer)]
-            )
+            kinds = self._kinds(optimizer)
+            self._memory.copy([shard for shard in optimizer.shards() if shard.kind in kinds])
         saving = Saving(
-            root=self._root,
-            files=self._files,
-            phase=self._environment.phase,
+            environment=self._environment,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
             manifest=self._manifest(step, samples, optimizer, score),
+            memory=self._memory,
             policy=self._policy,
             stall_s=time.monotonic() - start,
         )
-        self._running = in_background("checkpoint", lambda: saving.run(rows))
+        self._running = in_background("checkpoint", saving.run)
 
-    def poll(self) -> Saved | Failed | None:
-        """Return the outcome of each finished save once; worker 0 has then printed it.
+    def poll(self) -> None:
+        """Note a finished save; never wait for another worker, so call it at every step.
 
-        Raise a TrainError if a newer attempt has taken over: a save finds that, or worker 0, which
-        looks every few seconds. poll never waits for another worker, so call it at every step.
+        Raise a TrainError if a newer attempt has begun: a save finds it, or worker 0, which looks
+        every few seconds.
         """
         if self._active and self._device.rank == 0 and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + FENCE_S
@@ -175,38 +169,29 @@ class Checkpoints:
                 self._give_way()
         if self._running and self._running.done():
             self._settle()
-        return self._ended.popleft() if self._ended else None
 
-    def close(self) -> list[Saved | Failed]:
-        """Wait for the last save; return the outcomes that poll has not returned yet."""
+    def wait(self) -> None:
+        """Wait for the last save."""
         with self._device.timer("checkpoint"):
             self._settle()
-        ended = list(self._ended)
-        self._ended.clear()
-        return ended
 
     def require_last(self) -> None:
         """Wait for the last save; raise a TrainError if it failed.
 
         Call it at the end of a training: the steps since the checkpoint would be lost silently.
         """
-        self.close()
-        if isinstance(self._last, Failed):
+        self.wait()
+        if self.last and self.last.failure:
             raise TrainError(
-                f"the last checkpoint, of step {self._last.step}, could not be made "
-                f"({self._last.reason}): fix that and run again: it resumes from the one before"
+                f"the last checkpoint, of step {self.last.step}, could not be made "
+                f"({self.last.failure}): fix that and run again: it resumes from the one before"
             )
 
     def _settle(self) -> None:
-        if self._running is None:
-            return
-        running, self._running = self._running, None
-        outcome = running.result()
-        if isinstance(outcome, Overtaken):
-            raise TrainError(self._overtaken_by(outcome.attempt))
-        self._say(str(outcome))
-        self._ended.append(outcome)
-        self._last = outcome
+        if self._running is not None:
+            running, self._running = self._running, None
+            self.last = running.result()
+            self._say(str(self.last))
 
     def _kinds(self, optimizer: TrainingState) -> list[str]:
         return list(optimizer.kinds) if self._policy.save_optimizer else MINIMAL
@@ -255,16 +240,8 @@ class Checkpoints:
 
     def _give_way(self) -> None:
         """Raise a TrainError if a newer attempt has begun."""
-        here = self._environment
-        newer = directory.newer_attempt(self._files, here.phase, here.attempt)
-        if newer:
-            raise TrainError(self._overtaken_by(newer))
-
-    def _overtaken_by(self, attempt: int) -> str:
-        return (
-            f"a newer attempt ({attempt}) of this run has begun; attempt "
-            f"{self._environment.attempt} stops and saves nothing more"
-        )
+        if newer := directory.newer_attempt(self._environment):
+            raise overtaken(newer, self._environment.attempt)
 
     def _say(self, line: str) -> None:
         if self._device.rank == 0:

@@ -12,31 +12,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trnslurm.rundir import (
-    RunFiles,
-    checkpoint_name,
     damaged_name,
     is_removed,
     removed_name,
-    temporary_name,
     writer_of,
 )
-
-
-def step_directory(root: Path, step: int) -> Path:
-    """Return the path of the checkpoint of a step."""
-    return root / checkpoint_name(step)
-
-
-def temporary_directory(root: Path, step: int, attempt: int) -> Path:
-    """Return the directory to which an attempt writes the checkpoint of a step."""
-    return root / temporary_name(step, attempt)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that its content survives a crash; its name needs fsync_directory."""
-    with path.open("wb") as file:
-        file.write(content)
-        fsync_file(file)
+from trnslurm.train.environment import Environment
 
 
 def fsync_file(file: BinaryIO) -> None:
@@ -118,7 +99,8 @@ def sweep(root: Path, attempt: int) -> None:
             remove(path, attempt)
 
 
-def newer_attempt(files: RunFiles, phase: str, attempt: int) -> int | None:
-    """Return the newest attempt of a phase that the batch scripts have begun after this one."""
-    newest = max(files.attempt_numbers(phase), default=attempt)
+def newer_attempt(environment: Environment) -> int | None:
+    """Return the newest attempt of the phase that the batch scripts have begun after this one."""
+    attempt = environment.attempt
+    newest = max(environment.files.attempt_numbers(environment.phase), default=attempt)
     return newest if newest > attempt else None

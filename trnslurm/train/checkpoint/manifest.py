@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.rundir import step_of
-from trnslurm.train.checkpoint.directory import fsync_directory, write_durably
+from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, read_section
 
@@ -87,7 +87,9 @@ def file_name(worker: int, workers: int) -> str:
 
 def write_manifest(directory: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest next to the durable files; then only the final name is missing."""
-    write_durably(directory / NAME, manifest.to_json())
+    with (directory / NAME).open("wb") as file:
+        file.write(manifest.to_json())
+        fsync_file(file)
     fsync_directory(directory)
 
 
@@ -149,20 +151,20 @@ def facts_of(plan: JobPlan, more: dict[str, Any]) -> dict[str, Any]:
         "micro_batch": plan.batch.micro_batch,
         "seq_len": plan.seq_len,
         "seed": plan.seed,
-        **{f"model.{key}": value for key, value in plan.model.items()},
-        **more,
     }
-    as_read: dict[str, Any] = json.loads(json.dumps(facts))
-    return as_read
+    return _as_read(facts | {f"model.{key}": value for key, value in plan.model.items()} | more)
 
 
 def settings_of(plan: JobPlan) -> dict[str, Any]:
     """Collect the values that a user may change between attempts, though they change the losses."""
     train = {f"train.{key}": value for key, value in plan.train.items()}
-    as_read: dict[str, Any] = json.loads(
-        json.dumps({"steps": plan.steps, "precision": plan.precision, **train})
-    )
-    return as_read
+    return _as_read({"steps": plan.steps, "precision": plan.precision, **train})
+
+
+def _as_read(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as they are read from JSON, which has no tuples."""
+    read: dict[str, Any] = json.loads(json.dumps(values))
+    return read
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.rundir import CHECKPOINTS
+from trnslurm.rundir import CHECKPOINTS, checkpoint_name
 from trnslurm.train.checkpoint import is_checkpoint, newest_whole, read_parameters
-from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 
@@ -114,7 +113,7 @@ def _read_newest(root: Path, asked_by: str) -> dict[str, Tensor]:
     if manifest is None:
         why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
         raise TrainError(f"{asked_by}: {root} has no whole checkpoint{why}")
-    checkpoint = step_directory(root, manifest.step)
+    checkpoint = root / checkpoint_name(manifest.step)
     if os.environ.get("RANK", "0") == "0":
         say(f"first parameters: {checkpoint}")
     return read_parameters(checkpoint, manifest)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trnslurm.rundir import RunFiles, checkpoints_in, step_of
+from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of, temporary_name
 from trnslurm.train.checkpoint import directory
 from trnslurm.train.checkpoint.manifest import (
     CheckpointManifest,
@@ -21,9 +21,14 @@ from trnslurm.train.checkpoint.manifest import (
     write_manifest,
 )
 from trnslurm.train.checkpoint.reading import find_best
-from trnslurm.train.checkpoint.tensors import Rows, write_rows
+from trnslurm.train.checkpoint.tensors import HostMemory
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store, open_store
+from trnslurm.train.environment import Environment
+from trnslurm.train.errors import TrainError
+
+# A worker waits for worker 0 this much longer than worker 0 waits for the workers.
+GRACE_S = 60
 
 Message = dict[str, Any]
 
@@ -31,48 +36,25 @@ Message = dict[str, Any]
 class Exchange:
     """Messages between the workers, by topic."""
 
-    def __init__(self, device: Device, store: Store | None, *, patience_s: float) -> None:
+    def __init__(self, device: Device, store: Store | None) -> None:
         self.rank = device.rank
         self.world = device.world
-        self.patience_s = patience_s
         self._store = open_store("checkpoint", store)
 
-    def report(self, topic: str, message: Message) -> None:
-        """Send a message to worker 0."""
-        self._store.set(f"{topic}/{self.rank}", json.dumps(message))
+    def send(self, topic: str, message: Message) -> None:
+        """Send a message."""
+        self._store.set(topic, json.dumps(message))
 
-    def reports(self, topic: str, deadline_s: float) -> list[Message | None]:
-        """Return what each worker reported, in order; None for a worker that missed the deadline.
-
-        The deadline is for all of them together.
-        """
-        end = time.monotonic() + deadline_s
-        return [
-            self._get(f"{topic}/{rank}", max(0.001, end - time.monotonic()))
-            for rank in range(self.world)
-        ]
-
-    def announce(self, topic: str, message: Message) -> None:
-        """Send a message from worker 0 to all workers."""
-        self._store.set(f"{topic}/all", json.dumps(message))
-
-    def announced(self, topic: str, deadline_s: float) -> Message | None:
-        """Wait for worker 0's message to all workers; None if it misses the deadline."""
-        return self._get(f"{topic}/all", deadline_s, keep=True)
-
-    def _get(self, key: str, deadline_s: float, *, keep: bool = False) -> Message | None:
+    def receive(self, topic: str, deadline_s: float, *, keep: bool = False) -> Message | None:
+        """Wait for a message; None if it misses the deadline. Other workers read it too: keep."""
         try:
-            self._store.wait([key], timedelta(seconds=deadline_s))
+            self._store.wait([topic], timedelta(seconds=deadline_s))
         except dist.DistStoreError:
             return None
-        message: Message = json.loads(self._store.get(key))
+        message: Message = json.loads(self._store.get(topic))
         if not keep:
-            self._store.delete_key(key)
+            self._store.delete_key(topic)
         return message
-
-
-# A worker waits for worker 0 this much longer than worker 0 waits for the workers.
-GRACE_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +74,26 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A checkpoint that exists now."""
+class SaveOutcome:
+    """How a save ended: a checkpoint that exists now, or the reason why there is none."""
 
     step: int
     num_bytes: int
-    """Of all workers' files."""
+    """The size of all workers' files."""
+    failure: str
+    """Why there is no checkpoint of this step; empty: there is one."""
+    warning: str
     stall_s: float
     """How long training waited in this worker."""
     write_s: float
     """How long writing then took, in the background."""
-    warning: str = ""
 
     def __str__(self) -> str:
+        if self.failure:
+            return (
+                f"warning: no checkpoint of step {self.step}: {self.failure}; the one before is "
+                "kept, and the next one is tried as usual"
+            )
         warning = f"; {self.warning}" if self.warning else ""
         return (
             f"checkpoint of step {self.step}: {self.num_bytes / 1e6:,.1f} MB written in "
@@ -112,93 +101,83 @@ class Saved:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """A checkpoint that could not be made; earlier checkpoints still exist."""
-
-    step: int
-    reason: str
-    stall_s: float
-    write_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"warning: no checkpoint of step {self.step}: {self.reason}; the one before is kept, "
-            "and the next one is tried as usual"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overtaken:
-    """No checkpoint, because a newer attempt of this run has begun."""
-
-    attempt: int
-
-
-Outcome = Saved | Failed | Overtaken
-
-
-class CannotSaveError(Exception):
-    """Why a checkpoint cannot be made, in a few words."""
+def overtaken(newer: int, attempt: int) -> TrainError:
+    """Return the error of an attempt when a newer one has begun."""
+    return TrainError(
+        f"a newer attempt ({newer}) of this run has begun; attempt {attempt} stops and saves "
+        "nothing more"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """One save of one checkpoint: everything but its tensors."""
+    """One save of one checkpoint."""
 
-    root: Path
-    files: RunFiles
-    """Where the batch scripts note the attempts."""
-    phase: str
+    environment: Environment
     exchange: Exchange
     topic: str
     """Prefix of the workers' messages; unique to this save."""
     manifest: CheckpointManifest
     """Its files are not known yet."""
+    memory: HostMemory
+    """This worker's rows."""
     policy: CheckpointPolicy
     stall_s: float
 
     @property
-    def final(self) -> Path:
-        """Its directory when it is whole."""
-        return directory.step_directory(self.root, self.manifest.step)
+    def root(self) -> Path:
+        """The directory of checkpoints."""
+        return self.environment.files.checkpoints
 
     @property
     def temporary(self) -> Path:
-        """Its directory until then."""
-        return directory.temporary_directory(self.root, self.manifest.step, self.manifest.attempt)
+        """The checkpoint's directory until it is whole."""
+        return self.root / temporary_name(self.manifest.step, self.manifest.attempt)
 
-    def run(self, rows: Rows) -> Outcome:
-        """Write this worker's rows; wait for the checkpoint to be committed, or fail."""
+    def run(self) -> SaveOutcome:
+        """Write this worker's rows; wait until the checkpoint is committed, or the save fails.
+
+        Raise a TrainError if a newer attempt of this run has begun.
+        """
         start = time.monotonic()
         try:
-            message = self._together(rows)
+            message = self._together()
         except dist.DistError as error:
             message = {"failed": f"the workers cannot reach each other ({error})"}
-        seconds = {"stall_s": self.stall_s, "write_s": time.monotonic() - start}
-        step = self.manifest.step
+        write_s = time.monotonic() - start
         if "overtaken" in message:
-            return Overtaken(attempt=message["overtaken"])
-        if "failed" in message:
-            return Failed(step=step, reason=message["failed"], **seconds)
-        warning = self._prune() if self.exchange.rank == 0 else ""
-        return Saved(step=step, num_bytes=message["bytes"], warning=warning, **seconds)
+            raise overtaken(message["overtaken"], self.manifest.attempt)
+        prunes = "bytes" in message and self.exchange.rank == 0
+        return SaveOutcome(
+            step=self.manifest.step,
+            num_bytes=message.get("bytes", 0),
+            failure=message.get("failed", ""),
+            warning=self._prune() if prunes else "",
+            stall_s=self.stall_s,
+            write_s=write_s,
+        )
 
-    def _together(self, rows: Rows) -> Message:
-        self.exchange.report(self.topic, self._write(rows))
-        patience_s = self.exchange.patience_s
-        if self.exchange.rank:
+    def _together(self) -> Message:
+        here, to_all = self.exchange.rank, f"{self.topic}/all"
+        self.exchange.send(f"{self.topic}/{here}", self._write())
+        patience_s = self.policy.patience_s
+        if here:
             silence = {"failed": f"worker 0 did not answer within {patience_s:g} s"}
-            return self.exchange.announced(self.topic, patience_s + GRACE_S) or silence
-        message = self._commit(self.exchange.reports(self.topic, patience_s))
-        self.exchange.announce(self.topic, message)
+            return self.exchange.receive(to_all, patience_s + GRACE_S, keep=True) or silence
+        end = time.monotonic() + patience_s
+        reports = [
+            self.exchange.receive(f"{self.topic}/{rank}", max(0.001, end - time.monotonic()))
+            for rank in range(self.exchange.world)
+        ]
+        message = self._commit(reports)
+        self.exchange.send(to_all, message)
         return message
 
-    def _write(self, rows: Rows) -> Message:
+    def _write(self) -> Message:
         name = file_name(self.exchange.rank, self.exchange.world)
         try:
             self.temporary.mkdir(parents=True, exist_ok=True)
-            size, sha256 = write_rows(self.temporary / name, rows)
+            size, sha256 = self.memory.write(self.temporary / name)
         except OSError as error:
             return {"error": f"{name}: {error.strerror}"}
         return {"bytes": size, "sha256": sha256}
@@ -214,13 +193,14 @@ class Saving:
             # Between this look and the renaming a newer attempt can still begin. It then takes the
             # temporary directory away before it reads anything, and the renaming fails.
             if not self._overtaken():
-                directory.put_in_place(self.temporary, self.final, self.manifest.attempt)
+                final = self.root / checkpoint_name(manifest.step)
+                directory.put_in_place(self.temporary, final, manifest.attempt)
                 return {"bytes": manifest.num_bytes}
-        except (CannotSaveError, DamagedError) as error:
+        except (TrainError, DamagedError) as error:
             reason = str(error)
         except OSError as error:
             reason = f"{Path(error.filename or self.root).name}: {error.strerror}"
-        with suppress(OSError):  # already gone, or the next attempt's first deed
+        with suppress(OSError):  # already gone, or the next attempt deletes it first
             directory.remove(self.temporary, self.manifest.attempt)
         newer = self._overtaken()
         return {"overtaken": newer} if newer else {"failed": reason}
@@ -228,17 +208,17 @@ class Saving:
     def _files(self, reports: list[Message | None]) -> Message:
         silent = [str(worker) for worker, report in enumerate(reports) if report is None]
         if silent:
-            raise CannotSaveError(
-                f"worker {', '.join(silent)} did not answer within {self.exchange.patience_s:g} s"
+            raise TrainError(
+                f"worker {', '.join(silent)} did not answer within {self.policy.patience_s:g} s"
             )
         errors = [report["error"] for report in reports if report and "error" in report]
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            raise CannotSaveError(errors[0] + more)
+            raise TrainError(errors[0] + more)
         return {file_name(worker, len(reports)): report for worker, report in enumerate(reports)}
 
     def _overtaken(self) -> int | None:
-        return directory.newer_attempt(self.files, self.phase, self.manifest.attempt)
+        return directory.newer_attempt(self.environment)
 
     def _prune(self) -> str:
         """Delete checkpoints that are neither among the newest, nor the best, nor kept for good.

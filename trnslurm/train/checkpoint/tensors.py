@@ -10,7 +10,6 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,6 @@ BLOCK = 64 << 20
 NOT_DIRECT = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A worker's rows in host memory: a safetensors file, as it will be on the disk."""
-
-    pages: memoryview
-    """Whole pages; behind the file's end they mean nothing."""
-    num_bytes: int
-
-    @property
-    def content(self) -> memoryview:
-        """The bytes of the file."""
-        return self.pages[: self.num_bytes]
-
-
 class HostMemory:
     """A copy of a worker's part of the state, so that training can go on while it is written.
 
@@ -63,8 +48,12 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._pages = memoryview(b"")
+        """The copy, in whole pages; beyond the end of the file they mean nothing."""
+        self._num_bytes = 0
+        """The size of the file."""
 
-    def copy(self, shards: list[TensorShard]) -> Rows:
+    def copy(self, shards: list[TensorShard]) -> None:
         """Copy the shards and wait for it; it overwrites the copy before."""
         # Wide types first, so that each tensor begins where one of its type may.
         shards = sorted(shards, key=lambda shard: -shard.tensor.element_size())
@@ -81,12 +70,13 @@ class HostMemory:
         encoded = json.dumps(header).encode()
         encoded += b" " * (-len(encoded) % 8)
         encoded = len(encoded).to_bytes(8, "little") + encoded
-        num_bytes = len(encoded) + end
+        self._num_bytes = len(encoded) + end
+        size = -(-self._num_bytes // PAGE) * PAGE
         on_cuda = any(shard.tensor.is_cuda for shard in shards)
-        self._reserve(-(-num_bytes // PAGE) * PAGE, pinned=on_cuda)
-        pages = self._memory.numpy().data
-        pages[: len(encoded)] = encoded
-        data = self._memory[len(encoded) : num_bytes]
+        self._reserve(size, pinned=on_cuda)
+        self._pages = self._memory.numpy().data[:size]
+        self._pages[: len(encoded)] = encoded
+        data = self._memory[len(encoded) : self._num_bytes]
         for shard, entry in zip(shards, header.values(), strict=True):
             start, end = entry["data_offsets"]
             tensor = shard.tensor
@@ -97,7 +87,25 @@ class HostMemory:
             target.copy_(tensor, non_blocking=True)
         if on_cuda:
             torch.cuda.synchronize()
-        return Rows(pages=pages[: -(-num_bytes // PAGE) * PAGE], num_bytes=num_bytes)
+
+    def write(self, path: Path) -> tuple[int, str]:
+        """Write the copy durably as a safetensors file; return its size and sha256.
+
+        Written here and not by the library, which would neither hash while it writes nor fsync, and
+        would not raise an OSError when the disk is full.
+        """
+        content = self._pages[: self._num_bytes]
+        # Neither hashing nor writing holds Python's lock, and a thread that writes directly waits.
+        with ThreadPoolExecutor(1) as hashing:
+            sha256 = hashing.submit(lambda: hashlib.sha256(content).hexdigest())
+            with open(_open_direct(path), "wb", buffering=0) as file:
+                left = self._pages
+                while left:
+                    left = left[_write(file, left[:BLOCK]) :]
+                file.truncate(self._num_bytes)
+                fsync_file(file)
+            fsync_directory(path.parent)
+            return self._num_bytes, sha256.result()
 
     def _reserve(self, size: int, *, pinned: bool) -> None:
         if len(self._memory) >= size:
@@ -114,25 +122,6 @@ class HostMemory:
 def _saved_shape(shard: TensorShard) -> list[int]:
     shape = list(shard.tensor.shape)
     return [len(shard.rows), *shape[1:]] if shard.tensor.device.type == "xla" else shape
-
-
-def write_rows(path: Path, rows: Rows) -> tuple[int, str]:
-    """Write a safetensors file durably; return its size and sha256.
-
-    Written here and not by the library, which would neither hash on the way nor fsync, and would
-    not raise an OSError when the disk is full.
-    """
-    # Neither hashing nor writing holds Python's lock, and a thread that writes directly only waits.
-    with ThreadPoolExecutor(1) as beside:
-        sha256 = beside.submit(lambda: hashlib.sha256(rows.content).hexdigest())
-        with open(_open_direct(path), "wb", buffering=0) as file:
-            left = rows.pages
-            while left:
-                left = left[_write(file, left[:BLOCK]) :]
-            file.truncate(rows.num_bytes)
-            fsync_file(file)
-        fsync_directory(path.parent)
-        return rows.num_bytes, sha256.result()
 
 
 def _open_direct(path: Path) -> int:

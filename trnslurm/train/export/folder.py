@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from trnslurm.rundir import RunFiles, checkpoints_in, export_name, step_of
+from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import (
     CheckpointManifest,
     directory,
@@ -79,7 +79,7 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     if manifest:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
             model = make_model(plan, tokens.end_of_text)
-        checkpoint = directory.step_directory(files.checkpoints, manifest.step)
+        checkpoint = files.checkpoints / checkpoint_name(manifest.step)
         _load(model, checkpoint, manifest, DTYPES[options.dtype])
     else:
         model = make_model(plan, None)
@@ -151,7 +151,7 @@ def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
             raise TrainError(
                 f"{root}: no checkpoint of step {step}; there are {', '.join(map(str, steps))}"
             )
-        return prove(directory.step_directory(root, step))
+        return prove(root / checkpoint_name(step))
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
         if path.exists():  # else it was deleted meanwhile, by a run that has newer ones

@@ -9,9 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from trnslurm.rundir import CHECKPOINTS
+from trnslurm.rundir import CHECKPOINTS, checkpoint_name
 from trnslurm.train.checkpoint import CheckpointManifest, is_checkpoint, newest_whole, prove
-from trnslurm.train.checkpoint.directory import step_directory
 from trnslurm.train.checkpoint.pretrained import mismatches
 from trnslurm.train.checkpoint.state import Read
 from trnslurm.train.checkpoint.tensors import Reader
@@ -53,7 +52,7 @@ def saved_values(source: str, model: nn.Module, *, asked_by: str = "train.init_f
         manifest, _ = newest_whole(path)
         if manifest is None:
             raise TrainError(f"{asked_by}: {path} has no whole checkpoint")
-        return _checkpoint_values(manifest, step_directory(path, manifest.step), model, asked_by)
+        return _checkpoint_values(manifest, path / checkpoint_name(manifest.step), model, asked_by)
     return _folder_values(source, model, asked_by)
 
 
