@@ -154,7 +154,6 @@ PREPARE_FLOORS = [
 ]
 # What launcher rooms may import of these: libraries of the nodes; api, cli: the sandbox.
 SHARED = {
-    "node.claims",
     "node.graphs",
     "node.hosts",
     "node.notify",

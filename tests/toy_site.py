@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from trnslurm.config import load
-from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, describe, write_manifest
+from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import Attempt, Record, RunDir
 
@@ -120,6 +120,7 @@ class Graphs:
 
     def __init__(self, site: Site, root: Path) -> None:
         self._site, self.cache, self._python = site, root / "cache", root / "pythön 3"
+        self.files = GraphCache(self.cache)
         self.say_versions(torch="2.9.1", neuronx_cc="2.26.1")
 
     def say_versions(self, **versions: str) -> None:
@@ -150,13 +151,13 @@ class Graphs:
         for name in names:
             (self.cache / name).parent.mkdir(parents=True, exist_ok=True)
             (self.cache / name).write_text(f"graph {name}")
-        found = tuple(describe(self.cache, self.cache / name) for name in names)
+        found = tuple(self.files.describe(self.cache / name) for name in names)
         node = {"compiled": 1, "failed": 0, "graphs": 1, "seconds": seconds, "files": found}
         hosts = range(facts["ingredients"]["nodes"])
         nodes = tuple(NodeResult(node=n, host=f"node-{n}", **node) for n in hosts)
         made = {"by": "ada", "run": f"/runs/{run}"}
         parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
-        write_manifest(self.cache, GraphManifest(**parts, made=made, nodes=nodes))
+        self.files.write(GraphManifest(**parts, made=made, nodes=nodes))
         return key
 
 

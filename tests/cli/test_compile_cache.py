@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.graphs.manifest import key_dir
-
 PC = ("--cluster", "pc")
 GC = ("compile", "gc", *PC, "--yes")
 
@@ -23,7 +21,7 @@ def keys(graphs, cli) -> list[str]:
         more = ("--set", f"batch.micro_batch={micro_batch}", "--set", "batch.global_batch=128")
         key = graphs.fill(graphs.facts(cli, "toy", *more))
         then = time.time() - days * 86400 - 60
-        used = key_dir(graphs.cache, key) / "used"
+        used = graphs.files.directory(key) / "used"
         used.touch()
         for file in (used, used.with_name("manifest.json")):
             os.utime(file, (then, then))
@@ -110,9 +108,9 @@ def test_gc_keeps_files_that_another_key_names(graphs, cli) -> None:
     done = graphs.cache / "neuronxcc-2/MODULE_2/model.done"  # Neuron would take the graph for there
     done.touch()
     then = time.time() - 10 * 86400
-    os.utime(key_dir(graphs.cache, old) / "manifest.json", (then, then))
+    os.utime(graphs.files.directory(old) / "manifest.json", (then, then))
     assert cli(*GC, "--older-than", "1d").code == 0
-    assert not key_dir(graphs.cache, old).exists()
+    assert not graphs.files.directory(old).exists()
     assert not done.parent.exists()
     assert (graphs.cache / shared).is_file()
     assert cli("compile", "verify", young, *PC).code == 0
@@ -130,7 +128,7 @@ def test_gc_leaves_what_is_in_use(graphs, keys, fake_slurm, cli) -> None:
     assert user
     assert cli(*GC, "--max-size", "0").code == 0
     assert left(graphs) == [keys[0]]
-    assert key_dir(graphs.cache, claimed).is_dir()
+    assert graphs.files.directory(claimed).is_dir()
 
     for job in (1001, 1002, 1003):
         fake_slurm.queue(f"{job}|CANCELLED|None|N/A|")
@@ -171,7 +169,7 @@ def test_manifest_cannot_name_files_elsewhere(graphs, cli, tmp_path: Path) -> No
     outside = tmp_path / "precious"
     outside.write_text("x")
     key = graphs.fill(graphs.facts(cli, "toy"))
-    manifest = key_dir(graphs.cache, key) / "manifest.json"
+    manifest = graphs.files.directory(key) / "manifest.json"
     tree = json.loads(manifest.read_text())
     tree["nodes"][0]["files"][0]["name"] = "../precious"
     manifest.write_text(json.dumps(tree))

@@ -15,7 +15,7 @@ import pytest
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.key import own_versions
-from trnslurm.node.graphs.manifest import CacheError, find_damage, read_manifest, refuse_untrusted
+from trnslurm.node.graphs.manifest import CacheError, GraphCache
 from trnslurm.sandbox.layout import replace_text
 
 from .conftest import REPOSITORY
@@ -30,6 +30,7 @@ class Job:
     def __init__(self, bench, monkeypatch, device: str) -> None:
         self.bench, self.monkeypatch = bench, monkeypatch
         self.run, self.cache = bench.directory / "run", bench.directory / "cache"
+        self.files = GraphCache(self.cache)
         self.home = bench.directory / "home"
         (self.run / "state").mkdir(parents=True)
         (self.home / "all").mkdir(parents=True)
@@ -96,7 +97,7 @@ def test_compiled_committed_and_whole(job: Job, capsys) -> None:
     assert "sbatch precompile.sbatch" in said
     assert not job.is_warm()
     job.compile()
-    manifest = read_manifest(job.cache, KEY)
+    manifest = job.files.read(KEY)
     assert len(manifest.files) == 4
     assert [(n.node, n.graphs, n.compiled) for n in manifest.nodes] == [(0, 4, 4), (1, 4, 4)]
     assert (manifest.made["job"], manifest.ingredients) == ("4711", {"micro_batch": 1})
@@ -154,7 +155,7 @@ def test_every_trap_of_the_tool_fails_the_precompile(job: Job, behaviour, code, 
     assert reason in json.loads((job.run / "state/graphs-1-node0.json").read_text())["problem"]
     with pytest.raises(CacheError, match=f"precompile on .*: .*{re.escape(reason)}"):
         job.commit()
-    assert read_manifest(job.cache, KEY) is None
+    assert job.files.read(KEY) is None
 
 
 def test_a_node_without_the_tool_ends_the_others(job: Job) -> None:
@@ -191,7 +192,7 @@ def test_a_node_without_a_word_is_no_success(job: Job) -> None:
     assert job.on_node(0).returncode == 0
     with pytest.raises(CacheError, match="node 1 wrote no result of its compile"):
         job.commit()
-    assert read_manifest(job.cache, KEY) is None
+    assert job.files.read(KEY) is None
 
 
 def test_a_graph_that_no_node_compiled_is_no_success(job: Job) -> None:
@@ -208,7 +209,7 @@ def test_a_graph_that_no_node_compiled_is_no_success(job: Job) -> None:
     Path(lost).mkdir()
     (Path(lost) / "model.neff").write_text("by a third one")
     job.commit()
-    assert len(read_manifest(job.cache, KEY).files) == 5
+    assert len(job.files.read(KEY).files) == 5
 
 
 def test_a_lock_is_removed_when_the_compile_that_left_it_has_ended(job: Job, capsys) -> None:
@@ -325,20 +326,21 @@ def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:
     if os.getuid() == 0:
         os.chown(file, 4242, -1)
     owner = file.stat().st_uid
-    refuse_untrusted(file, {owner}, tmp_path)
+    cache = GraphCache(tmp_path, {owner})
+    cache.refuse_untrusted(file)
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(CacheError, match="whom compile_trust does not name"):
-        refuse_untrusted(file, (), tmp_path)
+        GraphCache(tmp_path).refuse_untrusted(file)
     file.chmod(0o666)
     with pytest.raises(CacheError, match=r"manifest\.json: every user can write it"):
-        refuse_untrusted(file, {owner}, tmp_path)
+        cache.refuse_untrusted(file)
 
 
 def test_damage_is_what_another_user_may_have_written(job: Job) -> None:
     job.compile()
     job.neff(1).chmod(0o666)
-    said = find_damage(job.cache, read_manifest(job.cache, KEY), hashes=False)
-    assert said is not None and "every user can write it" in said
+    said = job.files.first_damage(job.files.read(KEY), hashes=False)
+    assert "every user can write it" in said
 
 
 def test_versions_of_a_container_are_told_from_inside(bench, monkeypatch) -> None:

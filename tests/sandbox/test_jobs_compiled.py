@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.runs.run import RunDir
 
 from .cluster import eventually
@@ -26,8 +26,7 @@ def compile_all(cache: Path, run) -> None:
     ingredients = json.loads((run.path / "graphs.json").read_text())
     node = NodeResult(node=0, host="node", graphs=4, compiled=4, failed=0, seconds=30.0)
     made = {"by": "tests", "run": str(run.path)}
-    write_manifest(
-        cache,
+    GraphCache(cache).write(
         GraphManifest(
             key=facts["key"], ingredients=ingredients, versions=facts["versions"], made=made,
             nodes=(node,),
@@ -52,7 +51,7 @@ def test_one_compilation_serves_all_runs_of_a_key(user) -> None:
     # Steps and learning rate shape no graph: nothing is compiled again.
     warm = user.submit(*base, "steps=7", "train.lr=0.5")
     assert phases(warm) == {"train"}
-    left_out = f"its graphs are compiled (key {record_of(joined)['key']})"
+    left_out = f"its graphs are compiled (key {record_of(joined)['key']}, by {compiling.path.name})"
     assert record_of(warm)["left_out"] == left_out
     assert f"no precompile job: {left_out}" in warm.shown()
 

@@ -20,9 +20,9 @@ def test_each_count_gets_a_run_that_only_precompiles(graphs, site, fake_slurm, c
     dry = cli(*TOY, "--elastic", "1,2,4", "--dry-run").out.splitlines()
     keys = {n: graphs.facts(cli, "toy", "--nodes", str(n))["key"] for n in (1, 2, 4)}
     assert dry[2:] == [
-        f"Graphs on 1 node: not compiled (key {keys[1]}); precompile beside it, at most "
+        f"Graphs on 1 node: not compiled (key {keys[1]}); precompile in a separate job, at most "
         "3.0 node-hours (its time limit)",
-        f"Graphs on 4 nodes: not compiled (key {keys[4]}); precompile beside it, at most "
+        f"Graphs on 4 nodes: not compiled (key {keys[4]}); precompile in a separate job, at most "
         "12.0 node-hours (its time limit)",
     ]
     assert fake_slurm.calls() == []
@@ -74,7 +74,7 @@ def test_one_that_failed_is_resumed_as_what_it_is(graphs, site, fake_slurm, cli)
 def test_warm_counts_need_none(graphs, site, fake_slurm, cli) -> None:
     key = graphs.fill(graphs.facts(cli, "toy", "--nodes", "1"))
     done = cli(*TOY, "--elastic", "1")
-    assert f"Graphs on 1 node: compiled (key {key})" in done.err
+    assert f"Graphs on 1 node: compiled (key {key}, by an-older-run)" in done.err
     assert len(site.runs()) == 1
 
 

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trnslurm.node.claims import Holder, update_claim
-from trnslurm.node.graphs.manifest import newest_claim, take_claim
+from trnslurm.cluster.claims import Holder, newest_in, take_next, update_claim
 from trnslurm.submit import claims
 from trnslurm.submit.lock import this_holder
 
@@ -49,7 +48,7 @@ def test_cold_key_is_compiled_first(graphs, facts, site, fake_slurm, cli) -> Non
     run = site.run()
     assert run.record().jobs == {"precompile": "1001", "train": "1002"}
     assert run.record().precompile == {"key": facts["key"], "versions": facts["versions"]}
-    claim = newest_claim(graphs.cache, facts["key"])
+    claim = newest_in(graphs.files.directory(facts["key"]))
     assert claim is not None
     assert (claim.holder.job, claim.holder.run) == ("1001", str(run.path))
     assert f"key of its graphs: {facts['key']}" in cli("status", "last").out
@@ -68,9 +67,9 @@ def test_warm_key_needs_no_precompile(graphs, facts, site, fake_slurm, cli) -> N
     assert dependencies(fake_slurm) == [""]
     assert (run.path / "precompile.sbatch").exists()  # what is rendered never depends on a cache
     shown = cli("status", "last").out
-    assert f"no precompile job: its graphs are compiled (key {key})" in shown
+    assert f"no precompile job: its graphs are compiled (key {key}, by an-older-run)" in shown
     assert json.loads(cli("status", "last", "--json").out)["precompile"]["key"] == key
-    assert newest_claim(graphs.cache, key) is None
+    assert newest_in(graphs.files.directory(key)) is None
 
 
 @pytest.mark.parametrize("damage", ["missing", "shorter", "untrusted"])
@@ -137,7 +136,9 @@ def test_second_submission_waits_for_the_first_ones_job(
 ) -> None:
     assert cli(*TOY, "--name", "first").code == 0
     done = cli(*TOY, "--name", "second", "--set", "steps=9", "--time", "60")
-    assert graphs_of(done).startswith(f"Graphs: being compiled (key {facts['key']}) by job 1001 of")
+    line = graphs_of(done)
+    assert line.startswith(f"Graphs: being compiled (key {facts['key']}) by ")
+    assert "-first of " in line and line.endswith(", job 1001; training waits for it")
     assert dependencies(fake_slurm) == ["", "1001", "1001"]
     second = site.runs()[-1]
     assert second.record().phases == ("train",)
@@ -162,7 +163,7 @@ def test_claim_of_a_job_that_ended_is_stale(graphs, facts, fake_slurm, cli, stat
     fake_slurm.queue(*([] if state == "forgotten" else [f"1001|{state}|None|N/A|"]))
     assert cli(*TOY).code == 0
     assert dependencies(fake_slurm) == ["", "1001", "", "1003"]
-    claim = newest_claim(graphs.cache, facts["key"])
+    claim = newest_in(graphs.files.directory(facts["key"]))
     assert claim is not None and (claim.number, claim.holder.job) == (2, "1003")
     assert not (claim.path.parent / "claim-1.json").exists()
 
@@ -170,12 +171,12 @@ def test_claim_of_a_job_that_ended_is_stale(graphs, facts, fake_slurm, cli, stat
 def test_refused_submission_gives_its_claim_back(graphs, facts, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch", "sbatch: error: no")
     assert cli(*TOY).code == 1
-    assert newest_claim(graphs.cache, facts["key"]) is None
+    assert newest_in(graphs.files.directory(facts["key"])) is None
 
 
 def test_claim_of_a_killed_submission_is_stale(graphs, facts, fake_slurm, cli) -> None:
     holder = Holder(host=socket.gethostname(), process="1@0", run="/x")
-    take_claim(graphs.cache, facts["key"], holder, after=None)
+    take_next(graphs.files.open(facts["key"]), holder, None, graphs.cache)
     assert cli(*TOY).code == 0
     assert dependencies(fake_slurm) == ["", "1001"]
 
@@ -185,13 +186,15 @@ def test_submission_waits_for_one_that_is_submitting(
 ) -> None:
     """Until it knows the job that it can depend on."""
     holder = this_holder(run="/runs/theirs")
-    claim = take_claim(graphs.cache, facts["key"], holder, after=None)
+    claim = take_next(graphs.files.open(facts["key"]), holder, None, graphs.cache)
     assert claim is not None
     fake_slurm.queue("77|RUNNING|None|N/A|")
     submits = SimpleNamespace(sleep=lambda _: update_claim(claim, replace(holder, job="77")))
     monkeypatch.setattr(claims, "time", submits)
     done = cli(*TOY)
-    assert "Waiting: theirs of " in done.err
+    assert (
+        "Waiting: its graphs are being compiled (key " in done.err and ") by theirs of " in done.err
+    )
     assert dependencies(fake_slurm) == ["77"]
 
 
@@ -217,7 +220,7 @@ def test_someone_who_is_not_trusted_compiles_for_himself(
     assert cli(*TOY).code == 0
     own = os.getuid()
     monkeypatch.setattr("os.getuid", lambda: own + 1)
-    claim = newest_claim(graphs.cache, facts["key"])
+    claim = newest_in(graphs.files.directory(facts["key"]))
     assert claim is not None
     if own == 0:
         os.chown(claim.path, 4242, -1)
@@ -246,9 +249,12 @@ def test_chain_has_a_key_for_each_run(graphs, site, fake_slurm, cli) -> None:
     assert [r.record().phases for r in (a, b, c)] == [
         ("precompile", "train"), ("train",), ("precompile", "train"),
     ]  # fmt: skip
-    assert "another run of its submission compiles its graphs" in b.record().precompile["left_out"]
+    assert (
+        "its graphs are compiled by another run of this submission"
+        in b.record().precompile["left_out"]
+    )
     assert dependencies(fake_slurm) == ["", "1001", "1002", "1003", "1004"]
     keys = [r.record().precompile["key"] for r in (a, b, c)]
     assert keys[0] == keys[1] != keys[2]
     # What waits for a training is not what others should wait for.
-    assert newest_claim(graphs.cache, keys[2]) is None
+    assert newest_in(graphs.files.directory(keys[2])) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.graphs.manifest import GraphManifest, NodeResult, write_manifest
+from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.status import run_status
 
@@ -184,10 +184,12 @@ def test_second_run_waits_while_the_first_compiles(
         facts = json.loads(cli("compile", "key", *SUBMIT[1:], "--json").out)
         node = NodeResult(node=0, host="x", graphs=1, compiled=1, failed=0, seconds=1.0)
         parts = {name: facts[name] for name in ("key", "ingredients", "versions")}
-        write_manifest(site.run_root / ".compiled", GraphManifest(**parts, made={}, nodes=(node,)))
+        manifest = GraphManifest(**parts, made={}, nodes=(node,))
+        GraphCache(site.run_root / ".compiled").write(manifest)
         done = second.result()
     assert done.code == 0, done
-    assert f"Waiting: {first.name} of " in done.err
+    assert "Waiting: its graphs are being compiled (key " in done.err
+    assert f" by {first.name} of " in done.err
     assert [run.record().phases for run in site.runs()] == [("precompile", "train"), ("train",)]
     for run in site.runs():
         cli("cancel", run.path)

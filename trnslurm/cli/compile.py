@@ -25,19 +25,18 @@ from trnslurm.cli.options import (
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.cache import CompileCache, recipe_of
 from trnslurm.cluster.cache_use import (
-    GraphSource,
+    CachedKey,
     entries_of,
-    find_source,
+    find_ingredients,
     prune,
     remove_all,
+    total_bytes,
     users_of,
 )
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError, TrnslurmError
-from trnslurm.node.graphs.contents import CachedKey, total_bytes
 from trnslurm.node.graphs.key import differences, leaves
-from trnslurm.node.graphs.manifest import find_damage
 from trnslurm.plan.spec import make_spec
 
 
@@ -114,24 +113,19 @@ def key_command(
 def _show_differences(job: JobOptions, words: tuple[str, str], *, as_json: bool) -> int:
     workspace = job.workspace
     cluster = resolve_cluster(workspace, choose_data_cluster(workspace, job.cluster, Terminal()))
-    a, b = (find_source(word, CompileCache(cluster), run_roots(workspace)) for word in words)
-    found = [*differences(_all_of(a, b), _all_of(b, a))]
+    cache, roots = CompileCache(cluster), run_roots(workspace)
+    sides = [find_ingredients(word, cache, roots) for word in words]
+    notes = [f"{w}: {why}" for w, (_, why) in zip(words, sides, strict=True) if why]
+    a, b = ({k: v for k, v in side.items() if k != "versions" or not notes} for side, _ in sides)
+    found = [*differences(a, b)]
     if as_json:
         echo_json([{"ingredient": name, "a": old, "b": new} for name, old, new in found])
     else:
         for name, old, new in found:
             click.echo(f"{name}: {_word(name, old)} -> {_word(name, new)}")
-    for word, source in zip(words, (a, b), strict=True):
-        if source.unknown:
-            click.echo(f"note: versions not compared: {word}: {source.unknown}", err=True)
+    for note in notes:
+        click.echo(f"note: versions not compared: {note}", err=True)
     return 1 if found else 0
-
-
-def _all_of(source: GraphSource, other: GraphSource) -> dict[str, Any]:
-    """Return the ingredients of the key, with the package versions if both sides know them."""
-    if source.unknown or other.unknown:
-        return dict(source.ingredients)
-    return {**source.ingredients, "versions": source.versions}
 
 
 def _short(name: str, value: Any) -> str:
@@ -188,8 +182,7 @@ def verify_command(keys: tuple[str, ...], **options: Any) -> None:
     for entry in [entries[key] for key in keys or entries]:
         if entry.manifest:
             files = count(len(entry.manifest.files), "file")
-            found = find_damage(cache.root, entry.manifest, hashes=True, trusted=cache.trusted)
-            problem, good = found or "", f"whole, {files}"
+            problem, good = cache.first_damage(entry.manifest, hashes=True), f"whole, {files}"
         else:
             problem, good = entry.problem, entry.words
         click.echo(f"{entry.key}: {problem or good}")

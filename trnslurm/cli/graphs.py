@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.api.tables import count, hours
 from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
 from trnslurm.config.search import Workspace
-from trnslurm.node.graphs.manifest import GraphManifest
 from trnslurm.plan.spec import JobSpec, precompile_min
 from trnslurm.rundir import INGREDIENTS
 
@@ -23,37 +21,32 @@ _SHORT_HOURS = 1 / 6
 
 def graphs_line(need: Need, cache: CompileCache) -> str:
     """Return the line about one job's graphs; empty if the job needs no precompile."""
-    key, manifest = need.compiled.key, need.compiled.manifest
+    manifest = need.compiled.manifest
     if need.decision == "none":
         return ""
     if need.decision == "never":
         return "Graphs: no precompile (--precompile never); training compiles them as it runs"
     if need.decision == "warm" and manifest:
         return (
-            f"Graphs: compiled (key {key}{origin(manifest)}), so no precompile job; "
+            f"Graphs: {need.words}, so no precompile job; "
             f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
         )
-    if need.decision == "compiling" and need.other:
-        holder = need.other.holder
-        job = f"job {holder.job} of {holder.user}" if "@" not in holder.job else holder.run
-        return f"Graphs: being compiled (key {key}) by {job or holder.run}; training waits for it"
+    if need.decision == "compiling":
+        return f"Graphs: {need.words}; training waits for it"
     if need.decision == "before":
-        known = f" (key {key})" if key else ""
-        return f"Graphs: compiled by another run of this submission{known}, so no precompile job"
+        return f"Graphs: {need.words}, so no precompile job"
     limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
-    return f"Graphs: {need.compiled.words}; precompile first{cost and f', {cost}'}"
+    return f"Graphs: {need.words}; precompile first{cost and f', {cost}'}"
 
 
 def elastic_graphs_line(need: Need, cache: CompileCache) -> str:
     """Return the line about a node count of --elastic."""
-    where = f"Graphs on {count(need.job.nodes, 'node')}"
-    if need.decision == "compiling" and need.other:
-        return f"{where}: being compiled (key {need.compiled.key}) by {need.other.holder.run}"
+    line = f"Graphs on {count(need.job.nodes, 'node')}: {need.words}"
     if not need.phases:
-        return f"{where}: {need.compiled.words}"
+        return line
     cost = expected_cost(cache, need.job.ingredients or {}, need.job.nodes, need.limit_node_hours)
-    return f"{where}: {need.compiled.words}; precompile beside it{cost and f', {cost}'}"
+    return f"{line}; precompile in a separate job{cost and f', {cost}'}"
 
 
 def expected_cost(
@@ -81,8 +74,8 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
         ingredients = ingredients_of(spec, workspace)
         found = cache.look_up(ingredients)
         where = f"Graphs on {count(spec.nodes, 'node')}"
-        if found.manifest:
-            yield f"{where}: compiled (key {found.key}{origin(found.manifest)})"
+        if found.warm:
+            yield f"{where}: {found.words}"
             continue
         limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
         cost = expected_cost(cache, ingredients, spec.nodes, limit)
@@ -121,12 +114,6 @@ def _nodes_time(hours_each: float, nodes: int) -> str:
         where = "1 node" if nodes == 1 else f"each of {nodes} nodes"
         return f"{hours_each * 3600:.0f} s on {where}"
     return f"{hours(hours_each * nodes)} node-hours"
-
-
-def origin(manifest: GraphManifest) -> str:
-    """Return which run compiled the graphs, if the manifest says so."""
-    run = str(manifest.made.get("run", ""))
-    return f", by {Path(run).name}" if run else ""
 
 
 def age(seconds: float) -> str:

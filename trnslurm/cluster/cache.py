@@ -13,25 +13,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next
 from trnslurm.cluster.python import interpreter, versions_here
 from trnslurm.config.schema import Cluster
 from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
-    COMPILED,
-    NOT_COMPILED,
     CacheError,
+    GraphCache,
     GraphManifest,
     cache_root,
-    find_damage,
-    is_trusted,
-    read_manifest,
     user_ids,
 )
 from trnslurm.runs.root import check_run_root
 
 PRECOMPILE = "precompile"
+COMPILED, NOT_COMPILED = "compiled", "not compiled"
 _KEY = r"[0-9a-f]{16}"
 _RECIPE = r"jobs/([^/]+)/"
 
@@ -58,18 +56,20 @@ class Compiled(Frozen):
         """The state of the job's graphs in words."""
         if not self.known:
             return f"whether they are compiled is known only on the cluster ({self.problem})"
-        state = COMPILED if self.warm else NOT_COMPILED
-        return f"{state} (key {self.key}{f': {self.problem}' if self.problem else ''})"
+        if self.manifest:
+            run = str(self.manifest.made.get("run", ""))
+            return f"{COMPILED} (key {self.key}{f', by {Path(run).name}' if run else ''})"
+        return f"{NOT_COMPILED} (key {self.key}{f': {self.problem}' if self.problem else ''})"
 
 
-class CompileCache:
+class CompileCache(GraphCache):
     """A cluster's compile cache, as this host sees it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        root = check_run_root(Path(cluster.expand(cluster.run_root)))
-        self.root = Path(cluster.expand(cache_root(cluster.compile_cache, str(root))))
-        self.trusted = user_ids(cluster.compile_trust)
+        runs = check_run_root(Path(cluster.expand(cluster.run_root)))
+        root = Path(cluster.expand(cache_root(cluster.compile_cache, str(runs))))
+        super().__init__(root, user_ids(cluster.compile_trust))
         self.bin_dir = cluster.slurm.bin_dir
         self._one_asks = threading.Lock()
 
@@ -108,9 +108,13 @@ class CompileCache:
         """Why no key is known on this host; empty if keys are known."""
         return self._measured[1]
 
-    def trusts(self, uid: int) -> bool:
-        """Check whether graphs that a user compiled are trusted."""
-        return is_trusted(uid, self.trusted)
+    def newest_claim(self, key: str) -> Claim | None:
+        """Return the newest claim of a key, the only one that counts; None if there is none."""
+        return newest_in(self.directory(key))
+
+    def take_claim(self, key: str, holder: Holder, after: Claim | None) -> Claim | None:
+        """Take the claim that follows a stale one; None if another process was faster."""
+        return take_next(self.open(key), holder, after, readers=self.root)
 
     def look_up(self, ingredients: Mapping[str, Any]) -> Compiled:
         """Return the state of a job's graphs in the cache."""
@@ -126,13 +130,10 @@ class CompileCache:
             if problem:
                 return Compiled(key=key, problem=problem, known=False)
         try:
-            manifest = read_manifest(self.root, key, trusted=self.trusted)
-            damage = manifest and find_damage(
-                self.root, manifest, hashes=False, trusted=self.trusted
-            )
+            manifest = self.read(key)
         except CacheError as error:
             return Compiled(key=key, problem=str(error))
-        if damage:
+        if manifest and (damage := self.first_damage(manifest, hashes=False)):
             return Compiled(key=key, problem=damage)
         return Compiled(key=key, manifest=manifest)
 
@@ -149,7 +150,7 @@ class CompileCache:
         """Yield the manifests that can be read and are trusted."""
         for key in self.all_keys():
             try:
-                manifest = read_manifest(self.root, key, trusted=self.trusted)
+                manifest = self.read(key)
             except CacheError:
                 continue
             if manifest:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trnslurm.cluster.cache import PRECOMPILE, CompileCache
+from trnslurm.cluster.cache import COMPILED, NOT_COMPILED, PRECOMPILE, CompileCache
+from trnslurm.cluster.claims import Claim
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.node.claims import Claim
-from trnslurm.node.graphs.contents import CachedKey, choose, read_entry, remove
-from trnslurm.node.graphs.manifest import CacheError, newest_claim, read_manifest
+from trnslurm.node.graphs.manifest import MANIFEST, USED, CacheError, GraphManifest
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.foreign import refuse_foreign
@@ -25,6 +26,30 @@ from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
 
 _SUBMITTING_S = 180  # longer than any sbatch call with its retries
+
+
+class CachedKey(Frozen):
+    """One key in the cache."""
+
+    key: str
+    manifest: GraphManifest | None
+    """None: no compile has finished, or its manifest cannot be trusted."""
+    problem: str
+    sizes: Mapping[str, int]
+    """The size of every file of this key, by its name in the cache."""
+    made: float
+    used: float
+    """When a training last verified the graphs; until then, when they were made."""
+
+    @property
+    def words(self) -> str:
+        """The state of the key's graphs in words, or their problem."""
+        return COMPILED if self.manifest else self.problem or NOT_COMPILED
+
+    @property
+    def bytes(self) -> int:
+        """The size of all its files, including those that other keys share."""
+        return sum(self.sizes.values())
 
 
 def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
@@ -46,17 +71,11 @@ def still_compiles(claim: Claim, bin_dir: str | None) -> bool:
     return not any(p.final for p in status.phases if p.phase == PRECOMPILE)
 
 
-def entries_of(cache: CompileCache) -> list[CachedKey]:
-    """Return the entries of the cache, the least recently used first."""
-    entries = [read_entry(cache.root, key, trusted=cache.trusted) for key in cache.all_keys()]
-    return sorted(entries, key=lambda entry: entry.used)
-
-
 def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
     """Return the user of each key that is in use: a run, among those that we can read."""
     found = {}
     for key in cache.all_keys():
-        claim = newest_claim(cache.root, key)
+        claim = cache.newest_claim(key)
         try:
             compiling = claim is not None and still_compiles(claim, cache.bin_dir)
         except SlurmError:  # no controller answers here
@@ -70,6 +89,47 @@ def users_of(cache: CompileCache, roots: Sequence[Path]) -> dict[str, str]:
     return found
 
 
+def entries_of(cache: CompileCache) -> list[CachedKey]:
+    """Return the entries of the cache, the least recently used first."""
+    return sorted((_entry(cache, key) for key in cache.all_keys()), key=lambda entry: entry.used)
+
+
+def _entry(cache: CompileCache, key: str) -> CachedKey:
+    directory, manifest, problem = cache.directory(key), None, ""
+    try:
+        manifest = cache.read(key)
+    except CacheError as error:
+        problem = str(error)
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    sizes = {str(file.relative_to(cache.root)): file.stat().st_size for file in files}
+    if manifest:
+        sizes |= {name: file.bytes for name, file in manifest.files.items()}
+    made = _mtime(directory / MANIFEST) or _mtime(directory)
+    return CachedKey(
+        key=key,
+        manifest=manifest,
+        problem=problem,
+        sizes=sizes,
+        made=made,
+        used=max(made, _mtime(directory / USED)),
+    )
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def total_bytes(entries: Iterable[CachedKey]) -> int:
+    """Return the size of all files, each counted once."""
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        sizes |= entry.sizes
+    return sum(sizes.values())
+
+
 def prune(
     cache: CompileCache,
     in_use: Collection[str],
@@ -77,45 +137,80 @@ def prune(
     unused_since: float | None,
     max_bytes: int | None,
 ) -> list[CachedKey]:
-    """Return the entries to remove; an entry in use is never one."""
+    """Return the keys to remove: all unused since a time, then the longest unused until all fit.
+
+    A key in use is never removed.
+    """
     entries = entries_of(cache)
-    free = [entry for entry in entries if entry.key not in in_use]
     busy = [entry for entry in entries if entry.key in in_use]
-    return choose(free, busy, unused_since=unused_since, max_bytes=max_bytes)
+    left = [entry for entry in entries if entry.key not in in_use]
+    chosen = [entry for entry in left if unused_since is not None and entry.used < unused_since]
+    left = left[len(chosen) :]
+    while max_bytes is not None and left and total_bytes([*left, *busy]) > max_bytes:
+        chosen.append(left.pop(0))
+    return chosen
 
 
 def remove_all(cache: CompileCache, entries: Sequence[CachedKey]) -> int:
     """Remove these keys; return the bytes that this freed."""
-    gone = {entry.key for entry in entries}
-    kept = [entry for entry in entries_of(cache) if entry.key not in gone]
+    left = {entry.key: entry for entry in entries_of(cache)}
+    freed = 0
     try:
-        return sum(
-            remove(cache.root, entry, [*kept, *entries[number + 1 :]])
-            for number, entry in enumerate(entries)
-        )
+        for entry in entries:
+            left.pop(entry.key, None)
+            freed += _remove(cache, entry, left.values())
     except OSError as error:
         raise TrnslurmError(f"{error.filename}: cannot be removed ({error.strerror})") from None
+    return freed
 
 
-class GraphSource(Frozen):
-    """The ingredients of a key, and the versions if they are known."""
+def _remove(cache: CompileCache, entry: CachedKey, others: Iterable[CachedKey]) -> int:
+    """Remove a key and the files that no other key names; return the number of bytes freed."""
+    directory = cache.directory(entry.key)
+    # The manifest first, so that the key is cold from here on.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    shared = {name for other in others for name in other.sizes}
+    freed = 0
+    for name, size in entry.sizes.items():
+        if name in shared:
+            continue
+        freed += size
+        file = cache.root / name
+        file.unlink(missing_ok=True)
+        if directory not in file.parents:
+            _remove_graph(cache.root, file.parent, shared)
+    shutil.rmtree(directory)
+    return freed
 
-    ingredients: Mapping[str, Any]
-    versions: Mapping[str, str]
-    unknown: str = ""
-    """Why the versions are not known."""
+
+def _remove_graph(root: Path, directory: Path, shared: set[str]) -> None:
+    """Remove the other files in a graph's directory, such as Neuron's mark of a compiled graph."""
+    with contextlib.suppress(OSError):  # gone already, or not empty
+        names = {str(file.relative_to(root)) for file in directory.iterdir()}
+        if directory == root or names & shared:
+            return
+        for name in names:
+            (root / name).unlink()
+        while directory != root:
+            directory.rmdir()
+            directory = directory.parent
 
 
-def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphSource:
-    """Return the source that a word names: a key in the cache, a bundle's directory, or a run."""
+def find_ingredients(
+    word: str, cache: CompileCache, roots: Sequence[Path]
+) -> tuple[dict[str, Any], str]:
+    """Return what a key is made of, with `versions`, and why the versions are not known.
+
+    The word names a key in the cache, a bundle's directory, or a run.
+    """
     if word in cache.all_keys():
         try:
-            manifest = read_manifest(cache.root, word, trusted=cache.trusted)
+            manifest = cache.read(word)
         except CacheError as error:
             raise RunError(str(error)) from None
         if manifest is None:
             raise RunError(f"{word} has no manifest in {cache.root}: it is not compiled")
-        return GraphSource(ingredients=manifest.ingredients, versions=manifest.versions)
+        return {**manifest.ingredients, "versions": manifest.versions}, ""
     bundle = RunFiles(Path(word))
     if bundle.ingredients_file.is_file() and not bundle.record_file.is_file():
         for path in (bundle.path, bundle.config_file):  # we start the Python that the file names
@@ -134,11 +229,10 @@ def find_source(word: str, cache: CompileCache, roots: Sequence[Path]) -> GraphS
         unknown = "" if versions else "not known where it was submitted"
     file = bundle.ingredients_file
     try:
-        ingredients = load_json(file)
+        return {**load_json(file), "versions": versions}, unknown
     except FileNotFoundError:
         raise RunError(
             f"{bundle.path} has no {file.name}: it was made by an older version, or prepares data"
         ) from None
     except (OSError, ValueError):
         raise RunError(f"{file}: damaged or unreadable") from None
-    return GraphSource(ingredients=ingredients, versions=versions, unknown=unknown)

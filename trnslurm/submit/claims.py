@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from trnslurm.cluster.cache import CompileCache
+from trnslurm.cluster.claims import Claim, drop_claim, update_claim
 from trnslurm.console import Console
 from trnslurm.errors import RunError
-from trnslurm.node.claims import Claim, drop_claim, update_claim
-from trnslurm.node.graphs.manifest import CacheError, newest_claim, take_claim
+from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.runs.run import RunDir
 from trnslurm.submit.job import Job
 from trnslurm.submit.lock import this_holder
@@ -72,25 +72,21 @@ class Claims:
 
     def _take(self, need: Need, run: RunDir) -> bool:
         """Claim the key; return False if another run claimed it meanwhile."""
-        root, key = self._cache.root, need.compiled.key
+        cache, key = self._cache, need.compiled.key
         try:
-            claim = take_claim(
-                root,
-                key,
-                this_holder(run=str(run.path)),
-                after=newest_claim(root, key),
-                trusted=self._cache.trusted,
+            claim = cache.take_claim(
+                key, this_holder(run=str(run.path)), after=cache.newest_claim(key)
             )
         except CacheError as error:  # the precompile job could not write either
             raise RunError(str(error)) from None
         except OSError as error:
-            place = error.filename or root
+            place = error.filename or cache.root
             self._console.warn(f"{place}: {error.strerror}: others may compile the same graphs")
             return True
         if claim is None:
             return False
         # The run with the stale claim may have completed since.
-        if self._cache.look_up(need.job.ingredients or {}).warm:
+        if cache.look_up(need.job.ingredients or {}).warm:
             drop_claim(claim)
             return False
         self._taken.append((claim, run))

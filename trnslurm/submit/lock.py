@@ -1,6 +1,6 @@
 """Let only one process submit a run, across hosts, so that a run never has two jobs.
 
-    RUN/state/turns/3.json    the highest number counts (trnslurm/node/claims.py)
+    RUN/state/turns/3.json    the highest number counts (trnslurm/cluster/claims.py)
 
 The file with the highest number is never removed, only marked as over.
 """
@@ -13,8 +13,8 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
+from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next, update_claim
 from trnslurm.errors import NotYetError, RunError
-from trnslurm.node.claims import Claim, Holder, newest_in, take_next, update_claim
 from trnslurm.runs.process import own_process, process_alive
 from trnslurm.runs.run import RunDir
 

@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 from trnslurm.cluster.cache import PRECOMPILE, CompileCache, Compiled
 from trnslurm.cluster.cache_use import still_compiles
+from trnslurm.cluster.claims import Claim
 from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError, PlanError
 from trnslurm.frozen import Frozen
-from trnslurm.node.claims import Claim
-from trnslurm.node.graphs.manifest import newest_claim
 from trnslurm.plan.spec import COMPILING, JobSpec, check_job_name, make_spec
 from trnslurm.submit.job import Job, make_job
 
@@ -50,17 +49,22 @@ class Need(Frozen):
         return sum(self.job.time_min.get(p, 0) for p in self.phases) / 60 * self.job.nodes
 
     @property
-    def left_out(self) -> str:
-        """Return why there is no precompile phase; empty if there is one, or nothing to compile."""
-        key = self.compiled.key
-        if self.decision == "warm" and self.compiled.manifest:
-            return f"its graphs are compiled (key {key})"
+    def words(self) -> str:
+        """The state of the job's graphs in words."""
+        key = f" (key {self.compiled.key})" if self.compiled.key else ""
         if self.decision == "compiling" and self.other:
             holder = self.other.holder
-            return f"{Path(holder.run).name} of {holder.user} compiles its graphs (key {key})"
+            job = f", job {holder.job}" if holder.job and "@" not in holder.job else ""
+            return f"being compiled{key} by {Path(holder.run).name} of {holder.user}{job}"
         if self.decision == "before":
-            known = f" (key {key})" if key else ""
-            return f"another run of its submission compiles its graphs{known}"
+            return f"compiled by another run of this submission{key}"
+        return self.compiled.words
+
+    @property
+    def left_out(self) -> str:
+        """Return why there is no precompile phase; empty if there is one, or nothing to compile."""
+        if self.decision in ("warm", "compiling", "before"):
+            return f"its graphs are {self.words}"
         return "--precompile never" if self.decision == "never" else ""
 
     def record(self) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def need_of(job: Job, cache: CompileCache | None) -> Need:
         return replace(known, decision="unknown")
     if compiled.warm:
         return replace(known, decision="warm")
-    claim = newest_claim(cache.root, compiled.key)
+    claim = cache.newest_claim(compiled.key)
     # Graphs compiled by an untrusted user would be refused.
     if claim and cache.trusts(claim.uid) and still_compiles(claim, cache.bin_dir):
         return replace(known, decision="compiling", other=claim)

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,14 +26,7 @@ from typing import Any
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
-from trnslurm.node.graphs.manifest import (
-    CachedFile,
-    CacheError,
-    describe,
-    key_dir,
-    shared_with_others,
-    user_ids,
-)
+from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
 from trnslurm.rundir import RunFiles, load_json
 
 _HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,20 +38,19 @@ class GraphPlace(Frozen):
     """Where a job's graphs are, from the environment that the batch script sets."""
 
     run: Path
-    cache: Path
+    cache: GraphCache
     key: str
     device: str
     per_host: bool
     on_nodes: bool
     """Graphs are on the nodes' own disks, so another run's nodes may have none."""
-    trusted: Collection[int]
     attempt: int
     node: int
     host: str
 
     @property
     def directory(self) -> Path:
-        return key_dir(self.cache, self.key)
+        return self.cache.directory(self.key)
 
     @property
     def compile_command(self) -> str:
@@ -93,13 +85,15 @@ def read_place() -> GraphPlace:
     device, per_host = environ["TRNSLURM_DEVICE"], environ["TRNSLURM_CACHE_LAYOUT"] == "per-host"
     return GraphPlace(
         run=Path(environ["TRNSLURM_RUN_DIR"]),
-        cache=Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
+        cache=GraphCache(
+            Path(environ["TRNSLURM_CACHE"]).expanduser().absolute(),
+            user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
+        ),
         key=environ["TRNSLURM_GRAPH_KEY"],
         device=device,
         per_host=per_host,
         # Without a URL, Neuron keeps graphs in /var/tmp.
         on_nodes=per_host or (device == "neuron" and "NEURON_COMPILE_CACHE_URL" not in environ),
-        trusted=user_ids(environ["TRNSLURM_CACHE_TRUST"].split()),
         attempt=int(environ["TRNSLURM_ATTEMPT"]),
         node=int(environ.get("SLURM_NODEID", "0")),
         host=os.uname().nodename,
@@ -112,7 +106,7 @@ def run_compile(command: Sequence[str]) -> int:
     try:
         place = read_place()
         compile_graphs = run_on_neuron if place.device == "neuron" else run_on_cpu
-        with shared_with_others(place.cache):
+        with place.cache.shared_with_others():
             exit_code, result = compile_graphs(place, command)
         reason = result["problem"]
         place.result_path(place.node).write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -127,7 +121,7 @@ def run_compile(command: Sequence[str]) -> int:
 
 def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Run neuron_parallel_compile, and read its output."""
-    before = set(locks.all_locks(place.cache))
+    before = set(locks.all_locks(place.cache.root))
     report, start = neuron.Report(), time.monotonic()
     with output_file(place) as keep:
         exit_code = run(command, report.read, keep)
@@ -136,7 +130,7 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
         taker = {"run": str(place.run), "attempt": place.attempt, "node": place.node}
         left = [lock for lock in locks.locks_of(report.graphs) if lock not in before]
         ours = [lock for lock in left if lock.uid == os.getuid()]
-        locks.note_left(place.cache, place.key, taker | {"job": place.job_id()}, ours)
+        locks.note_left(place.directory, taker | {"job": place.job_id()}, ours)
     settled = report.compiled | report.reused
     here = [graph for graph in sorted(settled) if graph.startswith("/")]  # files of this host
     missing = [graph for graph in here if not (Path(graph) / neuron.NEFF).is_file()]
@@ -182,15 +176,13 @@ def common(
     place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
     """Return the facts that every compile records, without files outside the cache."""
-    files: list[CachedFile] = [
-        describe(place.cache, path) for path in paths if path.is_relative_to(place.cache)
-    ]
+    inside = [path for path in paths if path.is_relative_to(place.cache.root)]
     return {
         "node": place.node,
         "host": place.host,
         "seconds": round(time.monotonic() - start, 1),
         "problem": problem,
-        "files": [asdict(file) for file in files],
+        "files": [asdict(place.cache.describe(path)) for path in inside],
     }
 
 

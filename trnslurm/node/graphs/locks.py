@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.graphs.manifest import key_dir, user_name
+from trnslurm.node.graphs.manifest import user_name
 from trnslurm.node.graphs.neuron import GRAPH
 
 LOCK = f"{GRAPH}.lock"
@@ -46,20 +46,18 @@ def all_locks(cache: Path) -> Iterator[Lock]:
                 yield lock
 
 
-def note_left(cache: Path, key: str, taker: dict[str, Any], left: Collection[Lock]) -> None:
+def note_left(key_directory: Path, taker: dict[str, Any], left: Collection[Lock]) -> None:
     """Record, for the next compile of this key, which locks a compile has left."""
-    directory = key_dir(cache, key) / "left"
+    directory = key_directory / "left"
     directory.mkdir(parents=True, exist_ok=True)
     locks = [{"path": str(lock.path), "mtime_ns": lock.mtime_ns} for lock in left]
     name = f"{taker['job']}-node{taker['node']}.json"
     (directory / name).write_text(json.dumps(taker | {"locks": locks}), encoding="utf-8")
 
 
-def clear_stale(
-    cache: Path, key: str, has_ended: Callable[[dict[str, Any]], bool]
-) -> Iterator[Lock]:
+def clear_stale(key_directory: Path, has_ended: Callable[[dict[str, Any]], bool]) -> Iterator[Lock]:
     """Remove the locks left by compiles that have ended, and yield them."""
-    for note in sorted((key_dir(cache, key) / "left").glob("*.json")):
+    for note in sorted((key_directory / "left").glob("*.json")):
         try:
             if note.stat().st_uid != os.getuid():
                 continue

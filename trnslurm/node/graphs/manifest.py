@@ -1,7 +1,8 @@
-"""The manifests and claims of the keys in a compile cache. A key without a valid manifest is cold.
+"""A compile cache: the manifests of its keys. A key without a valid manifest is cold.
 
     CACHE/trnslurm/KEY/manifest.json    written last, once every node's result was verified
     CACHE/trnslurm/KEY/claim-1.json     who compiles the key: the highest number counts
+    CACHE/trnslurm/KEY/used             touched by a training that has verified the graphs
     CACHE/trnslurm/KEY/xla/…            torch_xla's own cache, on xla-cpu
     CACHE/trnslurm/KEY/output/…         the compiler's output, by node
     CACHE/trnslurm/KEY/left/…           locks that a compile left behind
@@ -12,6 +13,7 @@ Names of files in a manifest begin at CACHE.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import pwd
@@ -22,13 +24,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.claims import Claim, Holder, newest_in, take_next
 from trnslurm.rundir import load_json
 
 FORMAT = 1
-MANIFEST = "manifest.json"
-COMPILED, NOT_COMPILED = "compiled", "not compiled"
-"""The words for what a cache has for a key."""
+MANIFEST, USED = "manifest.json", "used"
 
 
 class CacheError(Exception):
@@ -81,190 +80,168 @@ def cache_root(compile_cache: str | None, run_root: str) -> str:
     return f"{run_root.rstrip('/')}/.compiled"
 
 
-def key_dir(cache: Path, key: str) -> Path:
-    """Return the directory of a key."""
-    return cache / "trnslurm" / key
+class GraphCache:
+    """A compile cache, and the users whose graphs may run in addition to our own and root's."""
 
+    def __init__(self, root: Path, trusted: Collection[int] = ()) -> None:
+        self.root, self.trusted = root, trusted
 
-def read_manifest(cache: Path, key: str, *, trusted: Collection[int] = ()) -> GraphManifest | None:
-    """Return the manifest of a key; None if there is none. Refuse one of a user who is not trusted.
+    def directory(self, key: str) -> Path:
+        """Return the directory of a key."""
+        return self.root / "trnslurm" / key
 
-    `trusted` has user ids in addition to our own and root's.
-    """
-    path = key_dir(cache, key) / MANIFEST
-    try:
-        values = load_json(path)
-        refuse_untrusted(path, trusted, cache)
-        if values["format"] != FORMAT:
-            raise CacheError(f"{path}: written by another version of trnslurm")
-        manifest = GraphManifest(
-            key=str(values["key"]),
-            ingredients=dict(values["ingredients"]),
-            versions={str(name): str(value) for name, value in values["versions"].items()},
-            made=dict(values["made"]),
-            nodes=tuple(map(_node_result, values["nodes"])),
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise CacheError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-        raise CacheError(f"{path}: damaged") from None
-    if manifest.key != key:
-        raise CacheError(f"{path}: belongs to key {manifest.key}")
-    return manifest
-
-
-def write_manifest(cache: Path, manifest: GraphManifest) -> Path:
-    """Write a manifest, whole or not at all."""
-    directory = key_dir(cache, manifest.key)
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            json.dump({"format": FORMAT} | asdict(manifest), stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.rename(directory / MANIFEST)
-    finally:
-        partial.unlink(missing_ok=True)
-    return directory / MANIFEST
-
-
-def newest_claim(cache: Path, key: str) -> Claim | None:
-    """Return the newest claim of a key, the only one that counts; None if there is none."""
-    return newest_in(key_dir(cache, key))
-
-
-def take_claim(
-    cache: Path, key: str, holder: Holder, *, after: Claim | None, trusted: Collection[int] = ()
-) -> Claim | None:
-    """Take the claim that follows a stale one; None if another process was faster."""
-    return take_next(open_key_dir(cache, key, trusted=trusted), holder, after, readers=cache)
-
-
-def open_key_dir(cache: Path, key: str, *, trusted: Collection[int] = ()) -> Path:
-    """Make a key's directory with the cache's permissions; refuse one of a user not trusted."""
-    cache.mkdir(parents=True, exist_ok=True)
-    directory = key_dir(cache, key)
-    all_keys = cache.stat().st_mode & 0o3777  # everybody who may write to the cache adds keys
-    for place, mode in ((directory.parent, all_keys), (directory, mode_for_others(cache))):
+    def read(self, key: str) -> GraphManifest | None:
+        """Return the manifest of a key, or None; refuse one of a user who is not trusted."""
+        path = self.directory(key) / MANIFEST
         try:
-            place.mkdir()
-            place.chmod(mode)
-        except FileExistsError:
-            pass
-        except PermissionError:
-            for above in (cache, place.parent):
-                if not is_trusted(uid := above.stat().st_uid, trusted):
-                    raise foreign_place(above, uid) from None
-            raise
-        refuse_place(place, trusted, cache)
-    return directory
-
-
-def describe(cache: Path, path: Path) -> CachedFile:
-    """Read a file whole for the manifest."""
-    import hashlib  # slow, and a plan reads no graphs
-
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        size = os.fstat(stream.fileno()).st_size
-    return CachedFile(name=str(path.relative_to(cache)), bytes=size, sha256=digest)
-
-
-def find_damage(
-    cache: Path, manifest: GraphManifest, *, hashes: bool, trusted: Collection[int] = ()
-) -> str | None:
-    """Return the first missing or changed file of a manifest; `hashes`: read the files whole."""
-    files = manifest.files.values()
-    return next((said for _, said in damaged(cache, files, hashes=hashes, trusted=trusted)), None)
-
-
-def damaged(
-    cache: Path, files: Iterable[CachedFile], *, hashes: bool, trusted: Collection[int] = ()
-) -> Iterator[tuple[Path, str]]:
-    """Yield files that changed or that another user may have written, each with the reason."""
-    for file in files:
-        path = cache / file.name
-        try:
-            status = path.stat()
-            refuse_untrusted(path, trusted, cache)
-            if status.st_size != file.bytes:
-                yield path, f"{path} has {status.st_size} bytes, not {file.bytes}"
-            elif hashes and describe(cache, path) != file:
-                yield path, f"{path} has changed"
-        except FileNotFoundError:
-            yield path, f"{path} is missing"
+            values = load_json(path)
+            self.refuse_untrusted(path)
+            if values["format"] != FORMAT:
+                raise CacheError(f"{path}: written by another version of trnslurm")
+            manifest = GraphManifest(
+                key=str(values["key"]),
+                ingredients=dict(values["ingredients"]),
+                versions={str(name): str(value) for name, value in values["versions"].items()},
+                made=dict(values["made"]),
+                nodes=tuple(map(_node_result, values["nodes"])),
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
-            yield path, f"{path} cannot be read ({error.strerror})"
-        except CacheError as error:
-            yield path, str(error)
+            raise CacheError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+            raise CacheError(f"{path}: damaged") from None
+        if manifest.key != key:
+            raise CacheError(f"{path}: belongs to key {manifest.key}")
+        return manifest
 
+    def write(self, manifest: GraphManifest) -> Path:
+        """Write a manifest, whole or not at all."""
+        directory = self.directory(manifest.key)
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f".{MANIFEST}.{os.uname().nodename}-{os.getpid()}"
+        try:
+            with partial.open("w", encoding="utf-8") as stream:
+                json.dump({"format": FORMAT} | asdict(manifest), stream, indent=1)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.rename(directory / MANIFEST)
+        finally:
+            partial.unlink(missing_ok=True)
+        return directory / MANIFEST
 
-def refuse_untrusted(path: Path, trusted: Collection[int], cache: Path) -> None:
-    """Refuse a file that others wrote or could replace: compiled graphs are programs."""
-    if (uid := _untrusted_owner(path, trusted)) is not None:
-        raise CacheError(
-            f"{path}: was written by {user_name(uid)}, whom compile_trust does not name"
-        )
-    _refuse_open(path)
-    for place in path.parents:
-        if place.is_relative_to(cache):
-            refuse_place(place, trusted, cache)
+    def open(self, key: str) -> Path:
+        """Make a key's directory with the cache's permissions; refuse one of an untrusted user."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        directory = self.directory(key)
+        # Everyone who may write to the cache adds keys.
+        modes = {directory.parent: self._mode(), directory: self.mode_for_others()}
+        for place, mode in modes.items():
+            try:
+                place.mkdir()
+                place.chmod(mode)
+            except FileExistsError:
+                pass
+            except PermissionError:
+                for above in (self.root, place.parent):
+                    self._refuse_owner(above.stat().st_uid, above)
+                raise
+            self._refuse_place(place)
+        return directory
 
+    def describe(self, path: Path) -> CachedFile:
+        """Read a file whole for the manifest."""
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            size = os.fstat(stream.fileno()).st_size
+        return CachedFile(name=str(path.relative_to(self.root)), bytes=size, sha256=digest)
 
-def refuse_place(place: Path, trusted: Collection[int], cache: Path) -> None:
-    """Refuse a directory in which others can replace files.
+    def damaged(self, files: Iterable[CachedFile], *, hashes: bool) -> Iterator[tuple[Path, str]]:
+        """Yield files that changed or that another user may have written, each with the reason.
 
-    The cache itself may belong to any user, because the profile chose it.
-    """
-    uid = None if place == cache else _untrusted_owner(place, trusted)
-    if uid is not None:
-        raise foreign_place(place, uid)
-    _refuse_open(place)
+        `hashes`: read the files whole.
+        """
+        for file in files:
+            path = self.root / file.name
+            try:
+                status = path.stat()
+                self.refuse_untrusted(path)
+                if status.st_size != file.bytes:
+                    yield path, f"{path} has {status.st_size} bytes, not {file.bytes}"
+                elif hashes and self.describe(path) != file:
+                    yield path, f"{path} has changed"
+            except FileNotFoundError:
+                yield path, f"{path} is missing"
+            except OSError as error:
+                yield path, f"{path} cannot be read ({error.strerror})"
+            except CacheError as error:
+                yield path, str(error)
 
+    def first_damage(self, manifest: GraphManifest, *, hashes: bool) -> str:
+        """Return why the first missing or changed file of a manifest is bad; empty: none is."""
+        bad = self.damaged(manifest.files.values(), hashes=hashes)
+        return next((reason for _, reason in bad), "")
 
-def foreign_place(place: Path, uid: int) -> CacheError:
-    """Return the error for a directory of a user who is not trusted."""
-    return CacheError(
-        f"{place}: belongs to {user_name(uid)}, whom compile_trust does not name: set "
-        "compile_cache to a directory of your own"
-    )
+    def trusts(self, uid: int) -> bool:
+        """Check whether a user's graphs may run."""
+        return uid in {0, os.getuid(), *self.trusted}
 
+    def refuse_untrusted(self, path: Path) -> None:
+        """Refuse a file that others wrote or could replace: compiled graphs are programs."""
+        if (uid := self._untrusted_owner(path)) is not None:
+            raise CacheError(
+                f"{path}: was written by {user_name(uid)}, whom compile_trust does not name"
+            )
+        _refuse_open(path)
+        for place in path.parents:
+            if place.is_relative_to(self.root):
+                self._refuse_place(place)
 
-def is_trusted(uid: int, trusted: Collection[int]) -> bool:
-    """Check whether a user's graphs may run: our own, root's and those of trusted users."""
-    return uid in {0, os.getuid(), *trusted}
+    def mode_for_others(self) -> int:
+        """Return the mode of the cache's subdirectories: as open to others as the cache itself.
 
+        But never writable by all users, and by a group only if the cache passes its group on
+        (setgid).
+        """
+        mode = self._mode()
+        return mode & ~(0o002 if mode & stat.S_ISGID else 0o022)
 
-def mode_for_others(cache: Path) -> int:
-    """Return the mode of the cache's subdirectories: as open to others as the cache itself.
+    @contextlib.contextmanager
+    def shared_with_others(self) -> Iterator[None]:
+        """Write files with the cache's permissions for others, whatever the job's umask."""
+        try:
+            umask = ~self.mode_for_others() & 0o077
+        except OSError:  # the cache does not exist yet
+            umask = 0o077
+        before = os.umask(umask)
+        try:
+            yield
+        finally:
+            os.umask(before)
 
-    But never writable by all users, and by a group only if the cache passes its group on (setgid).
-    """
-    mode = cache.stat().st_mode & 0o3777
-    return mode & ~(0o002 if mode & stat.S_ISGID else 0o022)
+    def _mode(self) -> int:
+        return self.root.stat().st_mode & 0o3777
 
+    def _refuse_place(self, place: Path) -> None:
+        """Refuse a directory in which others can replace files.
 
-@contextlib.contextmanager
-def shared_with_others(cache: Path) -> Iterator[None]:
-    """Write files with the cache's permissions for others, whatever the job's umask."""
-    try:
-        umask = ~mode_for_others(cache) & 0o077
-    except OSError:  # there is none yet
-        umask = 0o077
-    before = os.umask(umask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+        The cache itself may belong to any user, because the profile chose it.
+        """
+        if place != self.root and (uid := self._untrusted_owner(place)) is not None:
+            self._refuse_owner(uid, place)
+        _refuse_open(place)
 
+    def _refuse_owner(self, uid: int, place: Path) -> None:
+        if not self.trusts(uid):
+            raise CacheError(
+                f"{place}: belongs to {user_name(uid)}, whom compile_trust does not name: set "
+                "compile_cache to a directory of your own"
+            )
 
-def _untrusted_owner(path: Path, trusted: Collection[int]) -> int | None:
-    """Return the owner of a path, or of a link to it, who is not trusted; None if all are."""
-    owners = (path.stat().st_uid, path.lstat().st_uid)
-    return next((uid for uid in owners if not is_trusted(uid, trusted)), None)
+    def _untrusted_owner(self, path: Path) -> int | None:
+        """Return the owner of a path, or of a link to it, who is not trusted; None if all are."""
+        owners = (path.stat().st_uid, path.lstat().st_uid)
+        return next((uid for uid in owners if not self.trusts(uid)), None)
 
 
 def _refuse_open(path: Path) -> None:

@@ -22,18 +22,13 @@ from trnslurm.node.graphs import locks
 from trnslurm.node.graphs.compile import GraphPlace, read_place, run_compile
 from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
+    USED,
     CachedFile,
     CacheError,
+    GraphCache,
     GraphManifest,
     NodeResult,
-    damaged,
-    describe,
-    find_damage,
-    open_key_dir,
-    read_manifest,
-    shared_with_others,
     user_name,
-    write_manifest,
 )
 from trnslurm.node.graphs.neuron import NEFF
 from trnslurm.node.state import UNDER_WAY
@@ -82,7 +77,7 @@ def read_ingredients(run: Path) -> dict[str, Any]:
 def is_warm(place: GraphPlace) -> bool:
     """Return whether all graphs are compiled; if not, make the cache ready for the compile."""
     try:
-        manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
+        manifest = place.cache.read(place.key)
     except CacheError as error:
         manifest = None
         print(f"compiling again: {error}")
@@ -93,18 +88,17 @@ def is_warm(place: GraphPlace) -> bool:
     elif not _discard_damaged(place, manifest):
         print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
         return True
-    open_key_dir(place.cache, place.key, trusted=place.trusted)
-    for lock in locks.clear_stale(place.cache, place.key, _has_ended):
+    place.cache.open(place.key)
+    for lock in locks.clear_stale(place.directory, _has_ended):
         print(f"removed a lock left by a compile that has ended: {lock}")
-    for lock in locks.all_locks(place.cache):
+    for lock in locks.all_locks(place.cache.root):
         print(f"note: a graph is locked; if no process is compiling it, remove {lock}")
     return False
 
 
 def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
     """Remove damaged files: the compiler would use them unchecked."""
-    files = manifest.files.values()
-    found = list(damaged(place.cache, files, hashes=True, trusted=place.trusted))
+    found = list(place.cache.damaged(manifest.files.values(), hashes=True))
     for path, reason in found:
         print(f"compiling again: {reason}")
         path.unlink(missing_ok=True)
@@ -145,10 +139,10 @@ def commit(place: GraphPlace) -> None:
         },
         nodes=nodes,
     )
-    if damage := find_damage(place.cache, manifest, hashes=False, trusted=place.trusted):
+    if damage := place.cache.first_damage(manifest, hashes=False):
         raise CacheError(damage)
-    with shared_with_others(place.cache):
-        path = write_manifest(place.cache, manifest)
+    with place.cache.shared_with_others():
+        path = place.cache.write(manifest)
     listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
     print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
 
@@ -156,18 +150,17 @@ def commit(place: GraphPlace) -> None:
 def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult, ...]:
     """Return results of earlier precompiles on other hosts, if all their files are still there."""
     try:
-        before = read_manifest(place.cache, place.key, trusted=place.trusted)
+        before = place.cache.read(place.key)
     except CacheError:
         before = None
     return tuple(
         node
         for node in (before.nodes if before else ())
-        if node.host not in hosts
-        and not any(damaged(place.cache, node.files, hashes=False, trusted=place.trusted))
+        if node.host not in hosts and not any(place.cache.damaged(node.files, hashes=False))
     )
 
 
-def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
+def join(cache: GraphCache, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
     """Return the manifest's entries; refuse a graph that no node compiled.
 
     If a node found a graph locked, another node compiled it; all nodes have ended, so it exists.
@@ -181,8 +174,9 @@ def join(cache: Path, results: Collection[dict[str, Any]]) -> tuple[NodeResult, 
             neff = Path(graph) / NEFF
             if not (graph in settled or neff.is_file()):
                 raise CacheError(f"node {result['node']} needs {graph}, which no node has compiled")
-            if neff.is_relative_to(cache) and str(neff.relative_to(cache)) not in known:
-                files.append(describe(cache, neff))
+            inside = neff.is_relative_to(cache.root)
+            if inside and str(neff.relative_to(cache.root)) not in known:
+                files.append(cache.describe(neff))
         words = ("node", "host", "compiled", "failed", "seconds")
         facts = {word: result[word] for word in words} | {"graphs": result["found"]}
         nodes.append(NodeResult(**facts, files=tuple(sorted(files, key=lambda f: f.name))))
@@ -196,22 +190,22 @@ def verify(place: GraphPlace) -> None:
     """
     start = time.monotonic()
     try:
-        manifest = read_manifest(place.cache, place.key, trusted=place.trusted)
+        manifest = place.cache.read(place.key)
         if manifest is None:
-            raise CacheError(f"nothing is compiled for key {place.key} in {place.cache}")
+            raise CacheError(f"nothing is compiled for key {place.key} in {place.cache.root}")
         files = _files_for(place, manifest)
-        whole = damaged(place.cache, files, hashes=False, trusted=place.trusted)
+        whole = place.cache.damaged(files, hashes=False)
         parts = 1 if place.per_host else len(manifest.nodes)
         mine = files[0 if place.per_host else place.node :: parts]
-        read = damaged(place.cache, mine, hashes=True, trusted=place.trusted)
+        read = place.cache.damaged(mine, hashes=True)
         for _, reason in (*whole, *read):
             raise CacheError(f"the graphs of key {place.key} are damaged: {reason}")
     except CacheError as error:
         raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
         # In a team's cache, the file may belong to another user.
-        with suppress(OSError), shared_with_others(place.cache):
-            (place.directory / "used").touch()
+        with suppress(OSError), place.cache.shared_with_others():
+            (place.directory / USED).touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
     print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
 
