@@ -9,7 +9,6 @@ import time
 import pytest
 
 from trnslurm.rundir import write_json
-from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.status import run_status
 
 RECIPE = """\
@@ -231,7 +230,7 @@ def test_here_cancelling_the_first_ends_both(site, here, run_cli, cli) -> None:
     began(one)
     assert cli("cancel", one.name).out == f"Cancelled {one.name}\nCancelled {two.name}\n"
     assert {run_status(run).state for run in (one, two)} == {"CANCELLED"}
-    assert not local_job_alive(one.record())
+    assert not one.record().local_job_alive
 
 
 def test_here_the_second_can_be_cancelled_while_it_waits(site, here, run_cli, cli) -> None:

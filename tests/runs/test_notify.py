@@ -11,7 +11,7 @@ import pytest
 
 from trnslurm.config.schema import Event, Notify
 from trnslurm.node.notify import EVENT_OF
-from trnslurm.runs import tell
+from trnslurm.runs import watch
 from trnslurm.runs.run import RunDir
 
 from ..toy_site import write_attempt
@@ -238,7 +238,7 @@ def test_watch_tells_nothing_twice(lost, webhook: Webhook, cli, monkeypatch) -> 
         waited.append(seconds)
         lost.told_file("train", 1, "failure").touch()
 
-    monkeypatch.setattr(tell.time, "sleep", sleep)
+    monkeypatch.setattr(watch.time, "sleep", sleep)
     assert cli("watch", "last", "--every", "0.05s").code == 1
     assert waited and webhook.got == []
 
@@ -251,6 +251,6 @@ def test_watch_tells_only_what_was_asked_for(lost, webhook: Webhook, cli, events
 
 
 def test_the_run_of_another_user_tells_nobody(lost, webhook: Webhook, monkeypatch, cli) -> None:
-    monkeypatch.setattr(tell, "is_ours", lambda path: path != lost.path)
+    monkeypatch.setattr(watch, "is_ours", lambda path: path != lost.path)
     assert cli("watch", "last", "--every", "0.05s").code == 1
     assert webhook.got == []

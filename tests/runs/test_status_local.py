@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trnslurm.runs.process import process_start
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, process_start
 from trnslurm.runs.status import run_status
 
 DONE = {"state": "COMPLETED", "exit_code": 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.runs.process import process_start
+from trnslurm.runs.run import process_start
 from trnslurm.runs.status import run_status
 
 from ..toy_site import write_attempt

@@ -19,8 +19,7 @@ import pytest
 
 from trnslurm.errors import NotYetError, RunError
 from trnslurm.rundir import write_json
-from trnslurm.runs.process import own_process
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, own_process
 from trnslurm.submit.lock import lock_run
 
 from ..toy_site import write_attempt

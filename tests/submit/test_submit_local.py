@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
-from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.status import run_status
 
 RECIPE = "steps: 3\nbatch: {global_batch: 8}\nprecompile: %s\n"
@@ -145,7 +144,7 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
     assert process.returncode == 130
     assert err.splitlines()[-1] == f"{run.name}: CANCELLED"
     assert run.attempts("train")[0].state == "CANCELLED"
-    assert not local_job_alive(run.record())
+    assert not run.record().local_job_alive
 
 
 def test_detached_runs_on_and_can_be_cancelled(site, here, cli, run_cli) -> None:
@@ -159,7 +158,7 @@ def test_detached_runs_on_and_can_be_cancelled(site, here, cli, run_cli) -> None
     assert run_status(run).state == "RUNNING"
     assert cli("cancel", "last").out == f"Cancelled {run.name}\n"
     assert run_status(run).state == "CANCELLED"
-    assert not local_job_alive(run.record())
+    assert not run.record().local_job_alive
 
 
 def test_second_run_waits_while_the_first_compiles(
@@ -193,7 +192,7 @@ def test_second_run_waits_while_the_first_compiles(
     assert [run.record().phases for run in site.runs()] == [("precompile", "train"), ("train",)]
     for run in site.runs():
         cli("cancel", run.path)
-        await_true(lambda run=run: not local_job_alive(run.record()), "it has ended")
+        await_true(lambda run=run: not run.record().local_job_alive, "it has ended")
 
 
 def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:

@@ -30,8 +30,7 @@ from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
 from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, statuses_of, why_it_failed
-from trnslurm.runs.sweep import standing_of
+from trnslurm.runs.status import RunStatus, run_status, standing_of, statuses_of, why_it_failed
 from trnslurm.runs.watch import follow
 
 _NUMBER = (int, float)
@@ -193,7 +192,7 @@ class Run:
 
     def _why(self, status: RunStatus) -> str:
         """Return in one line how the run ended, and what triage found."""
-        said = f"{self.name} is {status.state}" + (f" ({status.reason})" if status.reason else "")
+        said = f"{self.name} is {status.words}"
         found = why_it_failed(self._files, status)
         if found and found.brief not in status.reason:
             said += f": {found.brief}"

@@ -99,9 +99,8 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
 def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
     if status.state == "COMPLETED":
         return []
-    why = f" ({status.reason})" if status.reason else ""
     fix = f"trnslurm logs {run.name}; what follows is what was measured until then"
-    return [Line("job", "problem", f"{status.state}{why}", fix=fix)]
+    return [Line("job", "problem", status.words, fix=fix)]
 
 
 def _print(lines: Sequence[Line], expected: Expected, run: RunDir) -> None:

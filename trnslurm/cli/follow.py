@@ -15,8 +15,7 @@ from trnslurm.console import Console
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, why_it_failed
-from trnslurm.runs.sweep import standing_of
+from trnslurm.runs.status import RunStatus, standing_of, why_it_failed
 from trnslurm.runs.watch import follow
 from trnslurm.submit.cancel import cancel
 
@@ -140,10 +139,9 @@ def _with_log(run: RunDir) -> RunStatus:
 
 def say_state(status: RunStatus, said: str) -> str:
     """Print the state, unless it is unchanged or final (reported at the end)."""
-    word = f"{status.state}{f' ({status.reason})' if status.reason else ''}"
-    if word != said and not status.final:
-        click.echo(word, err=True)
-    return word
+    if status.words != said and not status.final:
+        click.echo(status.words, err=True)
+    return status.words
 
 
 def last_line(run: RunDir) -> str:
@@ -171,8 +169,7 @@ def _scores(metrics: Mapping[str, Any]) -> str:
 
 
 def _report(run: RunDir, status: RunStatus) -> None:
-    reason = f" ({status.reason})" if status.reason else ""
-    click.echo(f"{run.name}: {status.state}{reason}")
+    click.echo(f"{run.name}: {status.words}")
     first, last = run.first_metrics(), status.metrics
     rate = last.get("tokens_per_s")
     if "loss" in first and "loss" in last:

@@ -23,8 +23,7 @@ from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, why_it_failed
-from trnslurm.runs.sweep import standing_of
+from trnslurm.runs.status import RunStatus, run_status, standing_of, why_it_failed
 
 _SHOWN_ATTEMPTS = 5
 
@@ -177,8 +176,7 @@ def status_command(
     if as_json:
         echo_json({**asdict(status), "failure": asdict(found) if found else None})
         return
-    reason = f" ({status.reason})" if status.reason else ""
-    click.echo(f"{status.run}: {status.state}{reason}")
+    click.echo(f"{status.run}: {status.words}")
     preset = f" ({status.preset})" if status.preset else ""
     click.echo(f"{status.recipe}{preset} on {count(status.nodes, 'node')} of {status.cluster}\n")
     header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")

@@ -9,7 +9,7 @@ import click
 from trnslurm.api.run import progress, swept_keys
 from trnslurm.api.tables import count, figure, format_values
 from trnslurm.cli.output import echo_json, echo_table
-from trnslurm.runs.sweep import Standing
+from trnslurm.runs.status import Standing
 
 
 def echo_sweep(standing: Standing, *, as_json: bool = False) -> None:

@@ -20,8 +20,7 @@ from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import is_live
-from trnslurm.runs.process import process_alive
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, process_alive
 from trnslurm.runs.status import run_status, statuses_of
 from trnslurm.slurm.commands import Slurm, find_job
 

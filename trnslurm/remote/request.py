@@ -17,7 +17,7 @@ from trnslurm.errors import RemoteError
 from trnslurm.remote.ssh import Place
 from trnslurm.rundir import read_json, write_json
 from trnslurm.runs.find import state_home
-from trnslurm.runs.process import own_process, process_alive
+from trnslurm.runs.run import own_process, process_alive
 
 
 @dataclass(frozen=True, kw_only=True)

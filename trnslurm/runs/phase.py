@@ -10,7 +10,6 @@ from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
 from trnslurm.rundir import read_json
 from trnslurm.runs.foreign import printable
-from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import QueueEntry, find_job
 
@@ -256,7 +255,7 @@ def _local_state(run: RunDir, record: Record, last: Attempt | None, wait: Wait) 
         age = run.heartbeat_age_s()
         fresh = age is not None and age < _STALE_S
         return ("RUNNING", f"on {record.host}") if fresh else ("LOST", _since(age))
-    if local_job_alive(record):
+    if record.local_job_alive:
         if last:
             return "RUNNING", ""
         return "PENDING", f"waiting for {wait.what}" if wait.what else "starting"

@@ -1,8 +1,9 @@
-"""A run: its record of the submission, and what its files say about its attempts."""
+"""A run: its record of the submission, the files about its attempts, and its local process."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,16 @@ class Record(Frozen):
     """Phase -> its attempts before the run was resumed."""
     history: tuple[Mapping[str, Any], ...] = ()
     """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
+
+    @property
+    def local_job(self) -> str:
+        """The local job as pid@start; empty on Slurm, and before the run is started."""
+        return self.jobs.get("local", "")
+
+    @property
+    def local_job_alive(self) -> bool:
+        """Check whether the local job still runs."""
+        return process_alive(self.local_job)
 
 
 class Attempt(Frozen):
@@ -296,3 +307,24 @@ def _check_record(record: Record) -> None:
             raise ValueError(f"history has {before!r}")
     if wrong or not record.phases:
         raise ValueError(f"{wrong[0]!r}" if wrong else "no phase")
+
+
+def own_process() -> str:
+    """Return this process as pid@start."""
+    return f"{os.getpid()}@{process_start(os.getpid())}"
+
+
+def process_alive(word: str) -> bool:
+    """Check whether the process pid@start still runs: pids are reused, start times are not."""
+    pid, _, start = word.partition("@")
+    return pid.isdigit() and bool(start) and process_start(int(pid)) == start
+
+
+def process_start(pid: int) -> str:
+    """Return a process's start time in clock ticks since boot, or an empty string."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

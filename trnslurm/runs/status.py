@@ -1,7 +1,8 @@
-"""Determines a run's state, its reason, and the command that continues the run."""
+"""Determines a run's state, its reason and the command that continues it; compares a sweep."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from trnslurm.runs.phase import (
     held_by_slurm,
     phase_status,
 )
-from trnslurm.runs.run import ERROR, Attempt, ReadOnce, Record, RunDir
+from trnslurm.runs.run import ERROR, Attempt, ReadOnce, Record, RunDir, latest_values
 from trnslurm.slurm.commands import Slurm, find_job
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ _LEFT_TIMEOUT_S = 5  # short: the run has completed anyway
 _STOPPED_SHORT = {"FAILED", "LOST", "NODE_FAIL", "PREEMPTED", "STOPPED", "TIMEOUT"}
 STOP_AT = "train.stop_at"
 _QUEUED = {"PENDING", "HELD", "REQUEUED"}
+_AS_RECORDED = (
+    *("recipe", "preset", "cluster", "nodes", "created", "after", "then", "group", "values"),
+    *("precompile", "history", "note", "kept"),
+)
+_COMPARED_BY = ("eval_loss", "loss")
 
 
 class RunStatus(Frozen):
@@ -70,6 +76,11 @@ class RunStatus(Frozen):
     @property
     def final(self) -> bool:
         return self.state in FINAL
+
+    @property
+    def words(self) -> str:
+        """The state, with the reason if there is one."""
+        return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
 def run_status(run: RunDir, *, leftovers: bool = False) -> RunStatus:
@@ -221,27 +232,15 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     if state == "RUNNING" and run.cancelled_file.exists():
         reason = reason or "cancelled: it saves a checkpoint and ends"
     return RunStatus(
+        **{name: getattr(record, name) for name in _AS_RECORDED},
         run=run.name,
         path=str(run.path),
         state=state,
         reason=ended or reason,
-        recipe=record.recipe,
-        preset=record.preset,
-        cluster=record.cluster,
-        nodes=record.nodes,
-        created=record.created,
         phases=tuple(phases),
-        after=record.after,
-        then=record.then,
-        group=record.group,
-        values=record.values,
-        precompile=record.precompile,
         metrics=metrics,
         mend=_next_command(run, record, state, ended, phases, ahead_mend),
         attempts=_attempts(run, record, phases[-1]),
-        history=record.history,
-        note=record.note,
-        kept=record.kept,
     )
 
 
@@ -309,3 +308,68 @@ def _next_command(
     if state in _STOPPED_SHORT or held or dropped:
         return f"trnslurm resume {run.name}"
     return ""
+
+
+class Standing(Frozen):
+    """The runs of a sweep, compared."""
+
+    statuses: Sequence[RunStatus]
+    metric: str
+    """The metric by which the runs are compared."""
+    scores: Sequence[float | None]
+    """Each run's latest value of the metric; None if it has no finite value."""
+    best: RunStatus | None
+    """The run with the lowest score, or the highest if that was chosen."""
+
+    @property
+    def group(self) -> str:
+        """The name of the sweep."""
+        return self.statuses[0].group
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Return the number of runs in each state."""
+        return dict(collections.Counter(status.state for status in self.statuses))
+
+    @property
+    def final(self) -> bool:
+        """Check whether all runs have ended."""
+        return all(status.final for status in self.statuses)
+
+    @property
+    def mend(self) -> str:
+        """The command that resumes the runs that stopped early; empty if none did."""
+        stopped = [s for s in self.statuses if s.mend == f"trnslurm resume {s.run}"]
+        if len(stopped) == 1:
+            return stopped[0].mend
+        return f"trnslurm resume {self.group}" if stopped else ""
+
+
+def standing_of(
+    runs: Sequence[RunDir], *, lowest: str | None = None, highest: str | None = None
+) -> Standing:
+    """Compare runs by the latest value of a metric: the lowest is the best, or the highest.
+
+    The default metric is the held-out loss, or the training loss if nothing is held out.
+    """
+    if lowest and highest:
+        raise RunError("the best is the lowest or the highest of one metric: name one")
+    statuses, broken = statuses_of(runs)
+    if broken:
+        raise broken[0]
+    found = [latest_values(run.steps()) for run in runs]
+    asked = highest or lowest
+    names = [asked] if asked else _COMPARED_BY
+    metric = next((name for name in names if any(name in s for s in found)), names[-1])
+    if asked and not any(metric in s for s in found) and any(found):
+        known = ", ".join(sorted({name for s in found for name in s}))
+        raise RunError(f"no run reports {metric}; the runs report {known}")
+    scores = [s.get(metric) for s in found]
+    sign = -1 if highest else 1
+    scored = [(sign * score, place) for place, score in enumerate(scores) if score is not None]
+    return Standing(
+        statuses=statuses,
+        metric=metric,
+        scores=scores,
+        best=statuses[min(scored)[1]] if scored else None,
+    )

@@ -1,13 +1,15 @@
-"""Follows a run until it ends, and resumes the run if Slurm does not requeue it."""
+"""Follows a run until it ends; resumes it, and sends the notification that no node sent."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
 
 from trnslurm.errors import NoAnswerError, NotYetError, SlurmError, SubmitError
-from trnslurm.runs.process import local_job_alive
+from trnslurm.node.notify import EVENT_OF, compose, end_sender, read_notify, start_sender
+from trnslurm.runs.foreign import is_ours
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status
 
@@ -15,6 +17,9 @@ _LOCAL_POLL_S = 0.3
 _LOCAL_END_POLL_S = 0.02
 _LOCAL_END_POLLS = 1500  # half a minute
 _SLURM_POLL_S = 5.0  # each look is one squeue call on the cluster's controller
+_NODES_TURN_S = 15.0  # the first node takes ten seconds at most
+_NODES_POLL_S = 0.2
+_SENDING_S = 30.0
 
 Say = Callable[[str], None]
 
@@ -42,7 +47,7 @@ def follow(
         return
     record = run.record()
     for _ in range(_LOCAL_END_POLLS):  # processes end a moment after the script wrote its state
-        if not local_job_alive(record):
+        if not record.local_job_alive:
             return
         time.sleep(_LOCAL_END_POLL_S)
 
@@ -74,9 +79,7 @@ def watch(
                 break
         if status.final and (end := (status.state, attempt)) not in told:
             told.add(end)
-            from trnslurm.runs.tell import tell_end  # listing runs sends no notification
-
-            tell_end(run, status, say)
+            _tell_end(run, status, say)
         if status.state == "COMPLETED":  # maybe with steps left, if train.stop_at ended the run
             return status
         if resume is None or status.mend != f"trnslurm resume {run.name}":
@@ -95,6 +98,36 @@ def watch(
             say_why(f"not resumed: {error}")
             used += 1
         time.sleep(every_s or 1.0)
+
+
+def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
+    """Notify about the end of a run, unless a node did; say if the message cannot be sent.
+
+    Nothing is sent for another user's run: that run's notify command would run as this user.
+    """
+    notify, event = read_notify(run), EVENT_OF.get(status.state, "")
+    if not notify or event not in notify.events or not is_ours(run.path):
+        return
+    ended = next((p for p in status.phases if p.state != "COMPLETED"), status.phases[-1])
+    told = run.told_file(ended.phase, ended.attempt, event)
+    with contextlib.suppress(OSError):  # the node writes the end state, then notifies
+        written = run.state_file(ended.phase, ended.attempt).stat().st_mtime
+        while not told.exists() and time.time() < written + _NODES_TURN_S:
+            time.sleep(_NODES_POLL_S)
+    if told.exists():
+        return
+    message = compose(
+        run,
+        event,
+        phase=ended.phase,
+        attempt=ended.attempt,
+        state=status.state,
+        reason=status.reason,
+    )
+    try:
+        end_sender(start_sender(run, message, _SENDING_S), _SENDING_S + 1)
+    except OSError as error:
+        say(f"notify: {event}: not sent ({error.strerror})")
 
 
 def _once(say: Say) -> Say:

@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next, update_claim
 from trnslurm.errors import NotYetError, RunError
-from trnslurm.runs.process import own_process, process_alive
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, own_process, process_alive
 
 _REMOTE_S = 900  # no submission takes longer; a process on another host cannot be checked
 _WRITING_S = 30  # a claim is written at once; an older version left an empty one on a full disk

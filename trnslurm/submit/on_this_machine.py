@@ -18,8 +18,7 @@ from submitit.local import local
 from submitit.local.local import LocalExecutor
 
 from trnslurm.rundir import RunFiles
-from trnslurm.runs.process import local_job, local_job_alive, process_start
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, process_start
 from trnslurm.submit.submission import WaitsFor
 
 # Variables that a local run gets from this shell; its script sets all others.
@@ -103,9 +102,9 @@ def stop(run: RunDir) -> None:
     if record.after and not any(run.attempts_since(record, p) for p in record.phases):
         return  # the process is still in the previous run; cancelled.json ends this run
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 10)):
-        if not local_job_alive(record):
+        if not record.local_job_alive:
             return
-        os.kill(local_job(record)[0], number)
+        os.kill(int(record.local_job.partition("@")[0]), number)
         deadline = time.monotonic() + patience_s
-        while local_job_alive(record) and time.monotonic() < deadline:
+        while record.local_job_alive and time.monotonic() < deadline:
             time.sleep(0.05)

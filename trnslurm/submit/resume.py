@@ -20,7 +20,6 @@ from trnslurm.frozen import Frozen
 from trnslurm.rundir import NODE_SCRIPT, PREPARE, changed_at
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.phase import JOB_ENDED, LAUNCH_HELD, STARTABLE, held_by_slurm, is_live
-from trnslurm.runs.process import local_job_alive
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.runs.status import STOP_AT, RunStatus, run_status, statuses_of
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
@@ -229,7 +228,7 @@ def _end_leftovers(run: RunDir, record: Record) -> None:
     """Empty the queue of an ended run's jobs: cancel waiting jobs, refuse if one runs."""
     deadline = time.monotonic() + _ENDING_S
     if record.scheduler == "local":  # its processes end shortly after its script
-        while local_job_alive(record) or _script_alive(run, record):
+        while record.local_job_alive or _script_alive(run, record):
             if time.monotonic() > deadline:
                 raise NotYetError(
                     f"{run.name} still has processes here: trnslurm cancel {run.name}"
