@@ -185,10 +185,10 @@ def test_power_off_and_on(four: Sandbox) -> None:
 
 def test_faults_that_are_there_already(four: Sandbox) -> None:
     four.fault(1, "slurmd-kill")
-    words = f"sandbox sandbox: slurmd does not run on {NAME.format(1)}"
+    words = f"sandbox sandbox: slurmd on {NAME.format(1)} is not running"
     assert four.trnslurm("fault", 1, "slurmd-kill").error == words
     four.fault(1, "slurmd-start")
-    words = f"sandbox sandbox: slurmd runs on {NAME.format(1)} already"
+    words = f"sandbox sandbox: slurmd on {NAME.format(1)} is already running"
     assert four.trnslurm("fault", 1, "slurmd-start").error == words
     for fault in ("thaw", "link-up", "freeze", "freeze", "thaw"):
         assert four.fault(1, fault)

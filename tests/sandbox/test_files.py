@@ -17,13 +17,13 @@ from trnslurm.sandbox.configuration import (
     cgroup_conf,
     gres,
     gres_conf,
+    profile,
     slurm_conf,
     slurmdbd_conf,
     topology,
 )
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
-from trnslurm.sandbox.profile import profile_text
 from trnslurm.sandbox.settings import OWNED_KEYS, SandboxSettings
 
 LAYOUT = Layout(Path("/b/sandbox"))
@@ -174,7 +174,7 @@ def test_processors_that_slurmd_finds(asked: tuple[str, ...], found: str) -> Non
 @pytest.mark.parametrize("like", [n for n in catalog() if n != "local"])
 def test_profile(like: str) -> None:
     settings = SandboxSettings(nodes=3, like=like, python="/p/python")
-    tree = yaml.safe_load(profile_text(LAYOUT, settings))
+    tree = yaml.safe_load(profile(LAYOUT, settings))
     name = f"sandbox-{like}"
     assert (tree["instance_type"], tree["python"]) == (name, "/p/python")
     assert tree["slurm"]["bin_dir"] == "/b/sandbox/bin"
@@ -189,7 +189,7 @@ def test_profile(like: str) -> None:
 
 def test_profile_of_claimed_cpus_and_stand_ins() -> None:
     settings = SandboxSettings(set=("cpus=8",), neuron_stand_ins=True)
-    tree = yaml.safe_load(profile_text(LAYOUT, settings))
+    tree = yaml.safe_load(profile(LAYOUT, settings))
     assert tree["instance_types"]["sandbox-trn1.32xlarge"]["vcpus"] == 8
     assert tree["activate"] == [
         'export PATH="/b/sandbox/neuron/bin:$PATH"', "export TRNSLURM_STAND_IN_DEVICE=xla-cpu"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from trnslurm.sandbox.configuration import profile
 from trnslurm.sandbox.layout import Layout, all_layouts, base_dir
-from trnslurm.sandbox.profile import profile_text
 from trnslurm.sandbox.settings import SandboxSettings
 
 
@@ -38,7 +38,7 @@ class Prepared:
             directory.mkdir()
         settings = settings or SandboxSettings(nodes=3, python="/p/python")
         self.layout.settings.write_text(settings.to_json())
-        self.layout.profile.write_text(profile_text(self.layout, settings))
+        self.layout.profile.write_text(profile(self.layout, settings))
         self.lock = os.open(self.layout.path, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         net = Path("/proc/self/ns/net").readlink()

@@ -15,7 +15,7 @@ from trnslurm.errors import SandboxError
 from trnslurm.sandbox import machine
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost, find_command
-from trnslurm.sandbox.settings import NODE_KEYS, OWNED_KEYS, SandboxSettings
+from trnslurm.sandbox.settings import NODE_KEYS, OWNED_KEYS, SandboxSettings, settings_of
 
 UP = ("sandbox", "up", "--python", sys.executable)
 
@@ -134,11 +134,13 @@ def test_owner_that_is_no_process(cli, some_machine, text: str) -> None:
     assert (done.code, done.error.startswith(f"--owner {pid}: ")) == (1, True)
 
 
-def test_settings_survive_their_file() -> None:
+def test_settings_survive_their_file(tmp_path: Path) -> None:
     settings = SandboxSettings(
         nodes=2, like="p4d.24xlarge", accounting=True, set=("KillWait=5", "CPUs=8")
     )
-    assert SandboxSettings.from_json(settings.to_json()) == settings
+    layout = Layout(tmp_path)
+    layout.settings.write_text(settings.to_json())
+    assert settings_of(layout) == settings
 
 
 def test_node_by_number_or_name() -> None:
@@ -326,8 +328,10 @@ def test_wrappers_of_a_sandbox_are_no_slurm(bin_dir: Path, tmp_path: Path, monke
     assert find_command("srun") == str(bin_dir / "srun")
 
 
-def test_host_survives_its_file(bin_dir: Path) -> None:
+def test_host_survives_its_file(bin_dir: Path, tmp_path: Path) -> None:
     host = SandboxHost.look(accounting=False)
-    assert SandboxHost.from_json(host.to_json()) == host
+    layout = Layout(tmp_path)
+    layout.host.write_text(host.to_json())
+    assert SandboxHost.of(layout) == host
     assert host.client_dir == bin_dir
     assert host.clients == ["sbatch", "srun"]

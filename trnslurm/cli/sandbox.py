@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from trnslurm.cli.options import Command, json_option
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.config.catalog import catalog
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.control import SandboxState, look
+from trnslurm.sandbox.control import look
 from trnslurm.sandbox.faults import NODE_ACTIONS, OTHER_FAULTS, inject
 from trnslurm.sandbox.layout import DEFAULT_NAME, Layout, all_layouts
-from trnslurm.sandbox.lifecycle import down, settings_of, up
+from trnslurm.sandbox.lifecycle import down, up
 from trnslurm.sandbox.namespaces import commands, enter, environment, holder_pid, login_environment
-from trnslurm.sandbox.settings import SandboxSettings
+from trnslurm.sandbox.settings import SandboxSettings, settings_of
 
 _VARIABLE = "TRNSLURM_SANDBOX"
 
@@ -233,22 +232,21 @@ def status_command(name: str, as_json: bool) -> None:
     """
     state = look(Layout.named(name))
     if as_json:
-        echo_json(asdict(state))
+        echo_json(state)
         return
     _print_state(state)
 
 
-def _print_state(state: SandboxState) -> None:
-    nodes = f"{count(len(state.nodes), 'node')} like {state.like}"
+def _print_state(state: dict[str, Any]) -> None:
+    nodes = f"{count(len(state['nodes']), 'node')} like {state['like']}"
     click.echo(
-        f"{state.name}: cluster {state.cluster}, {nodes}, Slurm {state.slurm}; "
-        f"running: {', '.join(state.daemons)}\n"
+        f"{state['name']}: cluster {state['cluster']}, {nodes}, Slurm {state['slurm']}; "
+        f"running: {', '.join(state['daemons'])}\n"
     )
     header = ("node", "name", "address", "power", "state", "reason")
-    rows = [(str(n.number), n.name, n.address, n.power, n.state, n.reason) for n in state.nodes]
-    echo_table(header, rows, right="node")
-    if state.controller:
-        click.echo(f"\n{state.controller}", err=True)
+    echo_table(header, [tuple(map(str, n.values())) for n in state["nodes"]], right="node")
+    if state["controller"]:
+        click.echo(f"\n{state['controller']}", err=True)
 
 
 @sandbox_command.command("env")

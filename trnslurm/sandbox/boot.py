@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trnslurm.errors import SandboxError
 from trnslurm.sandbox import configuration
-from trnslurm.sandbox.daemons import BootError, Daemons, run
+from trnslurm.sandbox.daemons import Daemons, run
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import as_user, environment, login
 from trnslurm.sandbox.nodes import BRIDGE, NodeLink
-from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, SandboxSettings
+from trnslurm.sandbox.settings import HEAD, HEAD_ADDRESS, PREFIX_BITS, settings_of
 
 _NODES_S = 90
 _POLL_S = 0.1
@@ -42,11 +43,11 @@ class BootedCluster:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._settings = SandboxSettings.from_json(layout.settings.read_text(encoding="utf-8"))
-        self._host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
+        self._settings = settings_of(layout)
+        self._host = SandboxHost.of(layout)
         self._user = as_user(self._host)
         self._users = self._settings.user_names
-        self._daemons = Daemons(layout.log)
+        self._daemons = Daemons(lambda name: layout.log / f"{name}.out")
         self._disks: set[Path] = set()
         os.environ.update(environment(layout))
         topology = f"HWLOC_SYNTHETIC={configuration.topology(self._settings)}"
@@ -86,7 +87,7 @@ class BootedCluster:
                     "nodes": ["on" if node.is_on else "off" for node in self._nodes],
                 }
             case {"daemon": "slurmdbd"} if not self._settings.accounting:
-                raise BootError("there is no slurmdbd: start the sandbox with --accounting")
+                raise SandboxError("there is no slurmdbd: start the sandbox with --accounting")
             case {"do": "kill", "daemon": daemon}:
                 self._daemons.kill(daemon)
                 return f"{daemon} killed"
@@ -97,7 +98,7 @@ class BootedCluster:
                 return self._disk(Path(directory), mib)
             case {"do": action, "node": number}:
                 return self._node_order(self._nodes[number - 1], action, order)
-        raise BootError(f"unknown order {order}")
+        raise SandboxError(f"unknown order {order}")
 
     def _step(self, what: str, *parts: Callable[[], None]) -> None:
         with self._layout.progress.open("a", encoding="utf-8") as file:
@@ -143,13 +144,13 @@ class BootedCluster:
         for test, what in (("-x", python), ("-r", str(conf))):
             try:
                 run([*login(self._users[0]), "test", test, what])
-            except BootError:
+            except SandboxError:
                 remedy = (
                     "pass a --python that all can run"
                     if what == python
                     else "set TRNSLURM_SANDBOXES to a directory that all can enter"
                 )
-                raise BootError(
+                raise SandboxError(
                     f"its users cannot read {what}: a parent directory is private; {remedy}"
                 ) from None
 
@@ -241,7 +242,7 @@ class BootedCluster:
         while True:
             try:
                 text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
-            except BootError:
+            except SandboxError:
                 self._slurmctld_listens()  # newer versions listen before they fail to load a plugin
                 raise
             rows = [line.split("|", 2) for line in text.splitlines()]
@@ -257,7 +258,7 @@ class BootedCluster:
                 some = ", ".join(list(unready.values())[:_MOST_NAMED])
                 more = len(unready) - _MOST_NAMED
                 also = f" and {more} more" if more > 0 else ""
-                raise BootError(f"{some}{also} after {_NODES_S} s")
+                raise SandboxError(f"{some}{also} after {_NODES_S} s")
             time.sleep(_POLL_S)
 
     def _node_order(self, node: NodeLink, action: str, order: dict[str, Any]) -> str:
@@ -289,7 +290,7 @@ class BootedCluster:
         while not _listens(node.address, _SLURMD_PORT):
             node.order(do="slurmd-check")
             if time.monotonic() > deadline:
-                raise BootError(f"slurmd on {node.name} does not listen after {_NODES_S} s")
+                raise SandboxError(f"slurmd on {node.name} does not listen after {_NODES_S} s")
             time.sleep(_POLL_S)
         time.sleep(_YOUNG_S)
         node.order(do="announce", address=node.address)
@@ -306,12 +307,12 @@ class BootedCluster:
     def _disk(self, directory: Path, mib: int) -> str:
         if mib == 0:
             if directory not in self._disks:
-                raise BootError(f"no file system of the sandbox is mounted on {directory}")
+                raise SandboxError(f"no file system of the sandbox is mounted on {directory}")
             run(["umount", "--lazy", str(directory)])
             self._disks.remove(directory)
             return f"{directory} is as before"
         if directory in self._disks:
-            raise BootError(
+            raise SandboxError(
                 f"a file system is already mounted on {directory}: disk {directory} off"
             )
         uid, gid = self._owner

@@ -1,49 +1,20 @@
-"""Give orders to the holder of a sandbox, and read the sandbox's state."""
+"""Gives orders to the holder of a sandbox, and reads the sandbox's state."""
 
 from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass
 from typing import Any
 
 from trnslurm.errors import SandboxError, SlurmError
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.lifecycle import settings_of
 from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import up_command
-from trnslurm.sandbox.settings import node_address
+from trnslurm.sandbox.settings import node_address, settings_of
 from trnslurm.slurm.commands import Slurm
 
 _ANSWER_S = 150
 _CONTROLLER_S = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeState:
-    """A node: whether it is on, and its state according to the controller."""
-
-    number: int
-    name: str
-    address: str
-    power: str
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SandboxState:
-    """The current state of a sandbox."""
-
-    name: str
-    cluster: str
-    like: str
-    slurm: str
-    """Its version."""
-    daemons: list[str]
-    nodes: list[NodeState]
-    controller: str
-    """Empty, or why the controller does not answer."""
 
 
 def ask(layout: Layout, **order: Any) -> Any:
@@ -68,11 +39,14 @@ def ask(layout: Layout, **order: Any) -> Any:
     return answer["ok"]
 
 
-def look(layout: Layout) -> SandboxState:
-    """Return the state of a sandbox, from its holder and, if it answers, from slurmctld."""
+def look(layout: Layout) -> dict[str, Any]:
+    """Return the state of a sandbox, from its holder and, if it answers, from slurmctld.
+
+    `power` is a node's state for the holder, `state` and `reason` are slurmctld's; `controller` is
+    empty, or why slurmctld does not answer.
+    """
     held = ask(layout, do="state")
     settings = settings_of(layout)
-    host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
     states: dict[str, list[str]] = {}
     controller = ""
     try:
@@ -86,21 +60,21 @@ def look(layout: Layout) -> SandboxState:
     for number, (name, power) in enumerate(zip(settings.node_names, held["nodes"], strict=True), 1):
         state, reason = states.get(name, ["?", ""])
         nodes.append(
-            NodeState(
-                number=number,
-                name=name,
-                address=node_address(number),
-                power=power,
-                state=state,
-                reason="" if reason == "none" else reason,
-            )
+            {
+                "number": number,
+                "name": name,
+                "address": node_address(number),
+                "power": power,
+                "state": state,
+                "reason": "" if reason == "none" else reason,
+            }
         )
-    return SandboxState(
-        name=layout.name,
-        cluster=layout.cluster,
-        like=settings.like,
-        slurm=host.release,
-        daemons=held["daemons"],
-        nodes=nodes,
-        controller=controller,
-    )
+    return {
+        "name": layout.name,
+        "cluster": layout.cluster,
+        "like": settings.like,
+        "slurm": SandboxHost.of(layout).release,
+        "daemons": held["daemons"],
+        "nodes": nodes,
+        "controller": controller,
+    }

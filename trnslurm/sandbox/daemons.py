@@ -1,4 +1,4 @@
-"""The daemons that the holder starts: start, wait for, kill and reap them."""
+"""The daemons of a sandbox, on the head node and on nodes: start, wait for, kill and reap them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trnslurm.errors import SandboxError
+
 _STEP_S = 90
 _POLL_S = 0.05
 # Errors without information: all of Debian's daemons print the first, which causes the others.
@@ -19,22 +21,19 @@ _NOISE = re.compile(
 )
 
 
-class BootError(Exception):
-    """Why a step failed, in one line."""
-
-
 class Daemons:
-    """Long-running children by name."""
+    """Long-running children of this process, by name."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log_of: Callable[[str], Path], where: str = "") -> None:
+        """Take the log of each daemon, for what it prints, and where they run, for messages."""
+        self._log_of, self._where = log_of, where
         self._running: dict[str, int] = {}
 
     def start(self, name: str, argv: Sequence[str]) -> None:
-        """Start a daemon; what it prints before it opens its own log goes to NAME.out."""
+        """Start a daemon."""
         if name in self._running:
-            raise BootError(f"{name} is already running")
-        with (self._log / f"{name}.out").open("ab") as log:
+            raise SandboxError(f"{name}{self._where} is already running")
+        with self._log_of(name).open("ab") as log:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -45,7 +44,7 @@ class Daemons:
         """Kill a daemon."""
         pid = self._running.pop(name, 0)
         if not pid:
-            raise BootError(f"{name} is not running")
+            raise SandboxError(f"{name}{self._where} is not running")
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -54,7 +53,7 @@ class Daemons:
         return sorted(self._running)
 
     def reap(self) -> set[int]:
-        """Reap every child that has ended; return their pids."""
+        """Reap every child that has ended, orphans included; return their pids."""
         ended = set()
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -62,34 +61,35 @@ class Daemons:
         self._running = {n: p for n, p in self._running.items() if p not in ended}
         return ended
 
-    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+    def check(self, name: str) -> None:
+        """Raise the last error of a daemon that has ended."""
+        self.reap()
+        if name not in self._running:
+            raise SandboxError(f"{name}{self._where} ended: {_last_error(self._log_of(name))}")
+
+    def wait(self, name: str, ready: Callable[[], bool], within_s: float = _STEP_S) -> None:
         """Wait until a daemon is ready; if it ends or takes too long, raise its last error."""
-        log = self._log / f"{name}.out"
-        deadline = time.monotonic() + _STEP_S
+        deadline = time.monotonic() + within_s
         while not ready():
-            self.reap()
-            if name not in self._running:
-                raise BootError(f"{name} ended: {last_words(log)}")
+            self.check(name)
             if time.monotonic() > deadline:
-                raise BootError(f"{name} not ready in {_STEP_S} s: {last_words(log)}")
+                error = _last_error(self._log_of(name))
+                raise SandboxError(f"{name}{self._where} not ready in {within_s:g} s: {error}")
             time.sleep(_POLL_S)
 
 
-def last_words(log: Path) -> str:
-    """Return the error that a daemon ended with, from what it printed."""
-    with contextlib.suppress(OSError):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line]
-        for word in ("fatal: ", "error: "):
-            telling = [line for line in lines if word in line and not _NOISE.search(line)]
-            if telling:
-                return telling[-1].partition(word)[2]
-        if lines:
-            return lines[-1]
-    return "no reason given"
+def watch_children() -> int:
+    """Return a descriptor that can be read when a child has ended."""
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return wake
 
 
 def run(argv: Sequence[str]) -> str:
-    """Run a short command and return its output, or raise BootError."""
+    """Run a short command and return its output; raise its error if it fails."""
     try:
         done = subprocess.run(
             argv,
@@ -100,8 +100,21 @@ def run(argv: Sequence[str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise BootError(f"{' '.join(argv)}: no answer in {_STEP_S} s") from None
+        raise SandboxError(f"{' '.join(argv)}: no answer in {_STEP_S} s") from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise BootError(f"{' '.join(argv)}: {words}")
+        raise SandboxError(f"{' '.join(argv)}: {words}")
     return done.stdout
+
+
+def _last_error(log: Path) -> str:
+    """Return the error that a daemon ended with, from what it printed."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line]
+        for word in ("fatal: ", "error: "):
+            telling = [line for line in lines if word in line and not _NOISE.search(line)]
+            if telling:
+                return telling[-1].partition(word)[2]
+        if lines:
+            return lines[-1]
+    return "no reason given"

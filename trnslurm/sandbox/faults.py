@@ -1,18 +1,18 @@
-"""Inject faults into a sandbox and undo them; nothing outside it changes."""
+"""Puts faults into a sandbox and takes them away; nothing outside it changes."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trnslurm.errors import SandboxError, did_you_mean
 from trnslurm.sandbox import neuron
 from trnslurm.sandbox.control import ask
 from trnslurm.sandbox.layout import Layout
-from trnslurm.sandbox.lifecycle import settings_of
+from trnslurm.sandbox.settings import settings_of
 
 NODE_ACTIONS: Mapping[str, str] = {
     "slurmd-kill": "KILL slurmd; what it started keeps running",
@@ -25,7 +25,6 @@ NODE_ACTIONS: Mapping[str, str] = {
     "power-off": "the same, and leave it off",
     "power-on": "start it again",
 }
-_DAEMONS = {"ctld": "slurmctld", "dbd": "slurmdbd"}
 OTHER_FAULTS: Mapping[str, str] = {
     "ctld kill|start": "KILL slurmctld, or start it again",
     "dbd kill|start": "the same with slurmdbd (--accounting)",
@@ -37,57 +36,57 @@ OTHER_FAULTS: Mapping[str, str] = {
 
 def inject(layout: Layout, words: Sequence[str]) -> str:
     """Inject the fault that the words name; return what was done."""
-    target, *rest = words
-    forms: dict[str, tuple[int, Callable[..., str]]] = {
-        "proc": (3, _proc),
-        "disk": (2, _disk),
-        "neuron": (3, _neuron),
-        **dict.fromkeys(_DAEMONS, (1, _daemon)),
-    }
-    count, act = forms.get(target, (1, _node))
-    if len(rest) != count:
-        usage = [form for form in OTHER_FAULTS if form.split()[0] == target]
-        expected = usage[0] if usage else f"NODE {'|'.join(NODE_ACTIONS)}"
-        raise SandboxError(f"fault {' '.join(words)}: expected {expected}")
-    if act in (_daemon, _node):
-        return act(layout, target, *rest)
-    return act(layout, *rest)
+    match words:
+        case ["ctld" | "dbd" as target, action]:
+            return _daemon(layout, target, action)
+        case ["proc", node, pattern, name]:
+            return _signal(layout, node, pattern, name)
+        case ["disk", directory, size]:
+            return _disk(layout, directory, size)
+        case ["neuron", node, tool, behaviour]:
+            ask(layout, do="state")  # fails if the sandbox is not up
+            if node != neuron.EVERY_NODE:
+                _, node = _find_node(layout, node)
+            return neuron.behave(layout, node, tool, behaviour)
+        case [node, action] if node not in ("proc", "disk", "neuron"):
+            return _node(layout, node, action)
+    usage = [form for form in OTHER_FAULTS if form.split()[0] == words[0]]
+    expected = usage[0] if usage else f"NODE {'|'.join(NODE_ACTIONS)}"
+    raise SandboxError(f"fault {' '.join(words)}: expected {expected}")
 
 
 def _daemon(layout: Layout, target: str, action: str) -> str:
     if action not in ("kill", "start"):
         raise SandboxError(f"fault {target} {action}: expected kill or start")
-    return str(ask(layout, do=action, daemon=_DAEMONS[target]))
+    return str(ask(layout, do=action, daemon=f"slurm{target}"))
 
 
 def _node(layout: Layout, node: str, action: str) -> str:
     if action not in NODE_ACTIONS:
         hint = did_you_mean(action, NODE_ACTIONS) or f": {', '.join(NODE_ACTIONS)}"
         raise SandboxError(f"fault {node} {action}: no such fault{hint}")
-    settings = settings_of(_up(layout))
-    number = settings.node_number(node)
-    return f"{settings.node_names[number - 1]}: {ask(layout, do=action, node=number)}"
+    number, name = _find_node(layout, node)
+    return f"{name}: {ask(layout, do=action, node=number)}"
 
 
-def _proc(layout: Layout, node: str, pattern: str, word: str) -> str:
-    settings = settings_of(_up(layout))
-    number = settings.node_number(node)
+def _signal(layout: Layout, node: str, pattern: str, word: str) -> str:
+    """Signal the processes on a node whose command line matches a pattern."""
+    number, name = _find_node(layout, node)
     try:
         re.compile(pattern)
     except re.error as error:
         raise SandboxError(f"fault proc: pattern {pattern!r}: {error}") from None
-    answer = ask(layout, do="signal", node=number, pattern=pattern, signal=_signal(word))
-    return f"{settings.node_names[number - 1]}: {answer}"
-
-
-def _signal(word: str) -> int:
-    name = word.upper().removeprefix("SIG")
     try:
-        return signal.Signals(int(word)) if word.isdecimal() else signal.Signals[f"SIG{name}"]
+        signum = (
+            signal.Signals(int(word))
+            if word.isdecimal()
+            else signal.Signals[f"SIG{word.upper().removeprefix('SIG')}"]
+        )
     except (KeyError, ValueError):
         raise SandboxError(
             f"fault proc: no signal {word!r}: use TERM, KILL, USR1 or the like"
         ) from None
+    return f"{name}: {ask(layout, do='signal', node=number, pattern=pattern, signal=signum)}"
 
 
 def _disk(layout: Layout, directory: str, size: str) -> str:
@@ -103,14 +102,9 @@ def _disk(layout: Layout, directory: str, size: str) -> str:
     return str(ask(layout, do="disk", directory=str(path), mib=mib))
 
 
-def _neuron(layout: Layout, node: str, tool: str, behaviour: str) -> str:
-    settings = settings_of(_up(layout))
-    if node != neuron.EVERY_NODE:
-        node = settings.node_names[settings.node_number(node) - 1]
-    return neuron.behave(layout, node, tool, behaviour)
-
-
-def _up(layout: Layout) -> Layout:
-    """Return the layout of a sandbox, or raise that it is not up."""
+def _find_node(layout: Layout, word: str) -> tuple[int, str]:
+    """Return the number and name of a node; raise if there is none, or the sandbox is not up."""
     ask(layout, do="state")
-    return layout
+    settings = settings_of(layout)
+    number = settings.node_number(word)
+    return number, settings.node_names[number - 1]

@@ -16,11 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trnslurm.errors import TrnslurmError
+from trnslurm.errors import SandboxError, TrnslurmError
 from trnslurm.sandbox.boot import BootedCluster
-from trnslurm.sandbox.daemons import BootError
+from trnslurm.sandbox.daemons import watch_children
 from trnslurm.sandbox.layout import Layout, replace_text
-from trnslurm.sandbox.namespaces import announce
 
 _LOOK_S = 1
 
@@ -36,17 +35,16 @@ def main() -> None:
     fcntl.flock(lock, fcntl.LOCK_EX)
     if os.fstat(lock).st_ino != int(sys.argv[2]):
         sys.exit(1)  # the `up` that started this process was stopped and has cleaned up
-    pid = int(
-        str(Path("/proc/self").readlink())
-    )  # as seen from outside, until /proc is mounted anew
+    pid = Path("/proc/self").readlink()  # as seen from outside: /proc is not mounted yet
     cluster = BootedCluster(layout)
     try:
         cluster.boot()
         server = socket.socket(socket.AF_UNIX)
         server.bind(str(layout.socket))
         server.listen()
-        announce(layout, pid)
-    except (BootError, TrnslurmError, OSError) as error:
+        # From here on, the sandbox is up.
+        replace_text(layout.entry, f"{pid} {Path('/proc/self/ns/net').readlink()}\n")
+    except (TrnslurmError, OSError) as error:
         replace_text(layout.failure, f"{' '.join(str(error).split())}\n")
         sys.exit(1)
     _serve(cluster, layout, server, owner, lock)
@@ -56,11 +54,7 @@ def _serve(
     cluster: BootedCluster, layout: Layout, server: socket.socket, owner: int | None, lock: int
 ) -> None:
     """Obey orders until the directory, or the process that owns the sandbox, is gone."""
-    wake, wake_write = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wake = watch_children()
     watched: list[Any] = [server, wake] + ([owner] if owner is not None else [])
     cluster.reap()
     while True:
@@ -91,7 +85,7 @@ def _answer(cluster: BootedCluster, server: socket.socket) -> None:
         try:
             order: dict[str, Any] = json.loads(stream.readline())
             answer = {"ok": cluster.obey(order)}
-        except (BootError, ValueError, OSError) as error:
+        except (SandboxError, ValueError, OSError) as error:
             answer = {"error": " ".join(str(error).split())}
         try:
             stream.write(json.dumps(answer) + "\n")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trnslurm.errors import SandboxError
-from trnslurm.frozen import Frozen
 from trnslurm.rundir import is_private
 
 DEFAULT_NAME = "sandbox"
@@ -35,10 +34,50 @@ def replace_text(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-class Layout(Frozen, kw_only=False):
+class Layout:
     """Every file name of one sandbox."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        own = DEFAULT_NAME if self.name == DEFAULT_NAME else f"{DEFAULT_NAME}-{self.name}"
+        self.cluster = own
+        """The name of its cluster profile."""
+        self.settings = path / "settings.json"
+        """The options of `up`."""
+        self.host = path / "host.json"
+        """The facts about the machine that `up` found."""
+        self.entry = path / "entry"
+        """Pid and network namespace of the holder, as seen from outside; exists while it is up."""
+        self.progress = path / "progress"
+        """One line per step of `up`, written by the holder."""
+        self.failure = path / "failure"
+        """Why `up` failed, in one line."""
+        self.etc = path / "etc"
+        """slurm.conf and related files; /etc/slurm inside."""
+        self.run = path / "run"
+        """Sockets and pid files."""
+        self.socket = self.run / "holder.sock"
+        """The socket on which the holder takes orders."""
+        self.log = path / "log"
+        """The daemons' logs."""
+        self.state = path / "state"
+        """The state of slurmctld, slurmd and the database."""
+        self.devices = self.state / "devices"
+        """Links to /dev/null that represent GPUs."""
+        self.accounts = path / "accounts"
+        """The passwd and group files in /etc inside, if the sandbox has users."""
+        self.homes = path / "home"
+        """The home directories of the sandbox's users."""
+        self.bin = path / "bin"
+        """Slurm's commands, for use from outside; inside, `bin_inside` is mounted on it."""
+        self.bin_inside = path / "bin-inside"
+        """The links that are mounted on `bin` inside."""
+        self.neuron = path / "neuron"
+        """The stand-ins of the Neuron tools, with --neuron-stand-ins."""
+        self.neuron_bin = self.neuron / "bin"
+        self.profile = path / "cluster-config" / f"{own}.yaml"
+        """The sandbox's cluster profile: trnslurm searches the sandbox's directory for it."""
 
     @classmethod
     def named(cls, name: str) -> Layout:
@@ -59,107 +98,9 @@ class Layout(Frozen, kw_only=False):
             )
         return layout
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def cluster(self) -> str:
-        """The name of its cluster profile."""
-        return DEFAULT_NAME if self.name == DEFAULT_NAME else f"{DEFAULT_NAME}-{self.name}"
-
-    @property
-    def settings(self) -> Path:
-        """The options of `up`."""
-        return self.path / "settings.json"
-
-    @property
-    def host(self) -> Path:
-        """The facts about the machine that `up` found."""
-        return self.path / "host.json"
-
-    @property
-    def entry(self) -> Path:
-        """Pid and network namespace of the holder, as seen from outside; exists while it is up."""
-        return self.path / "entry"
-
-    @property
-    def progress(self) -> Path:
-        """One line per step of `up`, written by the holder."""
-        return self.path / "progress"
-
-    @property
-    def failure(self) -> Path:
-        """Why `up` failed, in one line."""
-        return self.path / "failure"
-
-    @property
-    def socket(self) -> Path:
-        """The socket on which the holder takes orders."""
-        return self.path / "run" / "holder.sock"
-
     def node_pid(self, number: int) -> Path:
         """Pid of a node's first process, seen from the head node; exists while the node is on."""
         return self.run / f"node-{number}.pid"
-
-    @property
-    def etc(self) -> Path:
-        """slurm.conf and related files; /etc/slurm inside."""
-        return self.path / "etc"
-
-    @property
-    def run(self) -> Path:
-        """Sockets and pid files."""
-        return self.path / "run"
-
-    @property
-    def log(self) -> Path:
-        """The daemons' logs."""
-        return self.path / "log"
-
-    @property
-    def state(self) -> Path:
-        """The state of slurmctld, slurmd and the database."""
-        return self.path / "state"
-
-    @property
-    def accounts(self) -> Path:
-        """The passwd and group files in /etc inside, if the sandbox has users."""
-        return self.path / "accounts"
-
-    @property
-    def homes(self) -> Path:
-        """The home directories of the sandbox's users."""
-        return self.path / "home"
-
-    @property
-    def devices(self) -> Path:
-        """Links to /dev/null that represent GPUs."""
-        return self.state / "devices"
-
-    @property
-    def bin(self) -> Path:
-        """Slurm's commands, for use from outside; inside, `bin_inside` is mounted on it."""
-        return self.path / "bin"
-
-    @property
-    def bin_inside(self) -> Path:
-        """The links that are mounted on `bin` inside."""
-        return self.path / "bin-inside"
-
-    @property
-    def neuron(self) -> Path:
-        """The stand-ins of the Neuron tools, with --neuron-stand-ins."""
-        return self.path / "neuron"
-
-    @property
-    def neuron_bin(self) -> Path:
-        return self.neuron / "bin"
-
-    @property
-    def profile(self) -> Path:
-        """The sandbox's cluster profile: trnslurm searches the sandbox's directory for it."""
-        return self.path / "cluster-config" / f"{self.cluster}.yaml"
 
     def is_up(self) -> bool:
         """Check whether the sandbox is usable: its holder lives and has finished `up`."""

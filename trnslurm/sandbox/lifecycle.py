@@ -18,8 +18,7 @@ from trnslurm.sandbox import configuration, neuron
 from trnslurm.sandbox.layout import Layout, base_locked
 from trnslurm.sandbox.machine import SandboxHost
 from trnslurm.sandbox.namespaces import wrapper
-from trnslurm.sandbox.profile import profile_text
-from trnslurm.sandbox.settings import SandboxSettings
+from trnslurm.sandbox.settings import SandboxSettings, settings_of
 
 _UP_S = 240
 _DOWN_S = 30
@@ -69,16 +68,6 @@ def down(layout: Layout) -> bool:
     return found
 
 
-def settings_of(layout: Layout) -> SandboxSettings:
-    """Return the settings that a sandbox was started with."""
-    try:
-        return SandboxSettings.from_json(layout.settings.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError):  # cut short, or of another version
-        raise SandboxError(
-            f"{layout.settings} is damaged: `trnslurm sandbox down --name {layout.name}` removes it"
-        ) from None
-
-
 def _refuse_other_settings(layout: Layout, asked: SandboxSettings) -> None:
     found = settings_of(layout)
     if found == asked:
@@ -112,7 +101,7 @@ def _write_files(layout: Layout, settings: SandboxSettings, host: SandboxHost) -
         ),
         layout.etc / "cgroup.conf": configuration.cgroup_conf(host),
         layout.etc / "hosts": configuration.hosts(settings),
-        layout.profile: profile_text(layout, settings),
+        layout.profile: configuration.profile(layout, settings),
     }
     if gres := configuration.gres(settings):
         texts[layout.etc / "gres.conf"] = configuration.gres_conf(layout, settings)

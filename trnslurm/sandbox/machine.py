@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import SandboxError
+from trnslurm.sandbox.layout import Layout
 
 # Where daemons are: on root's PATH, in Debian's /usr/sbin, in ParallelCluster's directory.
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
@@ -121,10 +122,10 @@ class SandboxHost:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> SandboxHost:
-        data: dict[str, Any] = json.loads(text)
-        lists = {key: tuple(data.get(key, ())) for key in ("unshare", "version")}
-        return cls(**{**data, **lists})
+    def of(cls, layout: Layout) -> SandboxHost:
+        """Return the machine as `up` has recorded it."""
+        data: dict[str, Any] = json.loads(layout.host.read_text(encoding="utf-8"))
+        return cls(**{**data, **{key: tuple(data[key]) for key in ("unshare", "version")}})
 
 
 def find_command(name: str) -> str | None:

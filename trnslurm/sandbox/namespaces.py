@@ -8,17 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trnslurm.errors import SandboxError
-from trnslurm.sandbox.layout import Layout, replace_text
+from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.machine import SandboxHost
 
 _NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 # nsenter leaves the command in the root directory: go back. The command ends with nsenter.
 _RUN = 'cd -- "$1" && shift && exec setpriv --pdeathsig TERM "$@"'
-
-
-def announce(layout: Layout, pid: int) -> None:
-    """Record the holder's pid and network namespace: from then on the sandbox is up."""
-    replace_text(layout.entry, f"{pid} {Path('/proc/self/ns/net').readlink()}\n")
 
 
 def holder_pid(layout: Layout) -> int:
@@ -47,7 +42,7 @@ def enter(
     `user` is one of the sandbox's users; the command starts in that user's home.
     """
     pid = str(holder_pid(layout))
-    host = SandboxHost.from_json(layout.host.read_text(encoding="utf-8"))
+    host = SandboxHost.of(layout)
     argv = _outer(host, pid)
     if node is not None:
         try:

@@ -1,7 +1,7 @@
 """The first process of a node: sets up its namespaces, starts slurmd, and obeys the holder.
 
-Orders and answers are lines of JSON on stdin and stdout. When stdin ends, this process ends, and
-with it, as the first of its pid namespace, everything on the node.
+Orders and answers are lines of JSON on stdin and stdout. When stdin ends, this process ends. It is
+the first of its pid namespace, so everything on the node ends with it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from trnslurm.sandbox.daemons import last_words
+from trnslurm.errors import SandboxError
+from trnslurm.sandbox.daemons import Daemons, watch_children
 
 _MUNGE_S = 15
 _ARP = 0x0806
@@ -30,34 +30,33 @@ class NodeProcess:
     """A node: its slurmd, and everything else in its namespaces."""
 
     def __init__(self, name: str, slurmd: list[str], log: Path) -> None:
-        self._name = name
-        self._slurmd = slurmd
-        self._log = log
-        self._pid = 0
-        self._munged: tuple[list[str], Path, Path] = ([], Path(), Path())
-        self._munged_pid = 0
+        self._name, self._slurmd = name, slurmd
+        self._daemons = Daemons(lambda _: log, f" on {name}")
+        self._munge_order: dict[str, Any] = {}
+        """The order that says how to start munged."""
 
     def obey(self, order: dict[str, Any]) -> str:
-        """Carry out one order; return what was done, or raise ValueError with why not."""
+        """Carry out one order; return what was done, or raise why it could not be done."""
         match order["do"]:
             case "boot":
                 self._network(order["address"], order["bits"])
-                own, heads = order["sockets"]
-                self._munged = (order["munged"], Path(own), Path(heads))
-                self._munge(*self._munged)
+                self._munge_order = order
+                self._munge()
                 return self._start(["-b"] if order["rebooted"] else [])
             case "announce":
                 return self._announce(socket.inet_aton(order["address"]))
             case "slurmd-start":
                 self.reap()
-                if not self._munged_pid:  # killed with everything else; slurmd needs it
-                    subprocess.run(["umount", self._munged[2]], check=True)
-                    self._munge(*self._munged)
+                if "munged" not in self._daemons.running():  # killed, and slurmd needs it
+                    subprocess.run(["umount", self._munge_order["sockets"][1]], check=True)
+                    self._munge()
                 return self._start([])
             case "slurmd-kill":
-                return self._kill()
+                self._daemons.kill("slurmd")
+                return "slurmd killed"
             case "slurmd-check":
-                return self._check()
+                self._daemons.check("slurmd")
+                return "slurmd runs"
             case "freeze":
                 return self._signal_all(signal.SIGSTOP, "frozen")
             case "thaw":
@@ -69,16 +68,11 @@ class NodeProcess:
 
     def reap(self) -> None:
         """Reap what has ended: orphans become children of the first process of a pid namespace."""
-        with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if pid == self._pid:
-                    self._pid = 0
-                if pid == self._munged_pid:
-                    self._munged_pid = 0
+        self._daemons.reap()
 
     @staticmethod
     def _network(address: str, bits: int) -> None:
-        """Set the address; one process for all three, as each costs what all do."""
+        """Set the address, with one process for all three commands, because each start is slow."""
         lines = ("link set lo up", f"address add {address}/{bits} dev eth0", "link set eth0 up")
         done = subprocess.run(
             ["ip", "-batch", "-"],
@@ -92,9 +86,9 @@ class NodeProcess:
 
     @staticmethod
     def _announce(address: bytes) -> str:
-        """Tell all who has this address (gratuitous ARP, RFC 5227): eth0 is new with each boot.
+        """Tell the other nodes that this node has this address (gratuitous ARP, RFC 5227).
 
-        For up to half a minute the other nodes send to the old one.
+        eth0 is new with each boot, and for up to half a minute they would send to the old one.
         """
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as link:
             link.bind(("eth0", _ARP))
@@ -103,50 +97,17 @@ class NodeProcess:
             link.send(head + card + address + bytes(6) + address)
         return "announced"
 
-    def _munge(self, command: list[str], own: Path, heads: Path) -> None:
-        """Start the node's munged, in the place of the head node's."""
-        own.unlink(missing_ok=True)  # of before a reboot
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + _MUNGE_S
-        while not own.is_socket():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise ValueError(f"munged on {self._name} did not start: {last_words(self._log)}")
-            time.sleep(0.02)
-        process.returncode = 0  # reap() waits for it, not Popen
-        self._munged_pid = process.pid
-        subprocess.run(["mount", "--bind", own, heads], check=True)
+    def _munge(self) -> None:
+        """Start the node's munged, whose socket takes the place of the head node's."""
+        own, head = map(Path, self._munge_order["sockets"])
+        own.unlink(missing_ok=True)  # from before a reboot
+        self._daemons.start("munged", self._munge_order["munged"])
+        self._daemons.wait("munged", own.is_socket, _MUNGE_S)
+        subprocess.run(["mount", "--bind", own, head], check=True)
 
     def _start(self, options: list[str]) -> str:
-        if self._pid:
-            raise ValueError(f"slurmd runs on {self._name} already")
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [*self._slurmd, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        process.returncode = 0  # reap() waits for it, not Popen
-        self._pid = process.pid
+        self._daemons.start("slurmd", [*self._slurmd, *options])
         return "slurmd started"
-
-    def _check(self) -> str:
-        self.reap()
-        if not self._pid:
-            raise ValueError(f"slurmd on {self._name} ended: {last_words(self._log)}")
-        return "slurmd runs"
-
-    def _kill(self) -> str:
-        if not self._pid:
-            raise ValueError(f"slurmd does not run on {self._name}")
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        self._pid = 0
-        return "slurmd killed"
 
     @staticmethod
     def _signal_all(number: int, word: str) -> str:
@@ -156,7 +117,7 @@ class NodeProcess:
         return word
 
     def _signal(self, pattern: re.Pattern[str], number: int) -> str:
-        """Signal every process here but this one whose command line matches."""
+        """Signal every other process of the node whose command line matches."""
         count = 0
         for directory in Path("/proc").glob("[0-9]*"):
             pid = int(directory.name)
@@ -174,7 +135,7 @@ class NodeProcess:
 def main() -> None:
     """Run as `python -m trnslurm.sandbox.node_init NAME LOG SLURMD…` in new namespaces."""
     name, log, *slurmd = sys.argv[1:]
-    pid = str(Path("/proc/self").readlink())  # as the holder sees it, until /proc is our own
+    pid = str(Path("/proc/self").readlink())  # as the holder sees it: /proc is not mounted yet
     socket.sethostname(name)
     for words in (
         ["-t", "proc", "proc", "/proc"],
@@ -182,11 +143,7 @@ def main() -> None:
     ):
         subprocess.run(["mount", *words], check=True)
     node = NodeProcess(name, slurmd, Path(log))
-    wake, wake_write = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wake = watch_children()
     print(json.dumps({"ok": pid}), flush=True)
     while True:
         ready, _, _ = select.select([sys.stdin, wake], [], [])
@@ -199,7 +156,7 @@ def main() -> None:
                 return
             try:
                 answer = {"ok": node.obey(json.loads(line))}
-            except (ValueError, OSError, subprocess.SubprocessError) as error:
+            except (SandboxError, ValueError, OSError, subprocess.SubprocessError) as error:
                 answer = {"error": str(error)}
             print(json.dumps(answer), flush=True)
 

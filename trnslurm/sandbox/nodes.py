@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import IO, Any
 
-from trnslurm.sandbox.daemons import BootError, run
+from trnslurm.errors import SandboxError
+from trnslurm.sandbox.daemons import run
 from trnslurm.sandbox.layout import Layout, replace_text
 from trnslurm.sandbox.settings import PREFIX_BITS, node_address
 
@@ -44,7 +45,7 @@ class NodeLink:
     def power_on(self, *, rebooted: bool = False) -> None:
         """Start the first process in new namespaces; `plug_in` waits for it."""
         if self._process:
-            raise BootError(f"{self.name} is already on")
+            raise SandboxError(f"{self.name} is already on")
         self._rebooted = rebooted
         program = [sys.executable, "-m", "trnslurm.sandbox.node_init"]
         log = self._layout.log / f"{self.name}.out"
@@ -93,7 +94,7 @@ class NodeLink:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, 0)
         process.returncode = -signal.SIGKILL
-        with contextlib.suppress(BootError):  # it may have gone with the namespace
+        with contextlib.suppress(SandboxError):  # it may have gone with the namespace
             run(["ip", "link", "delete", self._cable])
 
     def link(self, state: str) -> str:
@@ -127,7 +128,7 @@ class NodeLink:
 
     def _on(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise BootError(f"{self.name} is off: power-on starts it")
+            raise SandboxError(f"{self.name} is off: power-on starts it")
         return self._process
 
     def _send(self, **words: Any) -> None:
@@ -140,10 +141,10 @@ class NodeLink:
         ready, _, _ = select.select([stream], [], [], _ANSWER_S)
         line = stream.readline() if ready else ""
         if not line:
-            raise BootError(f"{self.name} does not answer: see {self._layout.log}")
+            raise SandboxError(f"{self.name} does not answer: see {self._layout.log}")
         answer: dict[str, str] = json.loads(line)
         if "error" in answer:
-            raise BootError(answer["error"])
+            raise SandboxError(answer["error"])
         return answer["ok"]
 
 

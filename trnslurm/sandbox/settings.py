@@ -10,6 +10,7 @@ from typing import Any
 
 from trnslurm.config.catalog import InstanceType, catalog, find
 from trnslurm.errors import SandboxError
+from trnslurm.sandbox.layout import Layout
 
 MAX_NODES = 128
 HEAD = "head-node"
@@ -76,7 +77,7 @@ class SandboxSettings:
     accounting: bool = False
     neuron_stand_ins: bool = False
     users: int = 0
-    """How many further users it has besides the one who started it."""
+    """The number of users in addition to the one who started the sandbox."""
     set: tuple[str, ...] = ()
     """Lines `Key=Value` for slurm.conf."""
     python: str = ""
@@ -139,10 +140,16 @@ class SandboxSettings:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> SandboxSettings:
-        data: dict[str, Any] = json.loads(text)
-        return cls(**{**data, "set": tuple(data["set"])})
+
+def settings_of(layout: Layout) -> SandboxSettings:
+    """Return the settings that a sandbox was started with."""
+    try:
+        data: dict[str, Any] = json.loads(layout.settings.read_text(encoding="utf-8"))
+        return SandboxSettings(**{**data, "set": tuple(data["set"])})
+    except (OSError, ValueError, TypeError, KeyError):  # cut short, or from another version
+        raise SandboxError(
+            f"{layout.settings} is damaged: `trnslurm sandbox down --name {layout.name}` removes it"
+        ) from None
 
 
 def node_address(number: int) -> str:
