@@ -17,7 +17,7 @@ TRN1_32XL = {
     "cores_per_device": 2,
     "device_gib": 32,
 }
-NOTICE = "{}: this is a stand-in of a trnslurm sandbox, not a Neuron tool\n"
+NOTICE = "{}: this is a stand-in in a trnslurm sandbox, not a Neuron tool\n"
 
 
 class Stage:

@@ -245,7 +245,7 @@ def test_signal_to_everything_spares_the_first_process(four: Sandbox) -> None:
         ("proc 1 x 0", "fault proc: no signal '0': use TERM, KILL, USR1 or the like"),
         ("proc 5 x TERM", "no node '5' in this sandbox: use 1 to 4, "),
         ("neuron 5 neuron-ls ok", "no node '5' in this sandbox: use 1 to 4, "),
-        ("neuron 1 neuron-lz ok", "no stand-in of 'neuron-lz' (did you mean \"neuron-ls\"?)"),
+        ("neuron 1 neuron-lz ok", "no stand-in for 'neuron-lz' (did you mean \"neuron-ls\"?)"),
         ("neuron 1 neuron-monitor sillent", '(did you mean "silent"?)'),
     ],
 )

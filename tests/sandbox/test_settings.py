@@ -279,7 +279,7 @@ def test_the_daemons_beside_the_srun_on_path_are_taken(
 
 @pytest.mark.parametrize(
     ("missing", "said"),
-    [("slurmd", "there is no slurmd in its bin or sbin"), ("", "does not say which version")],
+    [("slurmd", "there is no slurmd in its bin or sbin"), ("", "-V prints no version of Slurm")],
 )
 def test_a_prefix_that_is_none(up, tmp_path: Path, missing: str, said: str) -> None:
     for name in {"sbatch", "srun", "slurmctld", "slurmd"} - {missing}:

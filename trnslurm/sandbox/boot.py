@@ -1,4 +1,4 @@
-"""The parts that the holder builds (mounts, network, daemons, nodes), and the orders it obeys."""
+"""Builds the parts of a sandbox for its holder: mounts, network, daemons, nodes; obeys orders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MARIADB_PORT = 3306
 
 
 class BootedCluster:
-    """The sandbox, seen from inside."""
+    """The sandbox, as its holder sees it."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -111,8 +111,8 @@ class BootedCluster:
         run(["mount", "--make-rshared", "/"])  # the nodes see later mounts too
         run(["mount", "-t", "proc", "proc", "/proc"])
         if self._users:
-            # Not a mount on each file: `useradd` on this machine puts new ones in their place, and
-            # the kernel drops what was mounted on the old.
+            # Not a mount on each file: `useradd` on this machine replaces the files, and the kernel
+            # drops a mount on a replaced file.
             lower = f"lowerdir={layout.accounts}:/etc"
             run(["mount", "-t", "overlay", "-o", lower, "overlay", "/etc"])
         for source, target in (
@@ -181,37 +181,24 @@ class BootedCluster:
 
     def _mariadb(self) -> None:
         data = self._layout.state / "mariadb"
-        # Not /tmp: files there have pids for names, and other sandboxes have the same pids.
+        # Not /tmp: MariaDB names its files there by pid, and other sandboxes have the same pids.
         tmpdir = f"--tmpdir={self._layout.state}"
         password = secrets.token_hex(16)
         init = self._layout.etc / "init.sql"
-        self._write_private(init, configuration.database_init(password))
+        _write_private(init, configuration.database_init(password))
         text = configuration.slurmdbd_conf(self._layout, self._host, password)
-        self._write_private(self._layout.etc / "slurmdbd.conf", text)
+        _write_private(self._layout.etc / "slurmdbd.conf", text)
+        options = ["--no-defaults", f"--datadir={data}", f"--user={self._host.user}", tmpdir]
         if not data.is_dir():
-            install = [self._host.commands["mariadb-install-db"], "--no-defaults"]
-            run(
-                [
-                    *self._user,
-                    *install,
-                    f"--datadir={data}",
-                    f"--user={self._host.user}",
-                    tmpdir,
-                    "--auth-root-authentication-method=normal",
-                    "--skip-test-db",
-                ]
-            )
-        options = [
-            "--no-defaults",
-            f"--user={self._host.user}",
-            f"--datadir={data}",
+            install = [*self._user, self._host.commands["mariadb-install-db"], *options]
+            run([*install, "--auth-root-authentication-method=normal", "--skip-test-db"])
+        options += [
             f"--socket={self._layout.run}/mariadb.sock",
             f"--init-file={init}",
             f"--pid-file={self._layout.run}/mariadb.pid",
             "--bind-address=127.0.0.1",
             f"--port={_MARIADB_PORT}",
             "--innodb-buffer-pool-size=64M",
-            tmpdir,
         ]
         self._daemons.start("mariadbd", [*self._user, self._host.commands["mariadbd"], *options])
         self._daemons.wait("mariadbd", lambda: _listens("127.0.0.1", _MARIADB_PORT))
@@ -243,7 +230,7 @@ class BootedCluster:
             try:
                 text = run([*sinfo, "--noheader", "--Node", "--format=%N|%T|%E"])
             except SandboxError:
-                self._slurmctld_listens()  # newer versions listen before they fail to load a plugin
+                self._slurmctld_listens()  # newer versions listen before they load plugins
                 raise
             rows = [line.split("|", 2) for line in text.splitlines()]
             unready = {
@@ -326,9 +313,10 @@ class BootedCluster:
         """The user id and group id inside the sandbox: root's in a user namespace."""
         return (0, 0) if self._host.user_namespace else (self._host.uid, self._host.gid)
 
-    def _write_private(self, file: Path, text: str) -> None:
-        file.touch(mode=0o600)
-        file.write_text(text, encoding="utf-8")
+
+def _write_private(file: Path, text: str) -> None:
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
 
 
 def _listens(address: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""The files that Slurm, munge and the database read in a sandbox, made from its settings alone."""
+"""Makes the files that Slurm, the database and trnslurm read in a sandbox, from its settings."""
 
 from __future__ import annotations
 
@@ -52,14 +52,13 @@ PARALLELCLUSTER: Mapping[str, str] = {
     "UnkillableStepTimeout": "300",  # newer Slurms ask for five times MessageTimeout
     "WaitTime": "0",
 }
-# What differs here: CPUs and memory are claimed, and processes are tracked without cgroups.
+# Differs from ParallelCluster: nodes claim CPUs and memory, and cgroups track no processes.
 _HERE = {
     "SlurmdParameters": "config_overrides",
     "ProctrackType": "proctrack/linuxproc",
 }
-# Of the sandbox's users, who own files on this machine while it is up. Nobody has such an id: it is
-# above those of systemd's containers and below 2**31, which its table of ids calls
-# unused (https://systemd.io/UIDS-GIDS/).
+# The first id of the sandbox's users, who own files on this machine while it is up. systemd calls
+# the ids between those of its containers and 2**31 unused (https://systemd.io/UIDS-GIDS/).
 FIRST_ID = 2_000_000_001
 # ParallelCluster leaves this share of the memory to the system.
 _SCHEDULABLE_MEMORY = 0.95
@@ -67,7 +66,7 @@ _WORKERS = range(1, 9)
 
 
 def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, first_job: int) -> str:
-    """Return slurm.conf. `first_job` keeps job numbers of earlier sandboxes from coming again."""
+    """Return slurm.conf; `first_job` keeps the sandbox from repeating the job ids of earlier ones."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
     values["FirstJobId"] = str(first_job)
@@ -92,11 +91,11 @@ def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, fir
 
 
 def cgroup_conf(host: SandboxHost) -> str:
-    """Return cgroup.conf: slurmd asks for no cgroup, which an ordinary user could not give it.
+    """Return cgroup.conf: slurmd uses no cgroup, because an ordinary user cannot make one.
 
-    Without the file it looks for what this machine has, and on one with version 2 alone asks its
-    systemd for a scope. `disabled` is known from 24.05 on; the plugin of version 1 does nothing
-    until a plugin that needs cgroups is configured.
+    Without the file, slurmd uses the cgroups of this machine; where there is only version 2, it
+    asks systemd for a scope. Slurm knows `disabled` since 24.05. The plugin for version 1 does
+    nothing until a plugin that needs cgroups is configured.
     """
     plugin = "disabled" if host.version >= (24, 5) else "cgroup/v1"
     return f"CgroupPlugin={plugin}\n"
@@ -117,7 +116,7 @@ def gres(settings: SandboxSettings) -> list[tuple[str, str, int]]:
 
 
 def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
-    """Return gres.conf: slurmd counts device files, and numbers them for CUDA_VISIBLE_DEVICES."""
+    """Return gres.conf, whose device files slurmd counts, and numbers in CUDA_VISIBLE_DEVICES."""
     lines = []
     for name, kind, count in gres(settings):
         words = [f"Name={name}", *([f"Type={kind}"] if kind else [])]
@@ -128,7 +127,8 @@ def gres_conf(layout: Layout, settings: SandboxSettings) -> str:
 def topology(settings: SandboxSettings) -> str:
     """Return the processors that slurmd finds, in the syntax of hwloc's synthetic topologies.
 
-    Claimed CPUs are not enough: task/affinity lays tasks out on the processors that slurmd finds.
+    Claimed CPUs are not enough, because task/affinity binds tasks to the processors that slurmd
+    finds.
     """
     words = _node_facts(settings)
     sockets = int(words.get("Sockets") or words.get("SocketsPerBoard") or words["CPUs"])
@@ -137,16 +137,16 @@ def topology(settings: SandboxSettings) -> str:
 
 
 def hosts(settings: SandboxSettings) -> str:
-    """Return /etc/hosts, with the names that ParallelCluster's private DNS zone has."""
+    """Return /etc/hosts, with the host names of ParallelCluster's private DNS zone."""
     lines = ["127.0.0.1 localhost", f"{HEAD_ADDRESS} {HEAD}"]
     lines += [f"{node_address(n)} {name}" for n, name in enumerate(settings.node_names, 1)]
     return "\n".join(lines) + "\n"
 
 
 def accounts(layout: Layout, settings: SandboxSettings, passwd: str, group: str) -> tuple[str, str]:
-    """Return /etc/passwd and /etc/group: this machine's, and the sandbox's users.
+    """Return this machine's /etc/passwd and /etc/group with the sandbox's users added.
 
-    A name of ours takes the place of the machine's own, inside the sandbox only.
+    Inside the sandbox, a user of the sandbox replaces a user of the machine with the same name.
     """
     names = settings.user_names
     ids = {name: FIRST_ID + n for n, name in enumerate(names)}
@@ -163,7 +163,7 @@ def _with_lines(text: str, ours: list[str]) -> str:
 
 
 def slurmdbd_conf(layout: Layout, host: SandboxHost, password: str) -> str:
-    """Return slurmdbd.conf, which only its user may read."""
+    """Return slurmdbd.conf; it has the password, so only its user may read it."""
     plugins = f"PluginDir={host.plugins}\n" if host.plugins else ""
     return f"""\
 {plugins}AuthType=auth/munge
@@ -181,7 +181,7 @@ StoragePass={password}
 
 
 def database_init(password: str) -> str:
-    """Return the SQL that MariaDB runs as it starts."""
+    """Return the SQL that MariaDB runs when it starts."""
     return (
         "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
         f"CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY '{password}';\n"
@@ -241,14 +241,14 @@ def profile(layout: Layout, settings: SandboxSettings) -> str:
     """Return the cluster profile: a Slurm cluster whose nodes compute on this machine's CPU."""
     name = f"sandbox-{settings.like}"
     tree: dict[str, Any] = {
-        "description": f"Sandbox of this machine: {settings.nodes} nodes in the guise of "
+        "description": f"Sandbox on this machine: {settings.nodes} nodes that look like "
         f"{settings.like}, jobs on its CPU",
         "scheduler": "slurm",
         "instance_type": name,
         "prefer_preset": "tiny",
         "workers_per_node": 1,
         "python": settings.python,
-        # The second line is for `doctor --run` with device neuron, and for nothing else.
+        # Only `doctor --run` with device neuron reads the second line.
         "activate": [
             f'export PATH="{layout.neuron_bin}:$PATH"',
             "export TRNSLURM_STAND_IN_DEVICE=xla-cpu",

@@ -1,4 +1,4 @@
-"""Start and end sandboxes: their files, wrappers, profile and holder."""
+"""Starts and ends sandboxes: their files, wrappers, profile and holder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _JOB_IDS_PER_S = 4  # sandboxes may start seconds apart; no number repeats withi
 def up(
     layout: Layout, settings: SandboxSettings, *, owner: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Start a sandbox, or return False if it is already up. Remove what a crash left first.
+    """Start a sandbox, after removing what a crash left; return False if it is already up.
 
     The sandbox ends with the process whose pid is `owner`.
     """

@@ -1,4 +1,4 @@
-"""What a sandbox needs from this machine: commands, and the permission to make namespaces."""
+"""Finds the commands that a sandbox needs on this machine, and a way to make namespaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.layout import Layout
 
-# Where daemons are: on root's PATH, in Debian's /usr/sbin, in ParallelCluster's directory.
+# Directories of daemons: on root's PATH, Debian's /usr/sbin, ParallelCluster's own.
 _PLACES = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/opt/slurm/sbin", "/opt/slurm/bin")
 # Command -> Debian package.
 _COMMANDS = {
@@ -129,7 +129,7 @@ class SandboxHost:
 
 
 def find_command(name: str) -> str | None:
-    """Return the absolute path of a command; the wrappers of sandboxes are skipped."""
+    """Return the absolute path of a command; skip the wrappers of sandboxes."""
     path = [
         directory
         for directory in os.environ.get("PATH", "").split(":")
@@ -140,7 +140,7 @@ def find_command(name: str) -> str | None:
 
 
 def _needed_commands(*, accounting: bool, prefix: str) -> dict[str, str]:
-    """Return the path of each command that a sandbox runs, or say how to install those missing.
+    """Return the path of each command that a sandbox runs; raise how to install missing ones.
 
     All of Slurm comes from one prefix: commands and daemons of different versions cannot talk to
     each other.
@@ -178,7 +178,7 @@ def _version(slurmctld: str) -> tuple[int, ...]:
         words = done.stdout.split()
         return tuple(int(part) for part in words[-1].split("-")[0].split(".")[:3])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        raise SandboxError(f"{slurmctld} -V does not say which version of Slurm it is") from None
+        raise SandboxError(f"{slurmctld} -V prints no version of Slurm") from None
 
 
 def _user_name() -> str:
@@ -193,7 +193,7 @@ def _user_name() -> str:
 
 
 def _unshare_options() -> list[str]:
-    """Return the options under which `unshare` works here: plain as root, else a user namespace."""
+    """Return the options with which `unshare` works here: for root none, else a user namespace."""
     plain = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--propagation=slave"]
     within = ["--user", "--map-root-user", *plain]
     words = ""

@@ -63,13 +63,13 @@ def as_user(host: SandboxHost) -> list[str]:
 
 
 def login(name: str) -> list[str]:
-    """Return the command that turns root into one of the sandbox's users, irreversibly."""
+    """Return the command with which root becomes one of the sandbox's users, for good."""
     words = (f"--reuid={name}", f"--regid={name}", "--init-groups", "--inh-caps=-all")
     return ["setpriv", *words, "--no-new-privs"]
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """Return the variables that a process inside needs in addition to its own."""
+    """Return the environment variables that processes inside need."""
     return {"SLURM_CONF": str(layout.etc / "slurm.conf")}
 
 

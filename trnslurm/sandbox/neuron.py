@@ -1,4 +1,4 @@
-"""Stand-ins of the Neuron tools in a sandbox: write them, and set how they behave."""
+"""Writes the stand-ins for the Neuron tools into a sandbox, and sets their behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_NODE = "all"
 
 
 def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
-    """Write the tools' wrappers, and the instance that they pretend to run on."""
+    """Write the tools' wrappers, and the instance type that the tools play."""
     layout.neuron_bin.mkdir(parents=True)
     facts = {
         "instance_type": instance.name,
@@ -34,14 +34,14 @@ def write(layout: Layout, instance: InstanceType, host: SandboxHost) -> None:
 
 
 def behave(layout: Layout, node: str, tool: str, behaviour: str) -> str:
-    """Make a tool behave in one of its documented ways, on one node or on `all`."""
+    """Choose a tool's behaviour, on one node or on `all`."""
     if not layout.neuron.is_dir():
         raise SandboxError(
             f"sandbox {layout.name} has no Neuron tools: start it with --neuron-stand-ins"
         )
     if tool not in BEHAVIOURS:
         raise SandboxError(
-            f"no stand-in of {tool!r}{did_you_mean(tool, BEHAVIOURS)}: {', '.join(BEHAVIOURS)}"
+            f"no stand-in for {tool!r}{did_you_mean(tool, BEHAVIOURS)}: {', '.join(BEHAVIOURS)}"
         )
     known = BEHAVIOURS[tool]
     if behaviour not in known:

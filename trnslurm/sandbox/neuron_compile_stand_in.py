@@ -1,4 +1,4 @@
-"""neuron_parallel_compile for neuron_stand_ins: runs a command, reports on its graphs."""
+"""Stands in for neuron_parallel_compile: runs a command, and reports on its graphs."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-# Of NEURON_CC_FLAGS: compile what failed, or was interrupted, before.
+# In NEURON_CC_FLAGS: compile graphs again that failed or were interrupted before.
 _RETRY = "--retry_failed_compilation"
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -26,11 +26,11 @@ def neuron_parallel_compile(
     parser.add_argument("run", nargs=argparse.REMAINDER, metavar="CMD ...")
     options = parser.parse_args(arguments)
     workdir = home / socket.gethostname() / os.environ.get("USER", "no-user") / "workdir"
-    shutil.rmtree(workdir, ignore_errors=True)  # so a second run on this node breaks a first one
+    shutil.rmtree(workdir, ignore_errors=True)  # so a second run on this node breaks the first
     workdir.mkdir(parents=True)
     if options.command != "compile" and not options.run:
         parser.print_help()
-        return 0  # the real one, too, calls this success
+        return 0  # the real tool does the same
     if options.command != "compile" and not trial_run(options.run, workdir, behaviour):
         return 1
     if options.command == "collect":
@@ -66,7 +66,7 @@ def run(command: list[str]) -> int:
     for signum in heard:
         signal.signal(signum, forward)
     environ = os.environ | {"NEURON_EXTRACT_GRAPHS_ONLY": "1"}
-    try:  # the real one, too, merges stderr into stdout
+    try:  # the real tool, too, merges stderr into stdout
         child = subprocess.Popen(command, env=environ, stderr=subprocess.STDOUT)
         for early in tuple(came):
             child.send_signal(early)
@@ -82,9 +82,9 @@ def run(command: list[str]) -> int:
 
 
 def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Sequence[str]) -> int:
-    """Report on the graphs, and write those compiled; return the number of failed ones.
+    """Report on the graphs, and write the compiled ones; return the number of failed graphs.
 
-    A command that ends with `--graph N` has the one graph N, and finds it where it is compiled.
+    A command that ends with `--graph N` has only graph N, and finds it if it is in the cache.
     """
     cache = os.environ.get("NEURON_COMPILE_CACHE_URL") or "/var/tmp/neuron-compile-cache"
     numbers = range(1, 257 if behaviour == "failed-256" else 5)
@@ -99,7 +99,7 @@ def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Se
     if behaviour == "no-graphs" or not graphs:
         log("No todo hlos found in cache or hlo_tasklist")
         return 0
-    for graph in graphs:  # the real one's trial run says this
+    for graph in graphs:  # the trial run of the real tool prints this
         print(f"Extracting graphs ({graph}) for ahead-of-time parallel compilation.", flush=True)
     log(f"New graph list from script {len(graphs)}: ")
     if behaviour == "locked":
@@ -121,7 +121,7 @@ def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Se
         write(memory_of(graph))
     if behaviour == "exception":
         log("sub-process 1 got exception: None")
-        del graphs[2:]  # no report has what that process compiled
+        del graphs[2:]  # no report has the graphs of that process
     for graph in graphs[num_failed:]:
         write(graph.replace("hlo_module.pb", "neff"))
         Path(memory_of(graph)).unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def compile_graphs(behaviour: str, behaviour_now: Callable[[], str], command: Se
 
 
 def compile_slowly(graphs: list[str], behaviour_now: Callable[[], str]) -> str:
-    """Compile until there is another behaviour, and return it; a signal makes the graphs failed."""
+    """Compile until the behaviour changes, and return the new one; a signal fails the graphs."""
 
     def interrupted(signum: int, _frame: object) -> None:
         for graph in graphs:
@@ -164,7 +164,7 @@ def given_up(graph: str) -> bool:
 
 
 def memory_of(graph: str) -> str:
-    """Return the file that tells of a failed compile of a graph."""
+    """Return the file that records a failed compile of a graph."""
     return graph.replace("hlo_module.pb", "log")
 
 

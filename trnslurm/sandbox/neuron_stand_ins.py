@@ -1,13 +1,13 @@
-"""Stand-ins of Neuron's tools and of fi_info on a sandbox's nodes: output, exit codes and traps.
+"""Stand-ins for Neuron's tools and fi_info on a sandbox's nodes: output, exit codes and traps.
 
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
-DIR/instance.json names the instance to play; DIR/<hostname>/TOOL, else DIR/all/TOOL, the fault to
-show, by a word of BEHAVIOURS. What is printed follows AWS's pages of Neuron SDK 2.28 and public
-captures. Guesses: where neuron-ls puts COMMAND, how it shows a missing device, links of 2 to 15
-devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits on stale locks,
-and that a failed compile is remembered in model.log.
-Left out: logical cores (trn2), what -w, -a and -t add, --version, the wording of usage errors,
+DIR/instance.json has the instance to play. DIR/<hostname>/TOOL, else DIR/all/TOOL, has the fault to
+show: a word of BEHAVIOURS. The output follows AWS's pages about Neuron SDK 2.28 and public
+captures. These are guesses: the place of COMMAND in neuron-ls, its output for a missing device,
+links of 2 to 15 devices, PCI and CPUs of types other than trn1; that neuron_parallel_compile waits
+for stale locks, and that model.log records a failed compile.
+Missing: logical cores (trn2), the effect of -w, -a and -t, --version, the wording of usage errors,
 the CPU and memory groups of neuron-monitor.
 """
 
@@ -31,12 +31,12 @@ BEHAVIOURS: dict[str, dict[str, str]] = {
         "failed-256": "all of 256 graphs fail to compile: their number as an exit code is 0",
         "no-graphs": "finds no graph to compile: no summary, exit code 0",
         "exception": "a compile process dies: 2 of 4 graphs are in no report, exit code 0",
-        "script-error": "takes the command for failed, whatever it returned: exit code 1",
-        "hang": "hangs after the command, until it is signalled",
+        "script-error": "reports that the command failed, whatever it returned: exit code 1",
+        "hang": "hangs after the command, until a signal ends it",
         "killed": "the compiler is killed (-9) on 2 of 4 graphs: exit code 2",
-        "stale-lock": "waits for a compiler that is gone, until it is signalled",
+        "stale-lock": "waits for a compiler that has ended, until a signal ends it",
         "locked": "finds every graph locked by another node: compiles none, exit code 0",
-        "slow": "compiles until it gets another behaviour; signalled, it remembers a failure",
+        "slow": "compiles until it gets another behaviour; a signal makes it record a failure",
     },
     "neuron-ls": {
         "ok": "lists all devices of the instance",
@@ -54,10 +54,10 @@ BEHAVIOURS: dict[str, dict[str, str]] = {
         "ok": "lists the EFA interfaces of the instance",
         "no-provider": "finds no EFA: exit code 61",
         "missing-interface": "lists one interface fewer",
-        "other-version": "says that it is of another libfabric",
+        "other-version": "reports another version of libfabric",
     },
 }
-LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so nobody can kill it
+LEFT_OVER_PID = 4_194_999  # shown by `busy`: above Linux's highest pid, so it names no process
 _INSTANCE_ID = "i-00000000000000000"
 _PCI = """10:1b 10:1e a0:1b a0:1e 20:1e 20:1c 90:1e 90:1c
           20:1d 20:1b 90:1d 90:1b 10:1c 10:1d a0:1c a0:1d"""
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     tool = argv[2] if len(argv) > 2 else "neuron_stand_ins"
-    print(f"{tool}: this is a stand-in of a trnslurm sandbox, not a Neuron tool", file=sys.stderr)
+    print(f"{tool}: this is a stand-in in a trnslurm sandbox, not a Neuron tool", file=sys.stderr)
     if tool not in TOOLS or argv[0] != "--home":
         fail(f"usage: neuron_stand_ins.py --home DIR {'|'.join(TOOLS)} [ARGUMENT ...]")
     home = Path(argv[1])
@@ -99,7 +99,7 @@ def read_instance(home: Path) -> dict[str, Any]:
 
 
 def neuron_parallel_compile(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
-    """Play the compiler, which is in a file next to this one: this one runs without any package."""
+    """Play the compiler, from the file next to this one: no package can be imported here."""
     file = Path(__file__).with_name("neuron_compile_stand_in.py")
     play: Any = runpy.run_path(str(file))["neuron_parallel_compile"]
 
@@ -133,7 +133,7 @@ def neuron_ls(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
 
 
 def describe(instance: dict[str, Any], device: int, busy: bool) -> dict[str, Any]:
-    """Return a device; 16 are a torus of 4 x 4, linked above, to the left, below, to the right."""
+    """Return a device; 16 devices are a 4 x 4 torus, linked above, left, below and right."""
     _, num, cores, gib = instance.values()
     bdf, affinity, numa, links = "0000:00:1e.0", "0-7", "-1", None
     if num > 1:
@@ -150,7 +150,7 @@ def describe(instance: dict[str, Any], device: int, busy: bool) -> dict[str, Any
 
 
 def print_table(devices: list[dict[str, Any]]) -> None:
-    """Print one row per device; empty columns are left out."""
+    """Print one row per device, without empty columns."""
     titles = "NEURON DEVICE,NEURON CORES,NEURON CORE IDS,NEURON MEMORY,CONNECTED DEVICES,PCI BDF"
     titles += ",PID ,COMMAND ,CPU AFFINITY,NUMA NODE,RUNTIME VERSION"
     rows = [*map(list, zip(*(title.split(" ", 1) for title in titles.split(",")), strict=True))]
@@ -185,7 +185,7 @@ def neuron_monitor(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
 
 
 def read_period(path: str) -> float:
-    """Return the period of a configuration file in seconds; those of groups have no effect."""
+    """Return the period of a configuration file in seconds; periods of groups have no effect."""
     text = Path(path).read_text(encoding="utf-8") if Path(path).is_file() else ""
     period = str(dict(json.loads(text)).get("period", "5s"))
     unit_s = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}.get(period.lstrip("0123456789."), "no unit")
@@ -193,7 +193,7 @@ def read_period(path: str) -> float:
 
 
 def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict[str, Any]:
-    """Return what neuron-monitor prints for an instance on which no application runs."""
+    """Return the report of neuron-monitor for an instance on which no application runs."""
     keys = "neuron_device_index mem_ecc_uncorrected mem_ecc_corrected sram_ecc_uncorrected"
     kind, num, cores, gib = instance.values()
     ecc = [named(f"{keys} sram_ecc_corrected", n, int(bad and n == 0), 0, 0, 0) for n in range(num)]
@@ -208,7 +208,7 @@ def monitor_report(instance: dict[str, Any], period_s: float, bad: bool) -> dict
 
 
 def fi_info(home: Path, behaviour: str, arguments: Sequence[str]) -> int:
-    """List the endpoints of EFA, or say the version."""
+    """List the endpoints of EFA, or print the version."""
     parser = argparse.ArgumentParser(prog="fi_info", allow_abbrev=False)
     parser.add_argument("-p", "--provider", default="efa")
     parser.add_argument("-t", "--ep_type", default="")

@@ -1,4 +1,4 @@
-"""A node, for the holder: its first process, its cable and its orders."""
+"""The holder's side of a node: its first process, its network cable and its orders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSHARE = ("unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-c
 
 
 class NodeLink:
-    """A node that is on or off."""
+    """One node, on or off."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class NodeLink:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, 0)
         process.returncode = -signal.SIGKILL
-        with contextlib.suppress(SandboxError):  # it may have gone with the namespace
+        with contextlib.suppress(SandboxError):  # gone with the namespace
             run(["ip", "link", "delete", self._cable])
 
     def link(self, state: str) -> str:

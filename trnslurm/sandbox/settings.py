@@ -1,4 +1,4 @@
-"""The settings of a sandbox, checked, and the node names and addresses that follow from them."""
+"""The settings of a sandbox, their checks, and the node names and addresses that they imply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NODES = 128
 HEAD = "head-node"
 HEAD_ADDRESS = "10.77.0.1"
 PARTITION = "compute"
-# The first --users of them; each has a group of that name, and all share the group TEAM.
+# --users takes the first of them. Each has a group of the same name; all are in the group TEAM.
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi")
 TEAM = "team"
 PREFIX_BITS = 16
@@ -39,9 +39,9 @@ NODE_KEYS = (
     "Weight",
 )
 _NODE_KEY_OF = {key.lower(): key for key in NODE_KEYS} | {"features": "Feature"}
-# The numbers among them; slurmd's processors are made of these.
+# The node keys that take a number; slurmd's processors are made from them.
 COUNTS = ("CPUs", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory")
-# Keys that hold the sandbox together: not for --set.
+# Keys that the sandbox depends on; --set refuses them.
 OWNED_KEYS = (
     "ClusterName",
     "SlurmctldHost",
@@ -119,7 +119,7 @@ class SandboxSettings:
         return USERS[: self.users]
 
     def check_user(self, name: str) -> str:
-        """Return the name of one of its users, or say which there are."""
+        """Return the name of one of the sandbox's users; raise the names that there are."""
         if name in self.user_names:
             return name
         names = ", ".join(self.user_names)
@@ -158,7 +158,7 @@ def node_address(number: int) -> str:
 
 
 def split_settings(settings: Sequence[str]) -> tuple[list[tuple[str, str]], Mapping[str, str]]:
-    """Return the lines of slurm.conf and the words of its NodeName line."""
+    """Split settings into lines of slurm.conf and words of its NodeName lines."""
     lines: list[tuple[str, str]] = []
     words: dict[str, str] = {}
     for setting in settings:
