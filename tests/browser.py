@@ -8,13 +8,14 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .waiting import eventually
 
 _OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
@@ -65,11 +66,7 @@ class Browser:
 
     def until(self, script: str) -> Any:
         """Wait until an expression is true on the page, and return it."""
-        deadline = time.monotonic() + 60
-        while not (found := self.run(script)):
-            assert time.monotonic() < deadline, f"never true: {script}; {self.said}"
-            self.run("new Promise(then => setTimeout(then, 20))")
-        return found
+        return eventually(lambda: self.run(script), lambda: f"{script}; {self.said}")
 
     def picture(self, file: Path) -> None:
         """Write what is shown."""

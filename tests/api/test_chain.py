@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
 
 from trnslurm.rundir import write_json
 from trnslurm.runs.status import run_status
+
+from ..waiting import eventually
 
 RECIPE = """\
 batch: {global_batch: 64}
@@ -215,19 +216,11 @@ def test_here_the_second_does_not_follow_a_failure(site, here, run_cli) -> None:
     assert not list(two.state.glob("*.json"))
 
 
-def began(run) -> None:
-    """Wait until a run's program runs."""
-    deadline = time.monotonic() + 180
-    while not (run.path / "began").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_here_cancelling_the_first_ends_both(site, here, run_cli, cli) -> None:
     submit = here("touch began; exec sleep 600")
     assert run_cli(*submit, "--detach").code == 0
     one, two = site.runs()
-    began(one)
+    eventually((one.path / "began").exists)
     assert cli("cancel", one.name).out == f"Cancelled {one.name}\nCancelled {two.name}\n"
     assert {run_status(run).state for run in (one, two)} == {"CANCELLED"}
     assert not one.record().local_job_alive
@@ -237,15 +230,12 @@ def test_here_the_second_can_be_cancelled_while_it_waits(site, here, run_cli, cl
     submit = here("touch began; until [ -e go ]; do sleep 0.05; done")
     assert run_cli(*submit, "--detach").code == 0
     one, two = site.runs()
-    began(one)
+    eventually((one.path / "began").exists)
     waits = run_status(two)
     assert (waits.state, waits.reason) == ("PENDING", f"waiting for {one.name}")
     assert cli("cancel", two.name).out == f"Cancelled {two.name}\n"
     assert run_status(one).state == "RUNNING"
     (one.path / "go").touch()
-    deadline = time.monotonic() + 180
-    while not all(run_status(run).final for run in (one, two)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: all(run_status(run).final for run in (one, two)))
     assert (run_status(one).state, run_status(two).state) == ("COMPLETED", "CANCELLED")
     assert not (two.path / "began").exists()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import trnslurm
 from trnslurm.cluster.python import run_python
 from trnslurm.config.schema import Cluster, Slurm
 from trnslurm.errors import TrnslurmError
+
+from ..waiting import eventually
 
 LOCAL = Cluster(scheduler="local")
 # A program that says in a file that it runs, and which of its children does.
@@ -127,10 +128,7 @@ def test_nothing_is_left_whatever_ends_us(tmp_path: Path, number: signal.Signals
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 180
-        while not (tmp_path / "pids").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually((tmp_path / "pids").exists)
         python, below = map(int, (tmp_path / "pids").read_text().split())
         caller.send_signal(number)
         # On a signal that gives us no chance, the Python is told by the kernel; what it has started
@@ -140,9 +138,7 @@ def test_nothing_is_left_whatever_ends_us(tmp_path: Path, number: signal.Signals
             os.kill(below, signal.SIGKILL)
         out, err = caller.communicate(timeout=180)
         assert (out, err) == ("interrupted\n" if number == signal.SIGINT else "", "")
-        while alive(python) or alive(below):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: not alive(python) and not alive(below))
     finally:
         caller.kill()
         caller.communicate()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ..sandbox.cluster import eventually
 from ..sandbox.jobs import JobSandbox, User, started_sandbox
+from ..waiting import eventually
 from .results import Row, results_directory
 from .trainings import SITE, Training, submit
 

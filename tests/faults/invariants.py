@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ..json_lines import read_lines
-from ..sandbox.cluster import eventually
+from ..waiting import eventually
 from .results import Row
 from .trainings import STEPS, Recovery, Training
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from ..json_lines import read_lines
-from ..sandbox.cluster import eventually
+from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, Training, submit
 

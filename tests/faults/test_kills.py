@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..sandbox.cluster import eventually
+from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, submit
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ..sandbox.cluster import eventually
 from ..sandbox.jobs import SITE
+from ..waiting import eventually
 from . import invariants
 from .trainings import WORKER, Training
 

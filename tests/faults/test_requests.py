@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ..sandbox.cluster import eventually
+from ..waiting import eventually
 from . import invariants
 from .trainings import INTERVAL, submit
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ..sandbox.cluster import eventually
 from ..sandbox.jobs import JobSandbox
+from ..waiting import eventually
 from . import invariants
 from .conftest import mend
 from .trainings import Training, submit

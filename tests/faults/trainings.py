@@ -12,6 +12,7 @@ from typing import Any
 
 from ..json_lines import read_lines
 from ..sandbox.jobs import JobSandbox, Run, User
+from ..waiting import eventually
 
 SITE = Path(__file__).parent / "site"
 STEPS = 200
@@ -92,18 +93,14 @@ class Training(Run):
 
     def reach(self, step: int, *, attempt: int = 1, timeout_s: float = 300) -> None:
         """Wait until an attempt has done a step."""
-        deadline = time.monotonic() + timeout_s
-        while max(self.steps(attempt), default=0) < step:
-            assert time.monotonic() < deadline, self.story()
-            time.sleep(_LOOK_S)
+        eventually(
+            lambda: max(self.steps(attempt), default=0) >= step, self.story, timeout_s=timeout_s
+        )
 
     def held(self, point: str, *, attempt: int = 1, rank: int = 0) -> None:
         """Wait until a worker is at a point."""
         mark = self.path / f"drill/held-{point}-{attempt}-{rank}"
-        deadline = time.monotonic() + 300
-        while not mark.exists():
-            assert time.monotonic() < deadline, self.story()
-            time.sleep(_LOOK_S)
+        eventually(mark.exists, self.story, timeout_s=300)
 
     def recorded_jobs(self) -> dict[str, str]:
         """The jobs as run.json has them, for a run that was submitted again."""

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ..free_port import free_port
-from .trainings import REPO, Trainings, await_true
+from ..waiting import eventually
+from .trainings import LIMIT_S, REPO, Trainings
 
 pytestmark = pytest.mark.gpu
 QUIET = {"train__eval_every": 0, "train__save_every": 0, "steps": 100_000}
@@ -33,7 +34,9 @@ def test_stops_on_request(trainings: Trainings, saw: Callable[..., None]) -> Non
     bundle = trainings.render("gpt2_zero1", **QUIET)
     process = trainings.start(bundle)
     metrics = bundle / "metrics.jsonl"
-    await_true(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps")
+    eventually(
+        lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps", LIMIT_S
+    )
     (bundle / "state/stop-train-1.json").write_text("{}")
     ended = trainings.wait(bundle, process)
     last = max(ended.column("loss"))
@@ -123,7 +126,9 @@ def test_term_saves(trainings: Trainings) -> None:
     bundle = trainings.render("fsdp", **QUIET)
     process = trainings.start(bundle)
     metrics = bundle / "metrics.jsonl"
-    await_true(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps")
+    eventually(
+        lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps", LIMIT_S
+    )
     process.send_signal(signal.SIGTERM)
     ended = trainings.wait(bundle, process)
     assert f"(saved step {max(ended.column('loss'))})" in ended.log, ended.log[-6000:]

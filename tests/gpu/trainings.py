@@ -8,12 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 REPO = Path(__file__).parents[2]
 LIMIT_S = 240
@@ -165,11 +163,3 @@ def apart(one: Ended, other: Ended, key: str = "loss") -> float:
     steps = ones.keys() & others.keys()
     assert steps
     return max(abs(ones[step] - others[step]) / abs(others[step]) for step in steps)
-
-
-def await_true(condition: Callable[[], Any], what: str) -> None:
-    """Wait for something that will come."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ..waiting import eventually
 from ..webhook import SECRET, serving
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,12 +110,6 @@ class Machine:
                 found.append(f"{entry.name}: {words}".replace("\0", " "))
         return found
 
-    def eventually(self, what: Callable[[], object], timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not what():
-            assert time.monotonic() < deadline, f"still not so: {what.__doc__ or what}"
-            time.sleep(0.05)
-
     def both_ranks_are_there(self) -> bool:
         return bool(self.runs) and len(list(self.runs[-1].glob("there-*"))) == 2
 
@@ -140,7 +134,7 @@ def launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
         stdin=subprocess.DEVNULL, stdout=log, stderr=log,
     ) as process:  # fmt: skip
         try:
-            machine.eventually(machine.both_ranks_are_there, 120)
+            eventually(machine.both_ranks_are_there, 120)
             yield process
         finally:
             process.kill()
@@ -219,7 +213,7 @@ def test_no_orphan_when_the_launcher_dies(
 ) -> None:
     launcher.send_signal(number)
     launcher.wait(timeout=30)
-    machine.eventually(lambda: not machine.processes(), 90)
+    eventually(lambda: not machine.processes(), 90)
     assert machine.status()["state"] == "CANCELLED"
 
 
@@ -253,7 +247,7 @@ def test_lost_when_everything_was_killed_at_once(
         except ProcessLookupError:
             pass
     launcher.wait(timeout=30)
-    machine.eventually(lambda: not machine.processes(), 60)
+    eventually(lambda: not machine.processes(), 60)
     status = machine.status()
     assert status["state"] == "LOST"
     assert "no sign of life since" in str(status["reason"])

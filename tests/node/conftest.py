@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ..waiting import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARKER = "TRNSLURM_TEST_MARKER"
@@ -87,20 +88,9 @@ class Workbench:
 
     def await_none_alive(self) -> None:
         """Wait until no process of ours is left."""
-        self.await_true(lambda: not self.alive(), "no process left", self.alive)
+        eventually(lambda: not self.alive(), self.alive)
 
-    def await_true(
-        self,
-        condition: Callable[[], bool],
-        what: str,
-        state: Callable[[], object] = lambda: "",
-        timeout_s: float = 60,
-    ) -> None:
-        """Wait for a condition, at most `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"waited in vain: {what}; {state()}"
-            time.sleep(0.02)
+    await_true = staticmethod(eventually)
 
     def clear(self) -> None:
         """Kill what a failed test left."""

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -188,13 +187,6 @@ def test_what_was_interrupted_is_compiled_again(job: Job) -> None:
     assert job.verify() == 0
 
 
-def test_a_node_without_a_word_is_no_success(job: Job) -> None:
-    assert job.on_node(0).returncode == 0
-    with pytest.raises(CacheError, match="node 1 wrote no result of its compile"):
-        job.commit()
-    assert job.files.read(KEY) is None
-
-
 def test_a_graph_that_no_node_compiled_is_no_success(job: Job) -> None:
     """Each took it for the other's, as one does that finds it locked."""
     lost = f"{job.cache}/neuronxcc-0/MODULE_9"
@@ -314,10 +306,8 @@ def test_output_passes_through_as_it_comes(job: Job) -> None:
     )
     assert "stand-in" in process.stdout.readline()
     assert process.stdout.read(4) == "half"
-    start = time.monotonic()
     out = process.stdout.read()  # not communicate(), which loses what was read ahead
     assert (process.wait(60), out.count("Extracting graphs")) == (0, 4)
-    assert time.monotonic() - start < 60
 
 
 def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:

@@ -21,6 +21,7 @@ from trnslurm.node.preflight import checks as preflight_checks
 from trnslurm.node.preflight import devices as preflight_devices
 from trnslurm.node.preflight.checks import Checked, Needs, run_all
 from trnslurm.node.preflight.program import CHECKS, parse
+from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
@@ -264,11 +265,9 @@ def test_software_that_differs_and_a_wrong_clock(job: Job) -> None:
 
 
 def test_a_node_that_does_not_come(job: Job) -> None:
-    started = time.monotonic()
     for node in (0, 1):
         job.start(node, "--wait=6", num=3)
     ended = job.end()
-    assert time.monotonic() - started < 30
     assert [code for code, _, _ in ended] == [1, 1]
     assert "because of another: node-3: did not report within 6 s" in ended[1][1]
     assert job.verdict()["bad"] == ["node-3"]
@@ -334,3 +333,39 @@ def test_torch_xla_without_gpus_is_found_before_workers_start(tmp_path: Path, mo
     (tmp_path / "torchacc-0.0.7.dist-info/METADATA").write_text("Name: torchacc\nVersion: 0.0.7\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert check(needs) == Checked(fact="torchacc 0.0.7")
+
+
+def nodes(**problems: str) -> list[NodeReport]:
+    """Three nodes, some with a problem of a check."""
+    made = [NodeReport(node=n, host=host) for n, host in enumerate(HOSTS)]
+    for word, check in problems.items():
+        made[int(word[1:])].problems[check] = "x"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "bad"),
+    [
+        ({}, []),
+        ({"n1": "devices"}, ["node-2"]),
+        ({"n1": "dataset"}, ["node-2"]),
+        ({"n0": "dataset", "n1": "dataset", "n2": "dataset"}, []),
+        ({"n0": "devices", "n1": "devices", "n2": "devices"}, []),
+        ({"n0": "master port"}, []),
+        ({"n0": "memory", "n2": "EFA"}, ["node-1", "node-3"]),
+    ],
+)
+def test_who_is_to_blame(found: dict[str, str], bad: list[str]) -> None:
+    assert judge(nodes(**found), {}, 20) == bad
+
+
+def test_alone_a_node_is_to_blame_for_its_own_problems() -> None:
+    assert judge([NodeReport(node=0, host="a", problems={"devices": "x"})], {}, 20) == ["a"]
+    assert judge([NodeReport(node=0, host="a", problems={"dataset": "x"})], {}, 20) == []
+
+
+def test_if_nobody_reaches_node_0_it_is_node_0() -> None:
+    three = nodes()
+    three[1].heard = three[2].heard = False
+    assert judge(three, {1: "cannot reach it"}, 20) == ["node-1"]
+    assert three[1].problems["report"].startswith("cannot reach it; look")

@@ -84,8 +84,3 @@ def test_each_is_told_of_some_others_and_not_of_itself() -> None:
     for one in (nodes[0], nodes[1], nodes[500]):
         others = answer_to(one, unfit)["others"]
         assert len(others) == 8 and not any(o.startswith(f"{one.host}: ") for o in others)
-
-
-def test_what_all_have_is_the_fault_of_none() -> None:
-    nodes = [NodeReport(**node(n, MISSING)) for n in range(NUMBER)]
-    assert judge(nodes, {}, 20.0) == []

@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ..waiting import eventually
 
 LINK = Path(__file__).with_name("link.py")
 
@@ -81,10 +82,8 @@ class Login:
 
     def until_nothing_is_left(self) -> None:
         """Wait until nothing is kept there of what was asked: its end was taken."""
-        deadline = time.monotonic() + 60
-        while left := list((self.home / ".cache/trnslurm/asks").iterdir()):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        asks = self.home / ".cache/trnslurm/asks"
+        eventually(lambda: not list(asks.iterdir()), lambda: list(asks.iterdir()))
 
     @property
     def runs(self) -> list[Path]:

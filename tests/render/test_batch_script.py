@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trnslurm.node.triage.causes import cause_of
+
+from ..waiting import eventually
 
 SCONTROL = """\
 #!/bin/bash
@@ -165,10 +166,7 @@ def test_term_before_the_last_line_is_recorded(script: Script) -> None:
     """And the early signal does nothing there: nothing has been done that could be saved."""
     script.change("# Environment: ", 'touch "$PWD/here"; /bin/sleep 0.5; false\n# Environment: ')
     with script.start() as process:
-        deadline = time.monotonic() + 30
-        while not (script.bundle / "here").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually((script.bundle / "here").exists)
         os.kill(process.pid, signal.SIGUSR1)
         os.kill(process.pid, signal.SIGTERM)
         process.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 
 from ..toy_site import write_attempt
+from ..waiting import eventually
 
 TOY = ("submit", "toy", "--cluster", "pc", "--nodes", "2")
 DONE = {"state": "COMPLETED", "exit_code": 0}
@@ -37,12 +37,9 @@ def meanwhile(*acts: tuple[Callable[[], bool], Callable[[], None]]) -> Iterator[
     """Do each of these as soon as its condition is true, beside the command."""
 
     def play() -> None:
-        deadline = time.monotonic() + 180
         try:
             for is_time, act in acts:
-                while not is_time():
-                    assert time.monotonic() < deadline, "what was waited for never came"
-                    time.sleep(0.02)
+                eventually(is_time)
                 act()
         except BaseException:
             _thread.interrupt_main()  # the command would wait for ever

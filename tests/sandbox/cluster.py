@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trnslurm
+
+from ..waiting import eventually
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent
 # Slurm starts a batch job at once: by default, the scheduler may be 3 seconds late for it.
@@ -45,15 +47,6 @@ class Done:
         assert (self.code, len(lines), self.out) == (1, 1, ""), self
         assert lines[0].startswith("error: "), self
         return lines[0].removeprefix("error: ")
-
-
-def eventually(what: Callable[[], Any], timeout_s: float = 180) -> Any:
-    """Wait for something to be true, and return it."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"still not so after {timeout_s:g} s: {what.__doc__}"
-        time.sleep(0.05)
-    return found
 
 
 def line_of(process: subprocess.Popen[str], timeout_s: float = 180) -> str:
@@ -162,11 +155,7 @@ class Sandbox:
 
     def until(self, node: int, *states: str, timeout_s: float = 180) -> None:
         """Wait until the controller reports one of these states of a node."""
-        seen = ""
-        deadline = time.monotonic() + timeout_s
-        while (seen := self.nodes()[node]) not in states:
-            assert time.monotonic() < deadline, f"node {node} is {seen}, not {' or '.join(states)}"
-            time.sleep(0.1)
+        eventually(lambda: self.nodes()[node] in states, self.nodes, timeout_s)
 
     @property
     def holder(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
-from .cluster import Sandbox, eventually
+from ..waiting import eventually
+from .cluster import Sandbox
 
 SITE = Path(__file__).parent / "site"
 # Lists the working directory and the command line of every process.
@@ -130,11 +131,8 @@ class Run:
         self, workers: int, *, phase: str = "train", attempt: int = 1
     ) -> dict[int, dict[str, Any]]:
         """Wait until all workers have written their facts."""
-        deadline = time.monotonic() + 300
-        while len(facts := self.facts(phase, attempt)) < workers:
-            assert time.monotonic() < deadline, self.story()
-            time.sleep(0.1)
-        return facts
+        eventually(lambda: len(self.facts(phase, attempt)) >= workers, self.story, timeout_s=300)
+        return self.facts(phase, attempt)
 
     def go(self, attempt: int | None = None) -> None:
         """Let the workers that wait go on, or only those of one attempt."""

@@ -5,10 +5,11 @@ import os
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from trnslurm.sandbox.layout import replace_text
+
+from ..waiting import eventually
 
 SCRIPT = Path(__file__).resolve().parents[2] / "trnslurm/sandbox/neuron_stand_ins.py"
 TRN1_32XL = {
@@ -66,10 +67,7 @@ class Stage:
 
     def await_file(self, name: str) -> str:
         """Wait for a file that appears whole."""
-        deadline = time.monotonic() + 180
-        while not (self.directory / name).exists():
-            assert time.monotonic() < deadline, f"no {name}"
-            time.sleep(0.01)
+        eventually((self.directory / name).exists)
         return (self.directory / name).read_text()
 
 

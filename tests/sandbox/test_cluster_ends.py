@@ -15,7 +15,8 @@ import pytest
 
 from trnslurm.sandbox.machine import SandboxHost
 
-from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox
+from ..waiting import eventually
+from .cluster import AT_ONCE, Sandbox, processes_with, sandbox
 
 UP = ("up", "--nodes", "1", "--python", sys.executable)
 NOT_UP = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"

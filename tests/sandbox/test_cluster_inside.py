@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import AT_ONCE, Done, Sandbox, eventually, line_of, processes_with, sandbox_up
+from ..waiting import eventually
+from .cluster import AT_ONCE, Done, Sandbox, line_of, processes_with, sandbox_up
 
 ODD = """it's a "wëird" $(näme) `x`"""
 # Prints that it runs, and what ends it; for `python -c`.

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import AT_ONCE, CHECKOUT, Sandbox, eventually, processes_with
+from ..waiting import eventually
+from .cluster import AT_ONCE, CHECKOUT, Sandbox, processes_with
 
 USER = "trnslurm-test"
 # What `trnslurm sandbox` imports besides the standard library.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .cluster import AT_ONCE, Sandbox, eventually, processes_with, sandbox_up
+from ..waiting import eventually
+from .cluster import AT_ONCE, Sandbox, processes_with, sandbox_up
 
 
 def accounted(cluster: Sandbox, job: str) -> list[str]:

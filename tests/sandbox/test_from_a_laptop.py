@@ -19,7 +19,8 @@ from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.namespaces import enter
 
 from ..remote.login import Login
-from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox, eventually
+from ..waiting import eventually
+from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from .cluster import eventually
+from ..waiting import eventually
 
 
 def ends(run) -> list[str]:

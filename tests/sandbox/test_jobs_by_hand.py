@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from .cluster import eventually
+from ..waiting import eventually
 
 MACHINE = sorted(os.sched_getaffinity(0))
 # What a shell inside another allocation may have; each would make the script's srun fail.

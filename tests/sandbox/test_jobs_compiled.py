@@ -9,7 +9,7 @@ from pathlib import Path
 from trnslurm.node.graphs.manifest import GraphCache, GraphManifest, NodeResult
 from trnslurm.runs.run import RunDir
 
-from .cluster import eventually
+from ..waiting import eventually
 
 
 def phases(run) -> set[str]:

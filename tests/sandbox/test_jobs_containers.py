@@ -22,7 +22,7 @@ from subprocess import DEVNULL
 
 import pytest
 
-from .cluster import eventually
+from ..waiting import eventually
 from .jobs import Run, User
 
 PROGRAMS = ["bash", "env", "cat", "date", "mkdir", "sleep", "touch", "uname"]

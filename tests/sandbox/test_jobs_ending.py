@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ..json_lines import read_lines
-from .cluster import eventually
+from ..waiting import eventually
 
 
 def test_cancel_while_pending(user) -> None:

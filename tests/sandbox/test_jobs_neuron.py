@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .cluster import eventually
+from ..waiting import eventually
 
 # Behaviour of neuron_parallel_compile -> what becomes of the two phases. The last two exit with 0.
 OUTCOMES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..json_lines import read_lines
-from .cluster import eventually
+from ..waiting import eventually
 
 
 def master(facts: dict[int, dict]) -> tuple[str, str]:

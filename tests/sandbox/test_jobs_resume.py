@@ -16,7 +16,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.submit.cancel import cancel
 
 from ..json_lines import read_lines
-from .cluster import eventually
+from ..waiting import eventually
 from .jobs import Run, User
 
 # Plain SGD: its losses show a gradient of the wrong size.

@@ -10,7 +10,7 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
-from .cluster import eventually
+from ..waiting import eventually
 from .jobs import Run, User
 
 PROJECT = Path(__file__).parents[1] / "project"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from .cluster import eventually
+from ..waiting import eventually
 from .jobs import Run, User
 
 # Compiling is most of the work here, and what is compiled runs for seconds.

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import CHECKOUT, eventually
+from ..waiting import eventually
+from .cluster import CHECKOUT
 from .jobs import JobSandbox, User
 
 PREFIX = CHECKOUT / ".make/slurm-24.11"

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
-from .cluster import CHECKOUT, eventually, processes_with
+from ..waiting import eventually
+from .cluster import CHECKOUT, processes_with
 
 PAGE = CHECKOUT / "docs/tutorial.md"
 BOUND_S = 300
@@ -119,11 +119,14 @@ class Shell:
 
     def until(self, command: str, seen: Callable[[str], bool]) -> str:
         """Run a command again until what it prints is as asked."""
-        deadline = time.monotonic() + BOUND_S
-        while not seen(printed := self.run(command)[0]):
-            assert time.monotonic() < deadline, f"{command} still prints:\n{printed}"
-            time.sleep(0.2)
-        return printed
+        printed = [""]
+
+        def as_asked() -> bool:
+            printed[0] = self.run(command)[0]
+            return seen(printed[0])
+
+        eventually(as_asked, lambda: f"{command} still prints:\n{printed[0]}", BOUND_S)
+        return printed[0]
 
     def close(self) -> None:
         self._process.stdin.close()

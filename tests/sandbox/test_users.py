@@ -23,7 +23,8 @@ import pytest
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.namespaces import enter, login_environment
 
-from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox, eventually, processes_with
+from ..waiting import eventually
+from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox, processes_with
 from .jobs import SITE
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")

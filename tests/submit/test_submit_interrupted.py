@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,10 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.submit import cancel, submit
 
+from ..waiting import eventually
+
 CHECKOUT = Path(trnslurm.__file__).parent.parent
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
-
-
-def await_file(file: Path, timeout_s: float = 180) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not file.exists():
-        assert time.monotonic() < deadline, f"waited in vain for {file}"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -48,7 +42,7 @@ def test_ctrl_c_while_sbatch_is_asked_leaves_no_job(
         [sys.executable, "-m", "trnslurm", *GPT2], env=environment, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        await_file(slow / "asked")
+        eventually((slow / "asked").exists)
         os.killpg(process.pid, signal.SIGINT)
         (slow / "go").touch()
         _, said = process.communicate(timeout=180)

@@ -1,0 +1,19 @@
+"""Wait for what another process or thread is about to bring about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def eventually(
+    condition: Callable[[], Any], said: str | Callable[[], object] = "", timeout_s: float = 180
+) -> Any:
+    """Wait for something to be true, and return it; in vain, fail with what `said` says."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        story = said() if callable(said) else said or condition.__doc__
+        assert time.monotonic() < deadline, f"still not so after {timeout_s:g} s: {story}"
+        time.sleep(0.05)
+    return found
