@@ -73,8 +73,14 @@ def seconds(row: dict[str, Any]) -> str:
 
 
 def holds(row: dict[str, Any]) -> str:
-    """The invariants' numbers."""
-    return " ".join(row["invariants"])
+    """The invariants, consecutive ones as a range: I1–I4, I6."""
+    ranges: list[list[int]] = []
+    for number in sorted(int(name.removeprefix("I")) for name in row["invariants"]):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ", ".join(f"I{r[0]}–I{r[-1]}" if r[1:] else f"I{r[0]}" for r in ranges)
 
 
 if __name__ == "__main__":
