@@ -194,15 +194,15 @@ def test_workers_that_hang_are_ended(tmp_path) -> None:
 
 
 def test_what_fails_is_written_down_and_the_rest_is_measured(tmp_path, monkeypatch) -> None:
-    (tmp_path / "state").mkdir()
-    node = checkup.Measurements(tmp_path, 1)
+    file = tmp_path / "checkup-node1.json"
+    found: dict = {}
 
     def fail() -> None:
         raise ValueError("no such thing")
 
-    node.note("limits", fail)
-    node.note("versions", lambda: {"kernel": "6"})
-    seen = json.loads((tmp_path / "state/checkup-node1.json").read_text())
+    checkup.measure(file, found, "limits", fail)
+    checkup.measure(file, found, "versions", lambda: {"kernel": "6"})
+    seen = json.loads(file.read_text())
     assert seen["limits"] == {"problem": "ValueError: no such thing"}
     assert seen["versions"] == {"kernel": "6"}
 

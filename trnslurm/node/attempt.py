@@ -2,9 +2,9 @@
 
     exec python -m trnslurm.node.attempt --max-crashes=3 --requeue -- srun … bash node.sh train
 
-It owns the attempt's state file and the heartbeat. It takes the signals of Slurm, asks the workers
-to save, waits for them, and decides with ending.py whether the job is requeued; events.py tells
-people. What it needs to know is in the environment (TRNSLURM_*) and in the state file that the
+The program owns the attempt's state file and the heartbeat. It receives Slurm's signals, asks the
+workers to save, waits for them, and decides with ending.py whether the job is requeued; events.py
+sends messages to people. Its input is the environment (TRNSLURM_*) and the state file that the
 script has begun.
 """
 
@@ -19,24 +19,22 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from trnslurm.node import left_out, processes
 from trnslurm.node.controller import Controller
 from trnslurm.node.ending import earlier_attempts, how_it_ended, read_facts, reason_to_give_up
 from trnslurm.node.events import Messages
+from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now
+from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.rundir import utc_time, write_json
-
-if TYPE_CHECKING:
-    from trnslurm.node.triage.finding import Finding
 
 HEARTBEAT_S = 30.0
 TERMINATED = 128 + signal.SIGTERM
-# What of the time between TERM and KILL may pass before this program has ended, all told.
+# This program ends within this share of the time between TERM and KILL.
 _LAST_SHARE = 0.9
 _LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _STDOUT = 1
@@ -50,7 +48,7 @@ _REASONS = {
 
 
 class RefusedError(Exception):
-    """Why the attempt ends before anything was started, and its exit code."""
+    """The attempt ends before anything was started, with this exit code."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -121,17 +119,17 @@ class AttemptProgram:
         self.state.host, self.state.pid = os.uname().nodename, os.getpid()
         self.trains = phase == "train"
         self.doing = "starting"
-        """What is being done, for the reason of a failure."""
+        """The current activity, for the reason of a failure."""
         self.on_slurm = not self.state.job_id.startswith("local-")
         self.controller = Controller(self.state.job_id, self.state.restarts, options.retry_s)
         self._options, self._signals = options, signals
         self._stop_file = RUN.stop_file(phase, number)
         self._launched = False
-        """Whether the nodes have run; else there is nothing to look into after a failure."""
+        """Whether the nodes have run, so that their logs may explain a failure."""
         self._step = 0
         """The pid of srun, or of its stand-in."""
         self._deadline: float | None = None
-        """When the step must have ended, once Slurm is ending the job."""
+        """When the step must have ended, after Slurm began to end the job."""
         self._ended_by_term = False
         self._last_moment = math.inf
         """When this program must have ended, because KILL follows."""
@@ -158,11 +156,11 @@ class AttemptProgram:
         return code
 
     def _end_by_slurm(self, code: int) -> int:
-        """Look whether Slurm ended the step without TERM to this process; return the exit code.
+        """Ask whether Slurm ended the step without TERM to this process; return the exit code.
 
-        srun returns 0 when Slurm gives up a node under it, even if workers failed. At a preemption
-        with a GraceTime Slurm sends TERM to the step only, or with send_user_signal what else comes
-        before a time limit (_job_check_grace_internal in src/interfaces/preempt.c).
+        srun returns 0 when Slurm gives up one of its nodes, even if workers failed. At a preemption
+        with a GraceTime, Slurm sends TERM to the step only, or with send_user_signal the signal
+        that precedes a time limit (_job_check_grace_internal in src/interfaces/preempt.c).
         """
         ended_by = self.controller.what_ends_job()
         if code == 0 and ended_by in ("REQUEUED", "CANCELLED"):
@@ -197,8 +195,7 @@ class AttemptProgram:
 
     def _mark_running(self) -> None:
         """Record that the step runs, and start the heartbeat, which dies with this process."""
-        arrived, _ = self._signals.wait(0)
-        self._heed(arrived)
+        self._take_signals(0)
         if self._ended_by_term:
             raise RefusedError(TERMINATED)
         self.state.hosts = os.environ["TRNSLURM_HOSTS"]
@@ -255,7 +252,7 @@ class AttemptProgram:
         return self._ended_by_term or (self.trains and self._stop_file.exists())
 
     def _wait_for_step(self) -> int:
-        """Wait for the step to end, heeding signals; return its exit code."""
+        """Wait for the step to end, and act on signals; return its exit code."""
         while True:
             pid, status = os.waitpid(self._step, os.WNOHANG)
             if pid:
@@ -265,18 +262,17 @@ class AttemptProgram:
                 processes.send(self._step, signal.SIGKILL)
                 _, status = os.waitpid(self._step, 0)
                 return processes.exit_code(status)
-            arrived, _ = self._signals.wait(left_s)
-            self._heed(arrived)
+            self._take_signals(left_s)
 
     def _wait(self, pause_s: float) -> None:
         """Wait, or until the attempt is asked to end."""
         until = time.monotonic() + pause_s
         while not self._asked_to_end() and (left_s := until - time.monotonic()) > 0:
-            arrived, _ = self._signals.wait(left_s)
-            self._heed(arrived)
+            self._take_signals(left_s)
 
-    def _heed(self, arrived: set[int]) -> None:
-        """Do what signals ask for; after the first TERM they change nothing any more."""
+    def _take_signals(self, within_s: float | None) -> None:
+        """Wait for signals, and act on them; after the first TERM they have no effect."""
+        arrived, _ = self._signals.wait(within_s)
         if self._ended_by_term:
             return
         if arrived & processes.END_SIGNALS:
@@ -287,12 +283,12 @@ class AttemptProgram:
             self._ask_to_stop("cancelled" if cancelled else "time limit")
 
     def _ask_to_stop(self, cause: str) -> None:
-        """Ask the workers to save and to end together: the first of them looks for this file."""
+        """Ask the workers to save and to end together: worker 0 looks for this file."""
         with suppress(OSError):
             write_json(self._stop_file, {"cause": cause, "time": int(time.time())})
 
     def end_by_term(self) -> int:
-        """Write down what ends the attempt: scancel, the time limit, preemption or a requeue."""
+        """Record what ends the attempt: scancel, the time limit, preemption or a requeue."""
         self._ended_by_term = True
         self._expect_kill()
         if self.trains:
@@ -305,14 +301,14 @@ class AttemptProgram:
             self._note(word, _REASONS[word])
             if self.trains:
                 self._deadline = deadline
-        # On Slurm srun and the workers of a training have had their TERM; a second one makes
+        # Slurm has sent TERM to srun and the workers of a training as well; a second TERM makes
         # torchrun leave its workers.
         if self._step and not (self.on_slurm and self.trains):
             processes.send(self._step, signal.SIGTERM)
         return TERMINATED
 
     def _expect_kill(self) -> None:
-        """Know by when this program must have ended, once TERM has come or is about to."""
+        """Set when this program must have ended, after TERM or just before it."""
         wait_s = self.controller.kill_wait_s if self.on_slurm else _LOCAL_KILL_WAIT_S
         self._last_moment = min(self._last_moment, time.monotonic() + _LAST_SHARE * wait_s)
 
@@ -340,7 +336,7 @@ class AttemptProgram:
                     again=bool(found and found.again),
                 )
             )
-        except Exception:  # then the exit code, and what Slurm said, must do
+        except Exception:  # then the exit code and Slurm's state decide
             processes.say(traceback.format_exc())
             self.doing = "deciding how it ended" if code == 0 else self.doing
             return code or 1
@@ -349,7 +345,7 @@ class AttemptProgram:
         if ending.state == "REQUEUED":
             self._requeue(ending.refused, bad_nodes)
         if self.state.state != "COMPLETED" and ending.cause not in (CRASH, ERROR):
-            return TERMINATED  # even if it ended well: what depends on its success must wait
+            return TERMINATED  # even after exit code 0: runs that wait for its success must wait
         return code
 
     def _requeue(self, refused: str, bad_nodes: left_out.Change) -> None:
@@ -369,27 +365,23 @@ class AttemptProgram:
             state.state = refused
             state.reason += f"; it could not be requeued: {why_not}"
             return
-        # The job is pending now, and its next start heeds what changes here.
+        # The job is pending now, so its next start leaves these nodes out.
         nodes = bad_nodes.applied_to(self.controller.excluded_nodes())
         if nodes is not None and not self.controller.exclude(nodes):
             processes.say(f"warning: {nodes} will not be left out of the next attempt")
 
     @cached_property
-    def _found(self) -> "Finding | None":
-        """What the logs say of a failure; failures here are ignored."""
+    def _found(self) -> Finding | None:
+        """The cause of a failure according to the logs; errors of this search are only logged."""
         try:
-            from trnslurm.node.triage.finding import find_cause
-
             return find_cause(RUN.path, self.state.phase, self.state.attempt)
         except Exception:
             processes.say(traceback.format_exc())
             return None
 
     def _say_why(self) -> None:
-        """Print what the logs say of a failure; failures here are ignored."""
+        """Print the cause of a failure; errors here are only logged."""
         try:
-            from trnslurm.node.triage.finding import nothing_found
-
             state, found = self.state, self._found
             lines = found.report() if found else nothing_found(RUN.path, state.phase, state.attempt)
             processes.say("\n".join(lines), _STDOUT)
@@ -401,7 +393,7 @@ class AttemptProgram:
         self._write()
 
     def _write(self) -> None:
-        """Write the state; a full disk does not change what has happened."""
+        """Write the state; an error, such as a full disk, is only logged."""
         try:
             self.state.write()
         except OSError as error:
@@ -411,16 +403,12 @@ class AttemptProgram:
 
     def _graphs_are_warm(self) -> bool:
         """Find the key of the job's graphs; return whether there is nothing to precompile."""
-        from trnslurm.node.graphs import program as graphs
-
         with self._graph_work("reading the key of the graphs"):
             os.environ["TRNSLURM_GRAPH_KEY"] = graphs.own_key(RUN.path)
             return self.state.phase == "precompile" and graphs.is_warm(read_place())
 
     def _commit_graphs(self) -> None:
         """Verify that no node's graph is missing, and write the manifest."""
-        from trnslurm.node.graphs import program as graphs
-
         with self._graph_work("verifying the graphs"):
             graphs.commit(read_place())
 
@@ -433,21 +421,17 @@ class AttemptProgram:
 
         self.doing = doing
         arrived, _ = self._signals.wait(0)
-        heard = processes.heard_end_signals()
-        before = {signum: signal.signal(signum, interrupt) for signum in heard}
-        try:
+        with processes.handling(processes.heard_end_signals(), interrupt):
             if arrived & processes.END_SIGNALS:
                 raise Terminated
-            yield
-        except CacheError as error:
-            raise RefusedError(1, str(error)) from None
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+            try:
+                yield
+            except CacheError as error:
+                raise RefusedError(1, str(error)) from None
 
 
 def _beat() -> None:
-    """Touch the heartbeat: its age tells how long a silent job has been lost."""
+    """Touch the heartbeat, whose age shows how long a silent job has been lost."""
     while True:
         time.sleep(HEARTBEAT_S)
         with suppress(OSError):

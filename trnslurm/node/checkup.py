@@ -2,15 +2,15 @@
 
     python -m trnslurm.node.checkup --device neuron --devices 16 --workers 32 -- bash ranks.sh train
 
-Started on every node at the same time, in place of a job's node.sh. A measurement that fails is
-recorded and the next one follows: the launcher judges. In turn: this node's limits, EFA and
-versions; the preflight; the links to node 0; on Neuron a graph in the cache; then the command, a
-job's real node.sh, whose workers measure what takes all of them.
+It starts on every node at the same time, in place of a job's node.sh. It measures in turn this
+node's limits, EFA and versions; the preflight; the links to node 0; on Neuron a graph in the cache.
+Last it runs the command, a job's real node.sh, whose workers measure together. It records a failed
+measurement and continues, because the launcher judges.
 
-The graph is compiled as a precompile does it, by neuron_parallel_compile and under the job's own
-flags, and judged by the parser that judges precompiles. Node 0 compiles it; on another node the
-same command must find it in the cache: it would compile the graph again if that node's cache were
-another one, or the graph's key differed there.
+The graph is compiled like a precompile, by neuron_parallel_compile under the job's flags, and the
+parser of precompiles judges it. Node 0 compiles the graph; on another node the same command must
+find the graph in the cache. If that node had another cache, or another key for the graph, the
+command would compile it again.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import hashlib
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from trnslurm.node.meeting import (
     join,
     read_rendezvous,
 )
+from trnslurm.node.processes import ask_tool, handling, last_line
 from trnslurm.rundir import RunFiles, write_json
 
 COMPILE_S = 180.0
@@ -48,8 +49,7 @@ _MEET_S = 60.0
 _ORDER_S = COMPILE_S + 60.0
 RANKS_S = 240.0
 """How long the workers have: on Neuron they compile three small graphs first."""
-_TOOL_S = 20
-# What the kernel's modules, and AWS's installer of EFA, say of themselves.
+# Versions that the kernel's modules and AWS's installer of EFA record.
 _FILES = {
     "neuron driver": (Path("/sys/module/neuron/version"), r"(\S+)"),
     "nvidia driver": (Path("/proc/driver/nvidia/version"), r"Kernel Module +(?:for \S+ +)?(\S+)"),
@@ -63,45 +63,39 @@ _SYSTEM_PACKAGES = (
 )
 
 
-class Measurements:
-    """What is known of this node so far."""
-
-    def __init__(self, run: Path, node: int) -> None:
-        self._file = RunFiles(run).checkup_file("node", node)
-        host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        self.known: dict[str, Any] = {"node": node, "host": host}
-
-    def note(self, name: str, measure: Callable[[], Any]) -> None:
-        """Measure something and record it at once: a later step may hang."""
-        start = time.monotonic()
-        try:
-            self.known[name] = measure()
-        except Exception as error:
-            self.known[name] = {"problem": f"{type(error).__name__}: {error}"}
-        self.known.setdefault("seconds", {})[name] = round(time.monotonic() - start, 2)
-        write_json(self._file, self.known)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything; return 0 even if something is wrong, because the launcher judges."""
     options = parse(argv)
     rendezvous = read_rendezvous("checkup")
     num_nodes, on_neuron = len(rendezvous.hosts), options.device == "neuron"
-    measurements = Measurements(rendezvous.run, rendezvous.node)
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    found: dict[str, Any] = {"node": rendezvous.node, "host": host}
+    note = partial(measure, RunFiles(rendezvous.run).checkup_file("node", rendezvous.node), found)
     say("limits, EFA, versions")
     raise_open_files(num_nodes * options.workers)
-    measurements.note("limits", limits)
-    measurements.note("efa", efa)
-    measurements.note("versions", versions)
+    note("limits", limits)
+    note("efa", efa)
+    note("versions", versions)
     say("preflight")
-    measurements.note("preflight", lambda: {"exit_code": preflight(options)})
+    note("preflight", lambda: {"exit_code": preflight(options)})
     if num_nodes > 1 or on_neuron:
         say("links between the nodes" + (", a graph" if on_neuron else ""))
-        measurements.note("meeting", lambda: meet(rendezvous, options))
+        note("meeting", lambda: meet(rendezvous, options))
     say(f"the workers: {' '.join(options.command)}")
-    measurements.note("workers", lambda: run_workers(options.command, options.deadline))
+    note("workers", lambda: run_workers(options.command, options.deadline))
     say("done")
     return 0
+
+
+def measure(file: Path, found: dict[str, Any], name: str, measurement: Callable[[], Any]) -> None:
+    """Measure something and record it at once, because a later step may hang."""
+    start = time.monotonic()
+    try:
+        found[name] = measurement()
+    except Exception as error:
+        found[name] = {"problem": f"{type(error).__name__}: {error}"}
+    found.setdefault("seconds", {})[name] = round(time.monotonic() - start, 2)
+    write_json(file, found)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -125,7 +119,7 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
-    """Time the links; on Neuron have node 0 compile a graph, and the others find it."""
+    """Time the links; on Neuron node 0 compiles a graph, and the others find it."""
     command = graph_command(options.graph_size, options.cache_layout)
     alone = why_not_shared(options.cache_layout)
     found: dict[str, Any] = {}
@@ -156,7 +150,7 @@ def meet(rendezvous: Rendezvous, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_by_one() -> Callable[[Connection, float], dict[str, float]]:
-    """Return what times the link to one node after the other, in MB/s `to` it and `from` it."""
+    """Return a function that times the links, one at a time, in MB/s `to` a node and `from` it."""
     turn = threading.Lock()
 
     def hear(connection: Connection, deadline: float) -> dict[str, float]:
@@ -172,7 +166,7 @@ def one_by_one() -> Callable[[Connection, float], dict[str, float]]:
 
 
 def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) -> None:
-    """Have node 0 time the link to this node, and carry out node 0's order."""
+    """Time the link with node 0 when it is this node's turn, and carry out node 0's order."""
     with join(rendezvous, _MEET_S) as node0:
         node0.receive(_ORDER_S)  # this node's turn has come
         node0.stream()
@@ -181,7 +175,7 @@ def time_link(rendezvous: Rendezvous, obey: Callable[[dict[str, Any]], None]) ->
 
 
 def graph_command(size: int, layout: str) -> list[str]:
-    """Return the command whose trial run has the graph: one worker, so without a rendezvous."""
+    """Return the command whose trial run has the graph: one worker, without a rendezvous."""
     environ = ["--unset=NEURON_RT_ROOT_COMM_ID", "NEURON_RT_NUM_CORES=1"]
     cache = os.environ.get(_CACHE)
     if cache and layout == "per-host":  # as node.sh has it
@@ -195,15 +189,15 @@ def compile_graph(command: Sequence[str]) -> dict[str, Any]:
     report, problem = _run_compile(command)
     graphs = sorted(report.compiled | report.reused)
     if problem is None and not graphs:
-        problem = "it names no graph that it compiled"
+        problem = "it reports no compiled graph"
     files: list[dict[str, Any]] = []
     for graph in [] if problem else graphs:
         if "://" in graph:
-            continue  # in S3 no file can be read here; a hit on another node shows it
+            continue  # files in S3 cannot be read here; a hit on another node is the proof
         try:
             files.append(describe(Path(graph) / neuron.NEFF))
         except OSError as error:
-            problem = f"{error.filename} is said to be compiled, but: {error.strerror}"
+            problem = f"Neuron reports {error.filename} as compiled, but: {error.strerror}"
             break
     return {"graphs": graphs, "files": files, "problem": problem}
 
@@ -220,7 +214,7 @@ def find_graph(command: Sequence[str], made: dict[str, Any]) -> dict[str, Any]:
     if problem is None and report.compiled:
         problem = f"it compiled {len(report.compiled)} graphs again instead of finding them"
     if problem is None and not set(made["graphs"]) <= report.reused:
-        problem = "it did not say that it found the graph (Using a cached neff)"
+        problem = "it does not report that it found the graph (Using a cached neff)"
     return {"problem": problem}
 
 
@@ -232,11 +226,11 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def why_not_shared(layout: str) -> str:
-    """Return why nodes do not find what another node compiled; empty if all share one cache."""
+    """Return why nodes do not find the graphs of other nodes; empty if all share one cache."""
     if layout == "per-host":
         return "compile_layout: per-host"
     if not os.environ.get(_CACHE):
-        return "compile_cache is not set: graphs lie in /var/tmp of each node"
+        return "compile_cache is not set: graphs are in /var/tmp of each node"
     return ""
 
 
@@ -255,10 +249,7 @@ def _run_compile(command: Sequence[str]) -> tuple[neuron.Report, str | None]:
 
 
 def limits() -> dict[str, int | None]:
-    """Return how many bytes a worker may lock in memory, and how many files it may open.
-
-    None: no limit.
-    """
+    """Return how much memory a worker may lock and how many files it may open; None: no limit."""
     found = {"memlock": resource.RLIMIT_MEMLOCK, "files": resource.RLIMIT_NOFILE}
     soft = {name: resource.getrlimit(which)[0] for name, which in found.items()}
     return {name: None if n == resource.RLIM_INFINITY else n for name, n in soft.items()}
@@ -279,11 +270,11 @@ def efa() -> dict[str, Any]:
     An interface has a domain for each endpoint type, named after that type; libfabric 2 lists the
     domains of its fabric efa-direct, too.
     """
-    code, said = _tool("fi_info", "-p", "efa")
+    code, said = ask_tool("fi_info", "-p", "efa")
     if code is None:
         return {"domains": [], "said": "fi_info is not on PATH"}
     domains = set(re.findall(r"^\s*domain: (\S+?)(?:-(?:rdm|dgrm))?\s*$", said, re.MULTILINE))
-    return {"domains": sorted(domains), "said": "" if domains else _last_line(said)}
+    return {"domains": sorted(domains), "said": "" if domains else last_line(said)}
 
 
 def versions() -> dict[str, str]:
@@ -297,37 +288,14 @@ def versions() -> dict[str, str]:
         if match := re.search(pattern, text):
             found[name] = match[1]
     for command in _SYSTEM_PACKAGES:
-        code, said = _tool(*command)
+        code, said = ask_tool(*command)
         if code == 0:
             found |= {name: v for name, _, v in (li.partition(" ") for li in said.split("\n")) if v}
             break
-    code, said = _tool("fi_info", "--version")
+    code, said = ask_tool("fi_info", "--version")
     if code == 0 and (match := re.search(r"^libfabric: *(\S+)", said, re.MULTILINE)):
         found["libfabric"] = match[1]
     return found
-
-
-def _tool(*command: str) -> tuple[int | None, str]:
-    """Return a tool's exit code and what it said; None: there is no such tool."""
-    if not shutil.which(command[0]):
-        return None, ""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_TOOL_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, f"no answer in {_TOOL_S} s"
-    return done.returncode, done.stdout + ("" if done.stdout else done.stderr)
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1][:200]
 
 
 def run_workers(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
@@ -335,28 +303,25 @@ def run_workers(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
     # A process group but no session: Slurm finds a job's processes by their session.
     child = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, process_group=0)
 
-    def hand_on(signum: int, _frame: object) -> None:
+    def forward(signum: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signum)
 
-    before = {s: signal.signal(s, hand_on) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return {"exit_code": child.wait(deadline_s), "late": False}
-    except subprocess.TimeoutExpired:
-        hand_on(signal.SIGTERM, None)
+    with handling((signal.SIGTERM, signal.SIGINT), forward):
+        try:
+            return {"exit_code": child.wait(deadline_s), "late": False}
+        except subprocess.TimeoutExpired:
+            forward(signal.SIGTERM, None)
         try:
             child.wait(10.0)
         except subprocess.TimeoutExpired:
-            hand_on(signal.SIGKILL, None)
+            forward(signal.SIGKILL, None)
             child.wait()
         return {"exit_code": child.returncode, "late": True}
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def say(text: str) -> None:
-    """Print a line for those who follow the log."""
+    """Print a line for `doctor --run`, which follows the log."""
     print(f"checkup: {text}", flush=True)
 
 

@@ -1,7 +1,7 @@
-"""What an attempt tells people: that it starts, makes no progress, is requeued, or how it ended.
+"""Sends messages about an attempt: it starts, makes no progress, is requeued, or has ended.
 
-A separate process sends each message while the training continues. Nothing here fails an attempt,
-and only its end waits for them, for a few seconds.
+A separate process sends each message while the training continues. No error here fails an attempt,
+and only its end waits for the messages, for a few seconds.
 """
 
 import statistics
@@ -23,14 +23,23 @@ BESIDE_S = 60.0
 END_S = 10.0
 """The same at its end."""
 _LEAST_S = 0.5
-# The sender begins a moment later than it is started, and says itself what it could not do.
+# The sender begins a moment after its start, and reports its own errors.
 _SHARE = 0.8
 _MOST_PERIOD_S = 15.0
 _GAPS_TO_LEARN = 3
 _MOST_LINES = 100
 _TOGETHER_S = 0.01
-# For a run that declares no watchdog, such as a custom script: the limits of our recipes.
+# For a run without a watchdog, such as a custom script: the limits of our recipes.
 _FACTOR, _MIN_S = 20.0, 120.0
+
+
+@contextmanager
+def _ignored(event: str) -> Iterator[None]:
+    """Log an error of the block or function, and let the attempt continue."""
+    try:
+        yield
+    except Exception as error:
+        say(f"notify: {event}: not sent ({error!r})")
 
 
 class Messages:
@@ -43,12 +52,9 @@ class Messages:
         self._stall = StallWatch(state.attempt)
         self._ended = threading.Event()
 
+    @_ignored("start")
     def begun(self, before: list[AttemptState]) -> None:
         """Send that the attempt starts, and that the one before died if it recorded no end."""
-        with _ignored("start"):
-            self._begun(before)
-
-    def _begun(self, before: list[AttemptState]) -> None:
         if before and before[-1].under_way:
             why = "it ended without recording its state, as when its node dies"
             self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
@@ -56,12 +62,9 @@ class Messages:
         if self._notify and "stall" in self._notify.events and self._state.phase == "train":
             threading.Thread(target=self._watch, daemon=True).start()
 
+    @_ignored("end")
     def ended(self, within_s: float) -> None:
-        """Tell how the attempt ended, and wait until all is sent, or the time is over."""
-        with _ignored("end"):
-            self._finish(within_s)
-
-    def _finish(self, within_s: float) -> None:
+        """Send how the attempt ended; wait until all messages are sent, or the time is over."""
         within_s = min(END_S, max(_LEAST_S, within_s))
         deadline = time.monotonic() + within_s
         self._ended.set()
@@ -79,7 +82,7 @@ class Messages:
                 say("notify: a message was not sent before the attempt ended")
 
     def _watch(self) -> None:
-        """Tell of every stall, while the attempt runs."""
+        """Send a message about every stall, while the attempt runs."""
         while not self._ended.wait(self._stall.period_s):
             with _ignored("stall"):
                 if self._stall.seen(time.time()):
@@ -99,7 +102,7 @@ class Messages:
         attempt: int = 0,
         limit_s: float = BESIDE_S,
     ) -> None:
-        """Have people told of an event, if they want to know."""
+        """Start to send a message about an event, if the run asks for messages about it."""
         if not self._notify or event not in self._notify.events:
             return
         with _ignored(event):
@@ -115,7 +118,7 @@ class Messages:
 
 
 class StallWatch:
-    """Whether an attempt's workers make progress, by what they write down."""
+    """Checks in an attempt's files whether its workers make progress."""
 
     def __init__(self, attempt: int) -> None:
         train = read_json(RUN.plan_file).get("train")
@@ -130,7 +133,7 @@ class StallWatch:
         self._step = 0
 
     def seen(self, now: float) -> bool:
-        """Look once, at this time; return whether there is a stall."""
+        """Return whether there is a stall at this time."""
         return self.stuck() or self._silent(now)
 
     def stuck(self) -> bool:
@@ -142,9 +145,9 @@ class StallWatch:
         return bool(stuck)
 
     def _silent(self, now: float) -> bool:
-        """Check whether no step has come for longer than the watchdog would wait.
+        """Check whether no step was reported for longer than the watchdog would wait.
 
-        That is also more than twice the longest pause so far: evaluations and saves have no steps.
+        Evaluations and saves have no steps, so twice the longest pause so far must pass as well.
         """
         lines = [
             (line["step"], float(line["time"]))
@@ -155,22 +158,13 @@ class StallWatch:
         step, at = lines[-1] if lines else (0, now)
         if step != self._step:
             self._step, self.told = step, False
-        # Steps that were reported together have about the same time.
+        # Steps that were reported together have nearly the same time.
         gaps = [b - a for (_, a), (_, b) in pairwise(lines) if b - a > _TOGETHER_S]
         if len(gaps) < _GAPS_TO_LEARN or not self._factor:
             return False
         usual_s = max(statistics.median(gaps), statistics.fmean(gaps))
         self.reason = f"no step for {now - at:.0f} s after step {step}"
         return now - at > max(self._least_s, self._factor * usual_s, 2 * max(gaps))
-
-
-@contextmanager
-def _ignored(event: str) -> Iterator[None]:
-    """Note what goes wrong in the block, and let the attempt continue."""
-    try:
-        yield
-    except Exception as error:
-        say(f"notify: {event}: not sent ({error!r})")
 
 
 def _number(value: Any, otherwise: float) -> float:

@@ -1,23 +1,25 @@
-"""Owns how the node programs start, collect and end Linux processes without leaving one behind.
+"""Starts, collects and ends processes for the node programs, and leaves none behind.
 
 A subreaper adopts every orphan among its descendants. So a subreaper that has no child left has no
-descendant left, even after a double fork, a session of their own, a parent killed under them.
+descendant left, even after double forks, new sessions and killed parents.
 """
 
 import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 END_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 TERM_WAIT_S = 2.0
 """How long left-over descendants have between TERM and KILL."""
-
+_TOOL_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SCAN_INTERVAL_S = 0.05
@@ -26,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stat(NamedTuple):
-    """A process in /proc/PID/stat; start_ticks tells apart processes with the same pid."""
+    """A process in /proc/PID/stat; start_ticks distinguishes processes that had the same pid."""
 
     state: str
     parent: int
@@ -34,10 +36,10 @@ class Stat(NamedTuple):
 
 
 class SignalQueue:
-    """Collects signals, ended children among them, behind a file descriptor to wait on.
+    """Collects signals, SIGCHLD included, so that a program can wait for them.
 
-    Handlers, not SIG_IGN: an ignored signal stays ignored over exec, and bash cannot trap it then.
-    Only HUP stays ignored where it is: that is what nohup asks for.
+    It installs handlers rather than SIG_IGN, because bash cannot trap a signal that it inherits as
+    ignored. An ignored HUP stays ignored, as nohup demands.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,7 @@ class SignalQueue:
             signal.signal(signum, _note)
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> tuple[set[int], bool]:
-        """Wait; return the signals that came, and whether a descriptor of `also` is ready."""
+        """Wait; return the signals that arrived, and whether a descriptor of `also` is ready."""
         ready, _, _ = select.select([self._fd, *also], [], [], timeout_s)
         try:
             return set(os.read(self._fd, 4096)), any(fd in ready for fd in also)
@@ -58,18 +60,29 @@ class SignalQueue:
 
 
 def heard_end_signals() -> frozenset[signal.Signals]:
-    """Return the signals that end this process: under nohup HUP is none of them."""
+    """Return the signals that end this process; under nohup, HUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return END_SIGNALS - {signal.SIGHUP} if ignored else END_SIGNALS
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel send TERM to this process when `parent`, its parent, dies.
+@contextlib.contextmanager
+def handling(signals: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle these signals in the block."""
+    before = {signum: signal.signal(signum, handler) for signum in signals}
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
-    Linux means the parent's *thread* that started us: start these programs from a lasting thread.
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel send TERM to this process when `parent`, its parent, dies.
+
+    For Linux the parent is the thread that started this process: it must not end early.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel knew of our wish
+    if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -87,7 +100,7 @@ def spawn(
 ) -> int:
     """Start a command in a new session, stdin empty, output appended; return its pid."""
     parent = os.getpid()
-    # A signal that reached the child before its handlers are reset would be lost: hold it back.
+    # A signal that reaches the child before its handlers are reset would be lost: block all.
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -99,7 +112,7 @@ def spawn(
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Collect the children that have ended: pid and exit code (128 + signal for a killed one)."""
+    """Yield pid and exit code of the children that have ended (128 + signal if killed)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -111,13 +124,13 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def exit_code(wait_status: int) -> int:
-    """Return a wait status as a shell counts it."""
+    """Return the exit code that a shell shows for a wait status."""
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code
 
 
 def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
-    """TERM, later KILL, every descendant of this subreaper; return when none is left."""
+    """Send TERM, later KILL, to all descendants of this subreaper; return when none is left."""
     deadline = time.monotonic() + term_wait_s
     told: set[int] = set()
     while _has_children():
@@ -133,7 +146,7 @@ def end_descendants(term_wait_s: float = TERM_WAIT_S) -> None:
 
 
 def descendants() -> list[int]:
-    """Return the pids below this process, as far as one pass over /proc can tell."""
+    """Return the pids below this process, as one pass over /proc finds them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))):
@@ -165,7 +178,7 @@ def send(pid: int, signum: int) -> None:
 
 
 def say(text: str, log_fd: int | None = None) -> None:
-    """Write a line to a log whose reader may be gone: no message is worth a broken clean-up."""
+    """Write a line to a log; a log whose reader has gone must not stop a clean-up."""
     with contextlib.suppress(OSError):
         os.write(
             _STDERR if log_fd is None else log_fd, f"{text}\n".encode(errors="surrogateescape")
@@ -175,6 +188,30 @@ def say(text: str, log_fd: int | None = None) -> None:
 def open_log(path: str) -> int:
     """Open a log file to append to."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def ask_tool(*command: str, limit_s: float = _TOOL_S) -> tuple[int | None, str]:
+    """Return a tool's exit code and what it printed; None: there is no such tool."""
+    if not shutil.which(command[0]):
+        return None, ""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer in {limit_s:g} s"
+    return done.returncode, done.stdout or done.stderr
+
+
+def last_line(text: str) -> str:
+    """Return the last line that a tool printed, cut to 200 characters."""
+    return (text.strip().splitlines() or ["it prints nothing"])[-1][:200]
 
 
 def _exec(
@@ -187,7 +224,7 @@ def _exec(
     """Turn this forked child into the command."""
     try:
         if own_session:
-            os.setsid()  # `kill 0` in a script then ends that script's group, not ours
+            os.setsid()  # then `kill 0` in a script ends only that script's group
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -220,4 +257,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _note(_signum: int, _frame: object) -> None:
-    """Do nothing: the wake-up descriptor has the signal already."""
+    """Do nothing, because the wake-up descriptor has the signal."""

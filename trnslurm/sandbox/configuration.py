@@ -66,7 +66,7 @@ _WORKERS = range(1, 9)
 
 
 def slurm_conf(layout: Layout, settings: SandboxSettings, host: SandboxHost, first_job: int) -> str:
-    """Return slurm.conf; `first_job` keeps the sandbox from repeating the job ids of earlier ones."""
+    """Return slurm.conf; `first_job` keeps it from repeating the job ids of earlier sandboxes."""
     extra, _ = split_settings(settings.set)
     values = dict(PARALLELCLUSTER) | _HERE | _accounting(layout, settings)
     values["FirstJobId"] = str(first_job)

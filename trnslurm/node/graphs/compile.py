@@ -27,9 +27,10 @@ from typing import Any
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs import locks, neuron
 from trnslurm.node.graphs.manifest import CacheError, GraphCache, user_ids
+from trnslurm.node.processes import handling
 from trnslurm.rundir import RunFiles, load_json
 
-_HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Processes that the command leaves running may hold its output open forever.
 _LAST_WORDS_S = 2.0
 
@@ -144,7 +145,7 @@ def run_on_neuron(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[
         "graphs": sorted(report.graphs),
         "settled": sorted(settled),
     }
-    if problem and -exit_code not in _HANDED_ON:
+    if problem and -exit_code not in _FORWARDED:
         exit_code = 0 if report.trial_ended else exit_code or 1
     return exit_code, result | common(place, start, problem, neffs)
 
@@ -200,13 +201,12 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
-    def hand_on(signum: int, _frame: object) -> None:
+    def forward(signum: int, _frame: object) -> None:
         came.append(signum)
         if child:
             child.send_signal(signum)
 
-    before = {signum: signal.signal(signum, hand_on) for signum in _HANDED_ON}
-    try:
+    with handling(_FORWARDED, forward):
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for early in tuple(came):
             child.send_signal(early)
@@ -215,9 +215,6 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
             read(line)
         child.stdout.close()
         return child.wait()
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:

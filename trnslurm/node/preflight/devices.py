@@ -1,28 +1,27 @@
-"""Whether a node has all its Neuron devices or GPUs, and EFA."""
+"""Checks that a node has all its Neuron devices or GPUs, and EFA."""
 
 import json
 import os
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from trnslurm.node.preflight.checks import GIB, Checked, Needs
+from trnslurm.node.processes import ask_tool, last_line
 
 GPUS = ("cuda", "xla-cuda")
 INFINIBAND = Path("/sys/class/infiniband")
-_TOOL_S = 10
-NVIDIA_SMI_S = 30
-"""Where the driver's state is not kept (nvidia-persistenced), the first to ask after a boot or a
-job waits 1 to 3 s for each GPU: https://docs.nvidia.com/deploy/driver-persistence/overview.html"""
+_TOOL_S = 10.0
+NVIDIA_SMI_S = 30.0
+"""Without nvidia-persistenced, the first call after a boot or a job takes 1 to 3 s for each GPU:
+https://docs.nvidia.com/deploy/driver-persistence/overview.html"""
 _BUSY_S = 5.0
-"""How long processes that an earlier job left on the devices have to end."""
+"""How long the processes of an earlier job have to leave the devices."""
 
 
 def devices(needs: Needs) -> Checked:
-    """Check that all devices are there, and enough of them are free."""
+    """Check that all devices are present, and enough of them free."""
     if needs.device == "neuron":
         return _neuron_devices(needs)
     if needs.device in GPUS:
@@ -57,55 +56,32 @@ def _neuron_devices(needs: Needs) -> Checked:
 
 
 def _neuron_ls() -> list[dict[str, Any]] | str:
-    """Return the devices, or what is wrong; without the tool, device files are counted."""
-    said = _tool("neuron-ls", "--json-output")
-    if said is None:
+    """Return the devices, or what is wrong; without the tool, count device files."""
+    code, said = ask_tool("neuron-ls", "--json-output", limit_s=_TOOL_S)
+    if code is None:
         files = [f for f in Path("/dev").glob("neuron*") if re.fullmatch(r"neuron\d+", f.name)]
         if files:
-            return [{"nc_count": GIB} for _ in files]  # how many cores they have is not known
+            return [{"nc_count": GIB} for _ in files]  # the number of cores is unknown
         return "neuron-ls is not on PATH, and there is no /dev/neuron0"
     try:
         return [dict(device) | {"nc_count": int(device["nc_count"])} for device in json.loads(said)]
     except (ValueError, LookupError, TypeError):
-        return f"neuron-ls finds no devices ({_last_line(said)})"
+        return f"neuron-ls finds no devices ({last_line(said)})"
 
 
 def _gpus(needs: Needs) -> Checked:
-    said = _tool("nvidia-smi", "-L", limit_s=NVIDIA_SMI_S)
-    if said is None:
+    code, said = ask_tool("nvidia-smi", "-L", limit_s=NVIDIA_SMI_S)
+    if code is None:
         return Checked(problem="nvidia-smi is not on PATH; install the NVIDIA driver on the node")
     number = sum(line.startswith("GPU ") for line in said.splitlines())
     if number < needs.workers:
-        text = f"nvidia-smi shows {number} GPUs, the job needs {needs.workers} ({_last_line(said)})"
+        text = f"nvidia-smi shows {number} GPUs, the job needs {needs.workers} ({last_line(said)})"
         return Checked(fact=str(number), problem=f"{text}; look at dmesg, replace the instance")
     return Checked(fact=str(number))
 
 
-def _tool(*command: str, limit_s: float = _TOOL_S) -> str | None:
-    """Return what a tool says, on stderr if it fails; None if there is no such tool."""
-    if not shutil.which(command[0]):
-        return None
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {limit_s} s"
-    return done.stdout if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1][:200]
-
-
 def efa(needs: Needs, directory: Path = INFINIBAND) -> Checked:
-    """Check that the network cards are there, and on GPUs what NCCL needs to use them."""
+    """Check that the network cards are present, and on GPUs NCCL's plugin for them."""
     if not needs.efa:
         return Checked()
     number = len(list(directory.iterdir())) if directory.is_dir() else 0
@@ -123,7 +99,7 @@ def _nccl_plugin(needs: Needs) -> str:
     if needs.device not in GPUS:
         return ""
     directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-    known = _tool("ldconfig", "-p") or ""
+    _, known = ask_tool("ldconfig", "-p", limit_s=_TOOL_S)
     if "libnccl-net" in known or any([*Path(d).glob("libnccl-net*.so")] for d in directories):
         return ""
     return (
