@@ -125,7 +125,9 @@ def test_a_models_weights_come_without_pickles(fetch_model, left_beside, tmp_pat
     assert left_beside(folder) == []
     assert "is already fetched, nothing to do" in fetch_model("--model", "some/bert").out
     other = ("--model", "some/bert", "--revision", "v2")
-    assert fetch_model(*other).error.endswith("another model or revision: replace it with --force")
+    assert fetch_model(*other).error.endswith(
+        "another model or revision: choose another name, or replace it with --force"
+    )
     assert fetch_model(*other, "--force").code == 0
     assert "v2" in (folder / "model.safetensors").read_text()
     (folder / "model.json").unlink()

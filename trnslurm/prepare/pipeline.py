@@ -104,7 +104,7 @@ def _prepare(preparation: Preparation, chunk_bytes: int | None) -> tuple[dict[st
         name = describe(path)["sha256"]
     sources = read_through(preparation.files)
     made = {"tokenizer": name, **preparation.settings(sources)}
-    wanted = {"sources": [source.as_json() for source in sources], "made": made}
+    wanted = {"sources": sources, "made": made}
     if (found := find_finished(output, wanted, force=preparation.force)) is not None:
         return found, False
     # None: small enough to keep all processes busy, and large enough not to be too many.

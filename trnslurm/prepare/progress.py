@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
 
 LINE_EVERY_S = 5
 BAR_EVERY_S = 0.1
@@ -49,6 +51,28 @@ class Progress:
         else:
             sys.stderr.write(f"{self._what}: {share:.0%}, {text}\n")
         sys.stderr.flush()
+
+
+class Piece(Protocol):
+    """A part of a step that does not depend on other parts."""
+
+    @property
+    def size(self) -> int:
+        """How much of the step the piece is."""
+
+
+P = TypeVar("P", bound=Piece)
+
+
+def in_turn(pieces: list[P], what: str) -> Iterator[P]:
+    """Yield pieces in order, and show the progress."""
+    progress = Progress(what, sum(piece.size for piece in pieces))
+    done = 0
+    for piece in pieces:
+        yield piece
+        done += piece.size
+        progress.show(done)
+    progress.finish()
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -28,19 +27,15 @@ _TRAIN = "train:"
 _LARGEST_UINT16 = 65535
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A tokenizer that returns tokens only: nothing added, cut off or left out."""
-
-    tokenizer: Tokenizer
-    vocab_size: int
-    """One more than the largest token id."""
-    end_of_text: int
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest token id."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    return max(vocabulary.values()) + 1
 
 
-def dtype_for(vocab_size: int) -> str:
+def dtype_for(num_tokens: int) -> str:
     """Return the smallest type for token ids."""
-    return "uint16" if vocab_size <= _LARGEST_UINT16 else "uint32"
+    return "uint16" if num_tokens <= _LARGEST_UINT16 else "uint32"
 
 
 def trained_size(name: str, least: int = LEAST) -> int | None:
@@ -99,8 +94,8 @@ def read(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def load(path: Path, end_of_text: str) -> Loaded:
-    """Load a tokenizer.json; an empty end_of_text means the default."""
+def load(path: Path, end_of_text: str) -> tuple[Tokenizer, int]:
+    """Load a tokenizer.json and find the id that ends a text; empty: a common name's."""
     tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS
@@ -110,12 +105,10 @@ def load(path: Path, end_of_text: str) -> Loaded:
             f"{path}: has no token {' or '.join(names)}: name the one that ends a text with "
             "--end-of-text"
         )
-    return Loaded(
-        tokenizer=tokenizer, vocab_size=max(vocabulary.values()) + 1, end_of_text=found[0]
-    )
+    return tokenizer, found[0]
 
 
-def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
+def train(documents: Iterable[str], size: int, processes: int) -> bytes:
     """Train a byte-level BPE tokenizer like GPT-2's; the same text makes the same bytes."""
     os.environ["RAYON_NUM_THREADS"] = str(processes)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -123,7 +116,7 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -134,11 +127,11 @@ def train(documents: Iterable[str], vocab_size: int, processes: int) -> bytes:
 
 
 def encode(
-    loaded: Loaded, documents: list[str], pairs: BytePairs | None = None
+    tokenizer: Tokenizer, documents: list[str], end_of_text: int, pairs: BytePairs | None
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return all tokens, with an end of text behind each document, and how many each has."""
-    if pairs and (found := pairs.encode(documents, loaded.end_of_text)):
+    """Return all tokens, with an end of text after each document, and how many each has."""
+    if pairs and (found := pairs.encode(documents, end_of_text)):
         return found
-    encodings = loaded.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-    ids = [[*encoding.ids, loaded.end_of_text] for encoding in encodings]
+    encodings = tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+    ids = [[*encoding.ids, end_of_text] for encoding in encodings]
     return np.array([*chain.from_iterable(ids)], np.uint32), np.array([*map(len, ids)], np.int64)

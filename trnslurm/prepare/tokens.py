@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,18 +10,21 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from trnslurm.prepare import arguments, bytepairs, tokenizer, workers
-from trnslurm.prepare.bytepairs import BytePairs
-from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.pipeline import Preparation
-from trnslurm.prepare.text.documents import Chunk, cut, in_turn
+from trnslurm.prepare.progress import in_turn
+from trnslurm.prepare.text.documents import Chunk, cut
 from trnslurm.prepare.text.sources import Source, dataset_files
-from trnslurm.prepare.tokenizer import Loaded
-from trnslurm.prepare.workers import path_of, read_arrays
+from trnslurm.prepare.workers import Work, read_arrays
 
 HOLDOUT = 0.005
+
+Encode = Callable[[list[str]], tuple[NDArray[np.uint32], NDArray[np.int64]]]
+"""Returns the tokens of documents, and how many each has."""
 
 
 class TokenPreparation(Preparation):
@@ -54,7 +56,7 @@ class TokenPreparation(Preparation):
                 f"only {tokenizer.END_OF_TEXT}: leave it out"
             )
 
-    def load_tokenizer(self, path: Path) -> Loaded:
+    def load_tokenizer(self, path: Path) -> tuple[Tokenizer, int]:
         """Load a tokenizer that has the end of text."""
         return tokenizer.load(path, self._end_of_text)
 
@@ -82,8 +84,9 @@ class TokenPreparation(Preparation):
             directory,
             lambda size: tokenizer.train(documents, size, self.processes),
         )
-        loaded = self.load_tokenizer(tokenizer_file)
-        dtype = tokenizer.dtype_for(loaded.vocab_size)
+        loaded, end_of_text = self.load_tokenizer(tokenizer_file)
+        vocab_size = tokenizer.vocab_size(loaded)
+        dtype = tokenizer.dtype_for(vocab_size)
         work = TokenWork(
             directory=directory / "chunks",
             tokenizer=tokenizer_file,
@@ -91,12 +94,8 @@ class TokenPreparation(Preparation):
             dtype=dtype,
         )
         counts = workers.finish(todo, work, self.processes)
-        splits = _write_splits(todo, counts, work.directory, finished, self._holdout)
-        first = {
-            "vocab_size": loaded.vocab_size,
-            "dtype": dtype,
-            "end_of_text": loaded.end_of_text,
-        }
+        splits = _write_splits(todo, counts, work, finished, self._holdout)
+        first = {"vocab_size": vocab_size, "dtype": dtype, "end_of_text": end_of_text}
         return first, splits, {}
 
     @staticmethod
@@ -113,39 +112,35 @@ start = TokenPreparation
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenWork:
+class TokenWork(Work[Chunk, int]):
     """Tokenizes a chunk; returns the number of its documents."""
 
-    name = "tokenizing"
-    unit = "bytes"
-
-    directory: Path
-    """Holds the finished chunks."""
     tokenizer: Path
     end_of_text: str
     dtype: str
 
     def find(self, chunk: Chunk) -> int | None:
         """Return the number of documents, if an earlier run finished the chunk."""
-        arrays = read_arrays(path_of(self.directory, chunk.number))
+        arrays = read_arrays(self.path(chunk.number))
         return None if arrays is None else len(arrays["lengths"])
 
     def start(self) -> Callable[[Chunk], int]:
         """Set up one worker; return its function."""
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
-        loaded = tokenizer.load(self.tokenizer, self.end_of_text)
-        pairs = bytepairs.find(loaded.tokenizer)
-        return lambda chunk: self._tokenize(chunk, loaded, pairs)
+        loaded, end_of_text = tokenizer.load(self.tokenizer, self.end_of_text)
+        pairs = bytepairs.find(loaded)
+        return lambda chunk: self._tokenize(
+            chunk, lambda documents: tokenizer.encode(loaded, documents, end_of_text, pairs)
+        )
 
-    def _tokenize(self, chunk: Chunk, loaded: Loaded, pairs: BytePairs | None) -> int:
+    def _tokenize(self, chunk: Chunk, encode: Encode) -> int:
         tokens, lengths = [np.zeros(0, self.dtype)], [np.zeros(0, np.int64)]
         for documents in chunk.batches():
-            ids, counts = tokenizer.encode(loaded, documents, pairs)
+            ids, counts = encode(documents)
             tokens.append(ids.astype(self.dtype))
             lengths.append(counts)
         counts = np.concatenate(lengths)
         # Not synced: checksums tell if a crash damages the file.
-        with replacing(path_of(self.directory, chunk.number), durable=False) as stream:
+        with replacing(self.path(chunk.number), durable=False) as stream:
             np.savez(stream, tokens=np.concatenate(tokens), lengths=counts)
         return len(counts)
 
@@ -187,7 +182,7 @@ class TokenFile:
 
 
 def _write_splits(
-    todo: list[Chunk], counts: list[int], finished: Path, output: Path, holdout: float
+    todo: list[Chunk], counts: list[int], work: TokenWork, output: Path, holdout: float
 ) -> dict[str, Any]:
     """Write the token files from all chunks in order; return their entries in the index.
 
@@ -210,7 +205,7 @@ def _write_splits(
         replacing(output / "eval.bin") as evaluation,
     ):
         files = {"train": TokenFile(train, beside), "eval": TokenFile(evaluation, beside)}
-        for chunk, part in zip(todo, _read_ahead(todo, finished, beside), strict=True):
+        for chunk, part in zip(todo, _read_ahead(todo, work, beside), strict=True):
             if chunk.split == "eval":
                 files["eval"].write(part["tokens"], len(part["lengths"]))
                 continue
@@ -231,15 +226,12 @@ def _write_splits(
 
 
 def _read_ahead(
-    todo: list[Chunk], finished: Path, beside: Executor
+    todo: list[Chunk], work: TokenWork, beside: Executor
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the chunks' tokens; a thread reads the next chunk meanwhile."""
-    reading = [beside.submit(read_arrays, path_of(finished, todo[0].number))]
-    for number, chunk in enumerate(todo):
-        part = reading.pop().result()
-        if part is None:
-            raise KeptError(f"{path_of(finished, chunk.number)} is damaged")
-        if number + 1 < len(todo):
-            path = path_of(finished, todo[number + 1].number)
-            reading.append(beside.submit(read_arrays, path))
+    reading = beside.submit(work.arrays, todo[0].number)
+    for following in todo[1:]:
+        part = reading.result()
+        reading = beside.submit(work.arrays, following.number)
         yield part
+    yield reading.result()

@@ -6,64 +6,59 @@ import os
 import signal
 import threading
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trnslurm.prepare.errors import KeptError
-from trnslurm.prepare.progress import Progress
+from trnslurm.prepare.progress import P, Progress
 
 # How often signals are handled while processes work.
 _LOOK_S = 0.2
 
 
-class Piece(Protocol):
-    """A part of the work that does not depend on other parts."""
-
-    @property
-    def size(self) -> int:
-        """How much of the work the piece is."""
-
-
-P = TypeVar("P", bound=Piece)
-P_contra = TypeVar("P_contra", bound=Piece, contravariant=True)
 M = TypeVar("M")
-M_co = TypeVar("M_co", covariant=True)
 
 
-class Work(Protocol[P_contra, M_co]):
+@dataclass(frozen=True, kw_only=True)
+class Work(ABC, Generic[P, M]):
     """What is done with each piece. It writes a file, and returns facts about that file.
 
     Every worker gets a copy.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name, for example tokenizing."""
+    name: ClassVar = "tokenizing"
+    unit: ClassVar = "bytes"
+    """The unit of the pieces' sizes."""
 
-    @property
-    def unit(self) -> str:
-        """The unit of the pieces' sizes."""
+    directory: Path
+    """Holds the finished pieces."""
 
-    @property
-    def directory(self) -> Path:
-        """Where the results are."""
-
-    def find(self, piece: P_contra, /) -> M_co | None:
+    @abstractmethod
+    def find(self, piece: P) -> M | None:
         """Return what an earlier run made of the piece, if it is whole."""
 
-    def start(self) -> Callable[[P_contra], M_co]:
+    @abstractmethod
+    def start(self) -> Callable[[P], M]:
         """Set up one worker; return what it does with a piece."""
 
+    def path(self, number: int) -> Path:
+        """Return the file of a finished piece."""
+        return self.directory / f"{number:07}.npz"
 
-def path_of(directory: Path, number: int) -> Path:
-    """Return the file of a finished piece."""
-    return directory / f"{number:07}.npz"
+    def arrays(self, number: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a finished piece."""
+        arrays = read_arrays(self.path(number))
+        if arrays is None:
+            raise KeptError(f"{self.path(number)} is damaged")
+        return arrays
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
@@ -89,7 +84,8 @@ def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
     if processes > 1:
         results = _run(todo, work, processes)
     elif todo:  # here: starting a process takes longer than most work
-        results = enumerate(map(work.start(), todo))
+        _set_up(work)
+        results = enumerate(map(_do_piece, todo))
     for place, result in results:
         made[left[place]] = result
         done += todo[place].size
@@ -171,6 +167,7 @@ def _start(work: Work[Any, Any] | None) -> None:
 
 def _set_up(work: Work[Any, Any]) -> None:
     global _do_piece
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
     _do_piece = work.start()
 
 

@@ -1,6 +1,5 @@
 """The tokens of a whole corpus on the disk: documents of sentences of tokens."""
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,33 +12,26 @@ from numpy.typing import NDArray
 
 from trnslurm.prepare import wordpiece
 from trnslurm.prepare.bert.settings import SampleSettings
-from trnslurm.prepare.errors import KeptError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.text.documents import Chunk
 from trnslurm.prepare.wordpiece import TOKEN, WordPieces
-from trnslurm.prepare.workers import path_of, read_arrays
+from trnslurm.prepare.workers import Work, read_arrays
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusWork:
+class CorpusWork(Work[Chunk, bool]):
     """Tokenizes the sentences of a chunk."""
 
-    name = "tokenizing"
-    unit = "bytes"
-
-    directory: Path
-    """Holds the finished chunks."""
     tokenizer: Path
     settings: SampleSettings
     dtype: str
 
     def find(self, chunk: Chunk) -> bool | None:
         """Return True if an earlier run finished the chunk."""
-        return read_arrays(path_of(self.directory, chunk.number)) is not None or None
+        return read_arrays(self.path(chunk.number)) is not None or None
 
     def start(self) -> Callable[[Chunk], bool]:
         """Set up one worker; return its function."""
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
         pieces = wordpiece.load(self.tokenizer)
         return lambda chunk: self._tokenize(chunk, pieces)
 
@@ -58,7 +50,7 @@ class CorpusWork:
             lengths += [len(sentence) // TOKEN.itemsize for sentence in encoded]
             left = iter(encoded)
             documents += [sum(map(bool, islice(left, len(document)))) for document in split]
-        with replacing(path_of(self.directory, chunk.number)) as stream:
+        with replacing(self.path(chunk.number)) as stream:
             np.savez(
                 stream,
                 tokens=np.concatenate(tokens),
@@ -84,7 +76,7 @@ class Corpus:
         return starts
 
 
-def assemble(chunks: list[Chunk], finished: Path, output: Path, dtype: str) -> None:
+def assemble(chunks: list[Chunk], work: CorpusWork, output: Path) -> None:
     """Join finished chunks into a corpus, in order; the output appears when it is whole."""
     making = output.with_name(f"{output.name}.new")
     shutil.rmtree(making, ignore_errors=True)
@@ -98,16 +90,14 @@ def assemble(chunks: list[Chunk], finished: Path, output: Path, dtype: str) -> N
         starts.write(np.zeros(1, np.int64).tobytes())
         documents.write(np.zeros(1, np.int64).tobytes())
         for chunk in chunks:
-            arrays = read_arrays(path_of(finished, chunk.number))
-            if arrays is None:
-                raise KeptError(f"{path_of(finished, chunk.number)} is damaged")
-            tokens.write(arrays["tokens"].astype(dtype).tobytes())
+            arrays = work.arrays(chunk.number)
+            tokens.write(arrays["tokens"].astype(work.dtype).tobytes())
             starts.write((num_tokens + np.cumsum(arrays["sentences"])).tobytes())
             documents.write((num_sentences + np.cumsum(arrays["documents"])).tobytes())
             num_tokens += len(arrays["tokens"])
             num_sentences += len(arrays["sentences"])
     making.rename(output)
-    shutil.rmtree(finished)
+    shutil.rmtree(work.directory)
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:

@@ -18,7 +18,8 @@ from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.pipeline import Preparation
 from trnslurm.prepare.prepared import describe
-from trnslurm.prepare.text.documents import Rule, cut, in_turn
+from trnslurm.prepare.progress import in_turn
+from trnslurm.prepare.text.documents import Rule, cut
 from trnslurm.prepare.text.sources import TEXT_OPTION, InputFile, Source, dataset_files
 from trnslurm.prepare.wordpiece import WordPieces
 
@@ -63,7 +64,7 @@ class BertPreparation(Preparation):
 
     def settings(self, sources: list[Source]) -> dict[str, Any]:
         """Return the settings that decide the shards."""
-        size = sum(source.bytes for source in sources)
+        size = sum(source["bytes"] for source in sources)
         self._shards = self._shards or -(-size // _SHARD_BYTES)
         return {
             "documents": self._rule.as_json(),
@@ -114,15 +115,14 @@ class BertPreparation(Preparation):
         )
         dtype = tokenizer.dtype_for(wordpiece.load(tokenizer_file).vocab_size)
         if not output.exists():
-            finished = directory / "chunks"
             work = CorpusWork(
-                directory=finished,
+                directory=directory / "chunks",
                 tokenizer=tokenizer_file,
                 settings=self._settings,
                 dtype=dtype,
             )
             workers.finish(chunks, work, self.processes)
-            corpus.assemble(chunks, finished, output, dtype)
+            corpus.assemble(chunks, work, output)
         return tokenizer_file, dtype
 
     def _make_shards(self, tokenizer_file: Path, dtype: str, directory: Path) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def _join(parts: list[FinishedShard], split: str, output: Path) -> dict[str, Any
     """
     path = output / f"bert_{_FILE_WORDS[split]}_masked_tokens.bin"
     with replacing(path) as stream:
-        for part in parts:
-            stream.write(part.masked.astype("<u2").tobytes())
-    entries = [part.entry for part in parts]
+        for _, masked in parts:
+            stream.write(masked.astype("<u2").tobytes())
+    entries = [entry for entry, _ in parts]
     totals = {
         key: sum(entry[key] for entry in entries)
         for key in ("samples", "masked_tokens", "random_next")

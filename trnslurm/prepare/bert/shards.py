@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -20,7 +20,7 @@ from trnslurm.prepare.bert.settings import SampleSettings
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
-from trnslurm.prepare.workers import read_arrays
+from trnslurm.prepare.workers import Work, read_arrays
 
 # libdeflate, if it is there: HDF5's own zlib needs twice as long for files a twentieth larger. The
 # same samples are always the same bytes (github.com/ebiggers/libdeflate/issues/400); Intel's igzip,
@@ -56,25 +56,17 @@ class ShardPart:
     size: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinishedShard:
-    """The facts about a finished shard."""
-
-    entry: dict[str, Any]
-    """The shard's entry in the index."""
-    masked: NDArray[np.uint16]
-    """The masked tokens of each sample."""
+FinishedShard = tuple[dict[str, Any], NDArray[np.uint16]]
+"""The shard's entry in the index, and how many tokens of each sample are masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardWork:
+class ShardWork(Work[ShardPart, FinishedShard]):
     """The work on a shard."""
 
-    name = "sharding"
-    unit = "shards"
+    name: ClassVar = "sharding"
+    unit: ClassVar = "shards"
 
-    directory: Path
-    """Holds the finished shards."""
     notes: Path
     """Holds the facts about each shard."""
     corpus: Path
@@ -93,10 +85,7 @@ class ShardWork:
         found = describe(path)
         if found["sha256"] != notes["sha256"].item():
             return None
-        return FinishedShard(
-            entry=found | _count(notes["masked"], notes["random_next"].item()),
-            masked=notes["masked"],
-        )
+        return found | _count(notes["masked"], notes["random_next"].item()), notes["masked"]
 
     def start(self) -> Callable[[ShardPart], FinishedShard]:
         """Set up one worker."""
@@ -133,7 +122,7 @@ class ShardWork:
         with replacing(self.directory / shard.name) as stream:
             stream.write(data.getbuffer())
         entry = {"file": shard.name, "bytes": data.getbuffer().nbytes, "sha256": sha256}
-        return FinishedShard(entry=entry | _count(masked, random_next), masked=masked)
+        return entry | _count(masked, random_next), masked
 
     def _notes_of(self, shard: ShardPart) -> Path:
         return self.notes / f"{shard.name}.npz"

@@ -1,12 +1,14 @@
-"""The command lines: python -m trnslurm.prepare fetch, model and download."""
+"""The command lines: python -m trnslurm.prepare fetch, model, download and verify."""
 
 import argparse
 from collections.abc import Sequence
 
 from trnslurm.prepare import options
-from trnslurm.prepare.arguments import add_option
+from trnslurm.prepare.arguments import add_option, as_path
+from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.fetch import published
-from trnslurm.prepare.fetch.hub import HubDataset, HubModel, fetch_dataset, fetch_model
+from trnslurm.prepare.fetch.hub import HubDataset, fetch_dataset, fetch_model
+from trnslurm.prepare.prepared import INDEX, find_damage, read_index
 
 
 def dataset(arguments: Sequence[str]) -> None:
@@ -42,8 +44,7 @@ def model(arguments: Sequence[str]) -> None:
     add_option(parser, options.REVISION)
     add_option(parser, options.FORCE)
     given = parser.parse_args(arguments)
-    wanted = HubModel(model=given.model, revision=given.revision)
-    print(fetch_model(wanted, given.output, force=given.force))
+    print(fetch_model(given.model, given.revision, given.output, force=given.force))
 
 
 def published_file(arguments: Sequence[str]) -> None:
@@ -59,4 +60,22 @@ def published_file(arguments: Sequence[str]) -> None:
     add("--seq-len", type=int, metavar="N", help="tokens that the samples must have")
     add("--max-pred", type=int, metavar="N", help="most masked tokens that they must have")
     add_option(parser, options.FORCE)
-    print(published.fetch(published.PublishedFile(**vars(parser.parse_args(arguments)))))
+    print(published.fetch(**vars(parser.parse_args(arguments))))
+
+
+def verify(arguments: Sequence[str]) -> None:
+    """Read prepared data or published shards whole, and print what they are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trnslurm.prepare verify", description="Read prepared data whole."
+    )
+    parser.add_argument("directory", type=as_path)
+    directory = parser.parse_args(arguments).directory
+    index = read_index(directory)
+    if index is None:
+        if (directory / INDEX).exists() or not any(directory.glob(f"*{published.SHARD}")):
+            raise PrepareError(f"{directory}: no prepared data")
+        print(f"{directory}: {published.verify(directory)}, each read whole")
+        return
+    if damaged := find_damage(directory, index):
+        raise PrepareError(f"{directory}: {damaged} is damaged: make it again with --force")
+    print(f"{directory}: whole, as in its index")

@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +61,78 @@ class HubDataset:
 
 def fetch_dataset(wanted: HubDataset) -> str:
     """Fetch what is not there; return in one line what was done."""
-    if wanted.output.exists() and any(wanted.output.iterdir()):
-        before = read_json(wanted.output / DATASET)
-        if before is None:
-            raise PrepareError(f"{wanted.output}: exists, and was not fetched: choose another name")
-        if not wanted.force and before == wanted.notes():
-            return f"{wanted.output} is already fetched, nothing to do"
-        if not wanted.force:
-            raise PrepareError(
-                f"{wanted.output}: was fetched from another dataset, config, revision, tokenizer "
-                "or column: choose another name, or replace it with --force"
-            )
+    output, notes = wanted.output, wanted.notes()
+    if _is_there(output / DATASET, notes, force=wanted.force):
+        return f"{output} is already fetched, nothing to do"
     _library("datasets")  # before anything is made
-    with partial(wanted.output, "fetch") as directory:
-        finished = directory / "finished"
-        shutil.rmtree(finished, ignore_errors=True)
-        finished.mkdir()
-        rows = _fetch_rows(wanted, finished, directory / "cache")
+    with _finishing(output / DATASET, notes) as (finished, cache):
+        rows = _fetch_rows(wanted, finished, cache)
         if wanted.tokenizer:
             download = _library("huggingface_hub").hf_hub_download
             path = _ask_hub(
                 f"tokenizer {wanted.tokenizer}",
-                lambda: download(
-                    wanted.tokenizer, tokenizer.FILE, cache_dir=str(directory / "cache")
-                ),
+                lambda: download(wanted.tokenizer, tokenizer.FILE, cache_dir=str(cache)),
             )
             with replacing(finished / tokenizer.FILE) as stream:
                 stream.write(Path(path).read_bytes())
-        with replacing(finished / DATASET) as stream:
-            stream.write(f"{json.dumps(wanted.notes(), indent=2)}\n".encode())
-        publish(finished, wanted.output)
     splits = ", ".join(f"{name} {count:,} rows" for name, count in rows.items())
-    return f"Fetched {wanted.output}: {splits}"
+    return f"Fetched {output}: {splits}"
+
+
+def fetch_model(model: str, revision: str | None, output: Path, *, force: bool) -> str:
+    """Fetch a model if it is not there; return in one line what was done."""
+    notes = {"model": model, "revision": revision}
+    if _is_there(output / MODEL_NOTES, notes, force=force):
+        return f"{output} is already fetched, nothing to do"
+    download = _library("huggingface_hub").snapshot_download
+    with _finishing(output / MODEL_NOTES, notes) as (finished, cache):
+        folder = _ask_hub(
+            f"model {model}",
+            lambda: download(
+                model, revision=revision, allow_patterns=list(_MODEL_FILES), cache_dir=str(cache)
+            ),
+        )
+        for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
+            with replacing(finished / file.name) as stream, file.open("rb") as source:
+                shutil.copyfileobj(source, stream)
+        if not any(finished.glob("*.safetensors")):
+            raise PrepareError(
+                f"model {model}: has no weights in safetensors, the only format read: choose "
+                "another revision (--revision), or convert it and name the folder in "
+                "train.init_from"
+            )
+        size = sum(file.stat().st_size for file in finished.iterdir())
+    return f"Fetched {output}: {size / 1e6:,.0f} MB"
+
+
+def _is_there(notes: Path, wanted: dict[str, Any], *, force: bool) -> bool:
+    """Return whether it was fetched before; refuse to replace anything else without force."""
+    output = notes.parent
+    if not output.exists() or not any(output.iterdir()):
+        return False
+    before = read_json(notes)
+    if before is None:
+        raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
+    if force or before == wanted:
+        return not force
+    *others, last = [key for key in wanted if key not in ("format", "document_start")]
+    raise PrepareError(
+        f"{output}: was fetched from another {', '.join(others)} or {last}: choose another name, "
+        "or replace it with --force"
+    )
+
+
+@contextmanager
+def _finishing(notes: Path, contents: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
+    """Yield the directory to fill and the Hub's cache; then write the notes, and publish."""
+    with partial(notes.parent, "fetch") as directory:
+        finished = directory / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
+        yield finished, directory / "cache"
+        with replacing(finished / notes.name) as stream:
+            stream.write(f"{json.dumps(contents, indent=2)}\n".encode())
+        publish(finished, notes.parent)
 
 
 def _fetch_rows(wanted: HubDataset, finished: Path, cache: Path) -> dict[str, int]:
@@ -117,64 +158,11 @@ def _write_rows(wanted: HubDataset, split: str, rows: Any, finished: Path) -> in
     count = 0
     with replacing(finished / f"{split}{JSON_LINES}") as stream:
         for batch in rows.iter(batch_size=_ROWS):
-            values = list(zip(*(batch[column] for column in columns), strict=True))
-            lines = (
-                json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)
-                for row in values
-            )
-            stream.write("".join(f"{line}\n" for line in lines).encode())
-            count += len(values)
+            for values in zip(*(batch[column] for column in columns), strict=True):
+                row = dict(zip(columns, values, strict=True))
+                stream.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+                count += 1
     return count
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubModel:
-    """A model of the Hub."""
-
-    model: str
-    revision: str | None
-
-
-def fetch_model(wanted: HubModel, output: Path, *, force: bool) -> str:
-    """Fetch the model if it is not there; return in one line what was done."""
-    if output.exists() and any(output.iterdir()):
-        before = read_json(output / MODEL_NOTES)
-        if before is None:
-            raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
-        if not force and before == asdict(wanted):
-            return f"{output} is already fetched, nothing to do"
-        if not force:
-            raise PrepareError(
-                f"{output}: was fetched from another model or revision: replace it with --force"
-            )
-    download = _library("huggingface_hub").snapshot_download
-    with partial(output, "fetch") as directory:
-        folder = _ask_hub(
-            f"model {wanted.model}",
-            lambda: download(
-                wanted.model,
-                revision=wanted.revision,
-                allow_patterns=list(_MODEL_FILES),
-                cache_dir=str(directory / "cache"),
-            ),
-        )
-        finished = directory / "finished"
-        shutil.rmtree(finished, ignore_errors=True)
-        finished.mkdir()
-        for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
-            with replacing(finished / file.name) as stream, file.open("rb") as source:
-                shutil.copyfileobj(source, stream)
-        if not any(finished.glob("*.safetensors")):
-            raise PrepareError(
-                f"model {wanted.model}: has no weights in safetensors, the only format read: "
-                "choose another revision (--revision), or convert it and name the folder in "
-                "train.init_from"
-            )
-        size = sum(file.stat().st_size for file in finished.iterdir())
-        with replacing(finished / MODEL_NOTES) as stream:
-            stream.write(f"{json.dumps(asdict(wanted), indent=2)}\n".encode())
-        publish(finished, output)
-    return f"Fetched {output}: {size / 1e6:,.0f} MB"
 
 
 def _library(name: str) -> Any:

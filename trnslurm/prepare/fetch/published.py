@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,82 +18,69 @@ FORMAT = 1
 SHARD = ".hdf5"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedFile:
-    """What to fetch."""
+def fetch(
+    url: str, output: Path, *, shards: bool, seq_len: int | None, max_pred: int | None, force: bool
+) -> str:
+    """Fetch what is not there; return in one line what was done.
 
-    url: str
-    output: Path
-    shards: bool
-    """Whether it is a tar of shards, to be unpacked."""
-    seq_len: int | None
-    max_pred: int | None
-    force: bool
-
-
-def fetch(wanted: PublishedFile) -> str:
-    """Fetch what is not there; return in one line what was done."""
-    if not wanted.url.startswith(("http://", "https://")) or not file_name(wanted.url):
-        raise PrepareError(f"--url {wanted.url}: must be the http:// or https:// URL of a file")
-    if _is_there(wanted):
-        return f"{wanted.output} is already fetched, nothing to do"
-    check = import_late("bert.check") if wanted.shards else None  # before anything is fetched
-    key = hashlib.sha256(wanted.url.encode()).hexdigest()[:16]
-    with partial(wanted.output, key) as directory:
-        file = download(wanted.url, directory, unpacked=wanted.shards)
+    With `shards` the file is a tar of shards to unpack, whose samples have the shape that is given.
+    """
+    if not url.startswith(("http://", "https://")) or not file_name(url):
+        raise PrepareError(f"--url {url}: must be the http:// or https:// URL of a file")
+    if _is_there(output, url, force=force):
+        return f"{output} is already fetched, nothing to do"
+    check = import_late("bert.check") if shards else None  # before anything is fetched
+    with partial(output, hashlib.sha256(url.encode()).hexdigest()[:16]) as directory:
+        file = download(url, directory, unpacked=shards)
         finished = directory / "finished"
         finished.mkdir(exist_ok=True)
         if check is not None:
-            _unpack(file, finished, wanted.url)
-            shards = check.check_shards(finished, whole=False)
-            shards.require(wanted.seq_len, wanted.max_pred, wanted.url)
-            what = str(shards)
+            _unpack(file, finished, url)
+            found = check.check_shards(finished, whole=False)
+            found.require(seq_len, max_pred, url)
+            what = str(found)
         else:
             what = f"{file.stat().st_size:,} bytes"
             file.rename(finished / file.name)
         files = {path.name: path.stat().st_size for path in sorted(finished.iterdir())}
         with replacing(finished / NOTES) as stream:
-            notes = {"format": FORMAT, "url": wanted.url, "files": files}
+            notes = {"format": FORMAT, "url": url, "files": files}
             stream.write(f"{json.dumps(notes, indent=2)}\n".encode())
-        publish(finished, wanted.output)
-    return f"Fetched {wanted.output}: {what}"
+        publish(finished, output)
+    return f"Fetched {output}: {what}"
 
 
-def _is_there(wanted: PublishedFile) -> bool:
+def _is_there(output: Path, url: str, *, force: bool) -> bool:
     """Return whether it was fetched before, whole; refuse to replace what was not fetched."""
-    output = wanted.output
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     notes = _read_notes(output)
     if notes is None:
         raise PrepareError(f"{output}: exists, and was not fetched: choose another name")
-    if wanted.force:
+    if force:
         return False
-    if notes["url"] != wanted.url:
+    if notes["url"] != url:
         raise PrepareError(
             f"{output}: was fetched from {notes['url']}: choose another name, or replace it with "
             "--force"
         )
-    if damaged := _find_damage(output, notes):
-        raise PrepareError(f"{output}: {damaged} is damaged: fetch it again with --force")
+    _refuse_damage(output, notes)
     return True
 
 
 def verify(directory: Path) -> str:
     """Read published shards whole; return in one line what they are."""
-    notes = _read_notes(directory)
-    if notes is not None and (damaged := _find_damage(directory, notes)):
-        raise PrepareError(f"{directory}: {damaged} is damaged: fetch it again with --force")
+    if notes := _read_notes(directory):
+        _refuse_damage(directory, notes)
     return str(import_late("bert.check").check_shards(directory, whole=True))
 
 
-def _find_damage(directory: Path, notes: dict[str, Any]) -> str | None:
-    """Return the name of a file whose size is not that when it was fetched, if there is one."""
+def _refuse_damage(directory: Path, notes: dict[str, Any]) -> None:
+    """Raise a PrepareError if a file does not have the size that it had when it was fetched."""
     for name, size in notes["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != size:
-            return str(name)
-    return None
+            raise PrepareError(f"{directory}: {name} is damaged: fetch it again with --force")
 
 
 def _read_notes(directory: Path) -> dict[str, Any] | None:

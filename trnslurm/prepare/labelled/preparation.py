@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from trnslurm.prepare import arguments, tokenizer, wordpiece, workers
 from trnslurm.prepare.errors import PrepareError
@@ -15,7 +16,6 @@ from trnslurm.prepare.labelled.formats import FORMATS, FOUND
 from trnslurm.prepare.labelled.labels import Labels
 from trnslurm.prepare.labelled.rows import RowBlock, gather
 from trnslurm.prepare.labelled.samples import (
-    Framing,
     SampleWork,
     begin_words,
     load_framing,
@@ -23,7 +23,7 @@ from trnslurm.prepare.labelled.samples import (
 )
 from trnslurm.prepare.labelled.tasks import NER, find_metrics, find_task
 from trnslurm.prepare.pipeline import Preparation
-from trnslurm.prepare.progress import Progress
+from trnslurm.prepare.progress import in_turn
 from trnslurm.prepare.text.sources import (
     TEXT_OPTION,
     InputFile,
@@ -93,7 +93,7 @@ class LabelledPreparation(Preparation):
         if len(self._labels) == 1:
             raise PrepareError(f"--label {self._labels[0]}: is the only one: name all labels")
 
-    def load_tokenizer(self, path: Path) -> Framing:
+    def load_tokenizer(self, path: Path) -> tuple[Tokenizer, int]:
         """Load a tokenizer that frames texts."""
         return load_framing(path)
 
@@ -126,11 +126,11 @@ class LabelledPreparation(Preparation):
         )
         cut = workers.finish(blocks, work, self.processes)
         splits = write_splits(blocks, work, labels.names, self._holdout, finished)
-        framed = load_framing(work.tokenizer)
+        framed, pad = load_framing(work.tokenizer)
         first = {
             "seq_len": self._seq_len,
-            "vocab_size": framed.vocab_size,
-            "pad_id": framed.pad,
+            "vocab_size": tokenizer.vocab_size(framed),
+            "pad_id": pad,
             "labels": labels.names,
             "task": self._task_name,
             "metrics": list(find_metrics(self._task, labels.names)),
@@ -156,13 +156,9 @@ class LabelledPreparation(Preparation):
         train = [block for block in blocks if block.split == "train"]
 
         def texts(what: str) -> Iterator[str]:
-            progress, done = Progress(what, sum(block.size for block in train)), 0
-            for block in train:
+            for block in in_turn(train, what):
                 for _, row in block.rows():
                     yield from (" ".join(part) if isinstance(part, list) else part for part in row)
-                done += block.size
-                progress.show(done)
-            progress.finish()
 
         path = tokenizer.keep(
             self.tokenizer,

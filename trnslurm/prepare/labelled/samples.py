@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import BertProcessing
 
 from trnslurm.prepare import tokenizer, wordpiece
-from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import replacing
 from trnslurm.prepare.labelled.rows import RowBlock
 from trnslurm.prepare.prepared import describe
-from trnslurm.prepare.workers import path_of, read_arrays
+from trnslurm.prepare.workers import Work, read_arrays
 
 _ROWS_AT_ONCE = 1000
 _PADS = ("<pad>", "[PAD]")
@@ -26,29 +25,22 @@ SPLITS = ("train", "eval", "eval_mismatched")
 """The last is MNLI's: rows of kinds of text that were not trained on."""
 
 Samples = NDArray[Any]
-"""Records of sample_type."""
+"""Records of SampleWork._sample_type."""
 
 UNLABELLED = -100
 """The label of a token that begins no word. PyTorch's cross entropy leaves these out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Framing:
-    """A tokenizer that frames texts, and what fills a sample up."""
+def load_framing(path: Path) -> tuple[Tokenizer, int]:
+    """Load a tokenizer that frames texts, and the id that fills a sample up.
 
-    tokenizer: Tokenizer
-    vocab_size: int
-    """One more than the largest token id."""
-    pad: int
-
-
-def load_framing(path: Path) -> Framing:
-    """Load a tokenizer.json: WordPiece, framed as by BERT, or one that frames texts itself."""
+    It is WordPiece, which frames texts as for BERT here, or one that frames texts itself.
+    """
     read = tokenizer.read(path)
     if isinstance(read.model, models.WordPiece):
         pieces = wordpiece.load(path)
         read.post_processor = BertProcessing(("[SEP]", pieces.sep), ("[CLS]", pieces.cls))
-        return Framing(tokenizer=read, vocab_size=pieces.vocab_size, pad=pieces.pad)
+        return read, pieces.pad
     vocabulary = read.get_vocab(with_added_tokens=True)
     pad = next((vocabulary[name] for name in _PADS if name in vocabulary), None)
     if pad is None or read.post_processor is None or not read.num_special_tokens_to_add(False):
@@ -56,7 +48,7 @@ def load_framing(path: Path) -> Framing:
             f"{path}: is {type(read.model).__name__} without a token for padding, or without any "
             "around a text: choose a tokenizer of BERT's, RoBERTa's or ALBERT's"
         )
-    return Framing(tokenizer=read, vocab_size=max(vocabulary.values()) + 1, pad=pad)
+    return read, pad
 
 
 def begin_words(path: Path) -> None:
@@ -79,30 +71,10 @@ def _parts(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
     return parts
 
 
-def sample_type(
-    seq_len: int, vocab_size: int, *, scale: bool, of_words: bool = False
-) -> np.dtype[Any]:
-    """Return the type of a sample in files: all its fields together, to be read in one block."""
-    label: Any = ("label", "<i2", (seq_len,)) if of_words else ("label", "<f4" if scale else "<i4")
-    return np.dtype(
-        [
-            ("input_ids", np.dtype(tokenizer.dtype_for(vocab_size)).newbyteorder("<"), (seq_len,)),
-            ("token_type_ids", "u1", (seq_len,)),
-            ("length", "<u4"),
-            label,
-        ]
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class SampleWork:
+class SampleWork(Work[RowBlock, int]):
     """Tokenizes a block of rows; returns the number of texts that were longer than a sample."""
 
-    name = "tokenizing"
-    unit = "bytes"
-
-    directory: Path
-    """Holds the finished blocks."""
     tokenizer: Path
     seq_len: int
     numbers: dict[str, int]
@@ -112,26 +84,35 @@ class SampleWork:
 
     def find(self, block: RowBlock) -> int | None:
         """Return the number of texts cut off, if an earlier run finished the block."""
-        arrays = read_arrays(self._path(block))
+        arrays = read_arrays(self.path(block.number))
         return None if arrays is None else int(arrays["cut"])
 
     def start(self) -> Callable[[RowBlock], int]:
         """Set up one worker; return its function."""
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one CPU
-        framed = load_framing(self.tokenizer)
-        # Of a pair the longer one is cut first.
-        framed.tokenizer.enable_truncation(self.seq_len, strategy="longest_first")
-        scale = not self.numbers
-        kind = sample_type(self.seq_len, framed.vocab_size, scale=scale, of_words=self.of_words)
-        return lambda block: self._make(block, framed.tokenizer, kind, framed.pad)
+        framed, pad = load_framing(self.tokenizer)
+        # The longer text of a pair is cut first.
+        framed.enable_truncation(self.seq_len, strategy="longest_first")
+        kind = self._sample_type(tokenizer.vocab_size(framed))
+        return lambda block: self._make(block, framed, kind, pad)
 
-    def samples(self, block: RowBlock) -> Samples | None:
-        """Return the samples of a finished block; None if it is damaged."""
-        arrays = read_arrays(self._path(block))
-        return None if arrays is None else arrays["samples"]
+    def samples(self, block: RowBlock) -> Samples:
+        """Return the samples of a finished block."""
+        return self.arrays(block.number)["samples"]
 
-    def _path(self, block: RowBlock) -> Path:
-        return path_of(self.directory, block.number)
+    def _sample_type(self, vocab_size: int) -> np.dtype[Any]:
+        """Return the type of a sample in files: all its fields together, read in one block."""
+        label: Any = ("label", "<i4" if self.numbers else "<f4")
+        if self.of_words:
+            label = ("label", "<i2", (self.seq_len,))
+        token = np.dtype(tokenizer.dtype_for(vocab_size)).newbyteorder("<")
+        return np.dtype(
+            [
+                ("input_ids", token, (self.seq_len,)),
+                ("token_type_ids", "u1", (self.seq_len,)),
+                ("length", "<u4"),
+                label,
+            ]
+        )
 
     def _make(self, block: RowBlock, framed: Tokenizer, kind: np.dtype[Any], pad: int) -> int:
         made, cut = [], 0
@@ -154,7 +135,7 @@ class SampleWork:
                     sample["label"] = self.numbers[label] if self.numbers else float(label)
                 cut += bool(found.overflowing)
             made.append(samples)
-        with replacing(self._path(block)) as stream:
+        with replacing(self.path(block.number)) as stream:
             np.savez(stream, samples=np.concatenate(made), cut=cut)
         return cut
 
@@ -177,7 +158,7 @@ def write_splits(
         by_split.setdefault(block.split, []).append(block)
     entries = {}
     for split, parts in by_split.items():
-        labels = np.concatenate([_samples(work, block)["label"] for block in parts])
+        labels = np.concatenate([work.samples(block)["label"] for block in parts])
         held_out = np.zeros(len(labels), bool)
         by_label = names and labels.ndim == 1  # a sample of words has many
         if split == "train" and holdout:
@@ -214,7 +195,7 @@ def _write(
     first, counts = 0, np.zeros(len(names), np.int64)
     with replacing(path) as stream:
         for block in blocks:
-            samples = _samples(work, block)
+            samples = work.samples(block)
             if not first:
                 head = {  # of a .npy file, which the samples follow as they are
                     "descr": np.lib.format.dtype_to_descr(samples.dtype),
@@ -230,10 +211,3 @@ def _write(
                 counts += np.bincount(labels[labels >= 0], minlength=len(names))
     by_label = dict(zip(names, counts.tolist(), strict=True))
     return describe(path) | {"samples": int(chosen.sum()), "labels": by_label}
-
-
-def _samples(work: SampleWork, block: RowBlock) -> Samples:
-    samples = work.samples(block)
-    if samples is None:
-        raise KeptError(f"a finished block of {block.split} is damaged")
-    return samples

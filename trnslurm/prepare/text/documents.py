@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.files import parse
-from trnslurm.prepare.progress import Progress
 from trnslurm.prepare.text import tables
 from trnslurm.prepare.text.sources import TABLES, InputFile, Source
 
@@ -170,7 +169,7 @@ class Chunk:
 
 def choose_chunk_bytes(sources: list[Source]) -> int:
     """Return a size that keeps all processes busy without making too many chunks."""
-    total = sum(source.bytes for source in sources)
+    total: int = sum(source["bytes"] for source in sources)
     # Not by the number of processes: a run with another number resumes with the same chunks.
     return min(max(total // _MOST_CHUNKS, 1 << 20), 64 << 20)
 
@@ -190,17 +189,6 @@ def cut(files: list[InputFile], rule: Rule, chunk_bytes: int, directory: Path) -
                 Chunk(number=len(chunks), split=file.split, lines=lines, first=first, end=end)
             )
     return chunks
-
-
-def in_turn(chunks: list[Chunk], what: str) -> Iterator[Chunk]:
-    """Yield the chunks in order, and show the progress."""
-    progress = Progress(what, sum(chunk.size for chunk in chunks))
-    done = 0
-    for chunk in chunks:
-        yield chunk
-        done += chunk.size
-        progress.show(done)
-    progress.finish()
 
 
 def _split(text: str, per: str) -> list[str]:

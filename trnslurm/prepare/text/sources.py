@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,18 +29,8 @@ class InputFile:
     split: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A file that was read once; name, size and contents identify the input."""
-
-    name: str
-    split: str
-    bytes: int
-    sha256: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what the index keeps."""
-        return asdict(self)
+Source = dict[str, Any]
+"""The index's entry for an input file: name, split, bytes and sha256."""
 
 
 def text_files(
@@ -146,9 +136,8 @@ def read_through(files: list[InputFile]) -> list[Source]:
             _check_utf8(file.path, decoder, b"", position)
         if position != size:
             raise PrepareError(f"{file.path}: changed while it was read: run again")
-        sources.append(
-            Source(name=file.name, split=file.split, bytes=size, sha256=digest.hexdigest())
-        )
+        entry = {"name": file.name, "split": file.split}
+        sources.append(entry | {"bytes": size, "sha256": digest.hexdigest()})
         done += size
     progress.finish()
     if not done:
