@@ -37,7 +37,9 @@ try:
     from torch import nn
 
     from trnslurm.rundir import RunFiles
-    from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory
+    from trnslurm.train.checkpoint import directory
+    from trnslurm.train.checkpoint.checkpoints import Checkpoints
+    from trnslurm.train.checkpoint.saving import CheckpointPolicy
     from trnslurm.train.devices.device import Timer
     from trnslurm.train.optim.make import make_optimizer
     from trnslurm.train.optim.optimizer import GlobalOptimizer

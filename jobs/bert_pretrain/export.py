@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import BertForPreTraining
 
-from trnslurm.train.checkpoint import CheckpointManifest
+from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.data.shards.index import ShardSplit, read_shard_index
 from trnslurm.train.encoders import make_config
 from trnslurm.train.errors import TrainError

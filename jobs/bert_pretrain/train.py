@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForPreTraining
 
 from trnslurm.train.checkpoint.pretrained import load_parameters
-from trnslurm.train.data.shards import Samples, ShardedSamples, ShardSplit, open_shards
+from trnslurm.train.data.shards.index import ShardSplit
+from trnslurm.train.data.shards.reader import Samples, ShardedSamples, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Device
 from trnslurm.train.encoders import make_config

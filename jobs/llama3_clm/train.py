@@ -29,7 +29,8 @@ from trnslurm.train.loop.run import TrainingRun
 from trnslurm.train.models import Llama
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import Free, Positive
-from trnslurm.train.sharded import ShardedSettings, shard_model
+from trnslurm.train.sharded.make import shard_model
+from trnslurm.train.sharded.settings import ShardedSettings
 
 RATES = {"tokens/s": "tokens_per_s", "per device": "tokens_per_s_per_device"}
 

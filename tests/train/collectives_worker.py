@@ -201,7 +201,7 @@ def patched(worker: Worker) -> ExitStack:
     import torch.distributed as dist
 
     from trnslurm.train.devices import xla_cpu
-    from trnslurm.train.loop import schedule
+    from trnslurm.train.loop import run as run_module
     from trnslurm.train.loop.run import TrainingRun
 
     # Kept by torchrun's agent otherwise.
@@ -218,7 +218,7 @@ def patched(worker: Worker) -> ExitStack:
     for place, name, value in (
         (dist, "init_process_group", lambda *args, **options: None),
         (xla_cpu, "install", lambda timer: None),
-        (schedule, "PRECOMPILE_STEPS", WARM_UP + WINDOW),
+        (run_module, "PRECOMPILE_STEPS", WARM_UP + WINDOW),
         (TrainingRun, "end", ended),
     ):
         patches.enter_context(mock.patch.object(place, name, value))

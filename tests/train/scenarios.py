@@ -191,7 +191,7 @@ def stock_adamw(job):
 @contextmanager
 def average_left_in(job):
     """The mean over the workers, which FSDP takes where the sum is meant."""
-    from trnslurm.train.sharded import Sharded
+    from trnslurm.train.sharded.strategy import Sharded
 
     real = Sharded.backward
     Sharded.backward = lambda self, loss: loss.backward()

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForPreTraining
 
-from trnslurm.train.checkpoint import prove
-from trnslurm.train.data.shards import ShardSplit, open_shards
-from trnslurm.train.data.shards.reader import IGNORED
+from trnslurm.train.checkpoint.reading import prove
+from trnslurm.train.data.shards.index import ShardSplit
+from trnslurm.train.data.shards.reader import IGNORED, open_shards
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.devices.plain import TorchDevice

@@ -268,7 +268,7 @@ def test_the_loss_is_that_of_transformers(job, labels):
         "labels": torch.tensor([0, 1, 2, 2, 1, 0]) if labels else torch.rand(6),
     }  # fmt: skip
     rows = {key: value.split([2, 4]) for key, value in samples.items()}
-    text = SimpleNamespace(samples=lambda first, count: SimpleNamespace(
+    text = SimpleNamespace(samples=lambda first, count: LabelledSamples(
         **{key: value[0 if first == 0 else 1] for key, value in rows.items()}
     ))  # fmt: skip
     found = sum(

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from trnslurm.train.data.shards import ShardedSamples
 from trnslurm.train.data.shards import node as node_module
 from trnslurm.train.data.shards.index import ShardSplit, index_shards
 from trnslurm.train.data.shards.node import NodeArrays, share
+from trnslurm.train.data.shards.reader import ShardedSamples
 from trnslurm.train.errors import TrainError
 
 from .make_shards import make_shards

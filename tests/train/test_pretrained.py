@@ -15,8 +15,7 @@ from transformers import (
 )
 
 from trnslurm.rundir import checkpoint_name
-from trnslurm.train.checkpoint import CheckpointManifest
-from trnslurm.train.checkpoint.manifest import FORMAT, file_name, write_manifest
+from trnslurm.train.checkpoint.manifest import FORMAT, CheckpointManifest, file_name, write_manifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
 from trnslurm.train.checkpoint.state import TensorShard
 from trnslurm.train.checkpoint.tensors import HostMemory
@@ -34,7 +33,7 @@ def save_checkpoint(root, step, model):
     directory = root / checkpoint_name(step)
     directory.mkdir(parents=True)
     shards = [
-        TensorShard(name=name, kind="parameter", rows=range(len(p)), tensor=p.data)
+        TensorShard(name, "parameter", range(len(p)), p.data)
         for name, p in model.named_parameters()
     ]
     memory = HostMemory()

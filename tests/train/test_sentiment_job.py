@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from trnslurm.train.checkpoint import find_best, prove
+from trnslurm.train.checkpoint.reading import find_best, prove
 from trnslurm.train.data.labelled import open_labelled
 from trnslurm.train.devices import store
 from trnslurm.train.devices.device import Timer

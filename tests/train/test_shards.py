@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.train.data.shards import ShardedSamples, ShardSplit
 from trnslurm.train.data.shards import index as index_module
-from trnslurm.train.data.shards.reader import IGNORED
+from trnslurm.train.data.shards.index import ShardSplit
+from trnslurm.train.data.shards.reader import IGNORED, ShardedSamples
 from trnslurm.train.data.shards.windows import PIECE, PIECES_PER_WINDOW, Windows
 from trnslurm.train.errors import TrainError
 
@@ -51,7 +51,7 @@ def everything(directory):
 
 
 def places(windows, first, count):
-    return np.concatenate([windows.samples(part) for part in windows.parts(first, count)])
+    return np.concatenate([windows.samples(*part) for part in windows.parts(first, count)])
 
 
 @given(

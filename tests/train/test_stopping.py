@@ -18,7 +18,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop import stopping
-from trnslurm.train.loop.stopping import Stopping, note_stop
+from trnslurm.train.loop.stopping import Stopping
 
 from .attempts import Run
 from .conftest import JOB, REPO
@@ -120,14 +120,15 @@ def test_only_worker_0_looks_for_the_file_and_tells_the_others(team, tmp_path):
 
 def test_a_stop_that_cannot_be_noted_is_an_error(team, tmp_path, monkeypatch):
     [worker] = team(1, lead=0)
-    note_stop(worker._environment, 7)
+    worker.stops_at = 7
+    worker.note()
     said = json.loads((tmp_path / "state" / "stopped-train-3.json").read_text())
     assert (said["step"], said["saved"]) == (7, True)
 
     (tmp_path / "state" / "stopped-train-3.json").unlink()
     (tmp_path / "state" / "stopped-train-3.json").mkdir()
     with pytest.raises(TrainError, match=r"stopped-train-3.json: Is a directory"):
-        note_stop(worker._environment, 7)
+        worker.note()
 
 
 def counting(run):

@@ -27,13 +27,13 @@ ahead. Left to themselves (transformers 4.57.6, accelerate 1.15.0, torch-xla 2.9
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.import_utils import is_accelerate_available, is_torch_xla_available
@@ -122,11 +122,15 @@ class UnitTrainer(Trainer):
         # device. The run adds the numbers up instead: here they would take a graph.
         self._nothing = torch.zeros(())
         step = GlobalStep(model, run)
+        # The rate of the step that comes next; after the last step there is none.
+        schedule = LambdaLR(
+            step, lambda done: run.lr(min(done, run.total) + 1), last_epoch=self._steps.start - 2
+        )
         super().__init__(
             model=model,
             args=_arguments(run, self._steps),
             callbacks=[_EndStep(run, step, self._steps, evaluate), *callbacks],
-            optimizers=(step, Schedule(step, run, done=self._steps.start - 1)),
+            optimizers=(step, schedule),
         )
         handler: Any = self.callback_handler  # not annotated
         handler.remove_callback(PrinterCallback)
@@ -151,8 +155,16 @@ class UnitTrainer(Trainer):
             )
 
     def get_train_dataloader(self) -> Any:
-        """Return this worker's units; there is no epoch, the stream of samples is endless."""
-        return Batches(self._run, self._steps)
+        """Yield this worker's units, and no tensors: Trainer fetches those of a whole step first.
+
+        There is no epoch: the stream of samples is endless.
+        """
+        for step in self._steps:
+            for unit in self._run.units(step):
+                yield {"unit": unit}
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Do nothing: the model is on its device."""
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
         # Anything but the model itself keeps accelerate from wrapping it (DistributedDataParallel),
@@ -176,27 +188,11 @@ class UnitTrainer(Trainer):
         """Sum nothing over the workers: the process group may know the device's tensors only."""
 
 
-class Batches:
-    """What Trainer takes for a data loader: no tensors, because it fetches a whole step's ahead."""
-
-    def __init__(self, run: TrainingRun, steps: range) -> None:
-        self._run = run
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return len(self._steps) * self._run.plan.batch.accumulation
-
-    def __iter__(self) -> Iterator[dict[str, Unit]]:
-        for step in self._steps:
-            for unit in self._run.units(step):
-                yield {"unit": unit}
-
-
 class GlobalStep(torch.optim.Optimizer):
     """The run's optimizer in Trainer's interface, without any state."""
 
     def __init__(self, model: nn.Module, run: TrainingRun) -> None:
-        super().__init__(model.parameters(), {"lr": 0.0})
+        super().__init__(model.parameters(), {"lr": 1.0, "initial_lr": 1.0})  # LambdaLR's factor
         self._run = run
         self.grad_norm = torch.zeros(())
         """Before clipping, of the last step."""
@@ -207,20 +203,6 @@ class GlobalStep(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing: the run zeroes in place, because a new gradient would change the graphs."""
-
-
-class Schedule(LRScheduler):
-    """The run's learning rate, from a step on."""
-
-    def __init__(self, optimizer: GlobalStep, run: TrainingRun, *, done: int) -> None:
-        self._run = run
-        for group in optimizer.param_groups:
-            group["initial_lr"] = run.settings.lr  # which PyTorch asks for when it resumes
-        super().__init__(optimizer, last_epoch=done - 1)
-
-    def get_lr(self) -> Any:
-        """Return the rate of the step that comes next; beyond the last one there is none."""
-        return [self._run.lr(min(self.last_epoch, self._run.total) + 1)]
 
 
 class _EndStep(TrainerCallback):
@@ -258,14 +240,6 @@ class _Unwrapped(nn.Module):
         """Do nothing: the run zeroes the gradients."""
 
 
-class _Arguments(TrainingArguments):
-    """Trainer's arguments, but the model stays where it is."""
-
-    @property
-    def place_model_on_device(self) -> bool:
-        return False
-
-
 def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
     """Make Trainer's arguments from the plan.
 
@@ -273,7 +247,7 @@ def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
     end of one, unless both runs have as many.
     """
     batch = run.plan.batch
-    return _Arguments(
+    return TrainingArguments(
         output_dir=str(run.environment.run_dir),
         # Without it Trainer looks for a GPU: "Your setup doesn't support bf16/gpu", and of older
         # versions "No CUDA GPUs are available". Bf16 arithmetic is Device's; there is no fp16.

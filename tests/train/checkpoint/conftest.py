@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trnslurm.rundir import RunFiles, checkpoints_in, step_of
-from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, SaveOutcome
+from trnslurm.train.checkpoint.checkpoints import Checkpoints
+from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.optim.make import make_optimizer
 from trnslurm.train.plan import JobPlan

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from trnslurm.train.checkpoint import find_best, prove
 from trnslurm.train.checkpoint.manifest import NAME, CheckpointManifest, _checksum
+from trnslurm.train.checkpoint.reading import find_best, prove
 
 
 def save_all(writers, scores):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from trnslurm.rundir import checkpoint_name
 from trnslurm.train.checkpoint.manifest import verify
-from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.checkpoint.tensors import open_rows
 
 from ...free_port import free_port
 from ...warm import torchrun
@@ -119,7 +119,7 @@ class Runs:
         """Every tensor of a checkpoint, joined."""
         checkpoint = self.root / checkpoint_name(step)
         manifest = verify(checkpoint)
-        read = Reader(checkpoint, manifest)
+        read = open_rows(checkpoint, manifest)
         return {
             (name, kind): read(name, kind, range(shape[0]))
             for name, shape in manifest.shapes.items()

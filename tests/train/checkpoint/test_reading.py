@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from trnslurm.train.checkpoint import newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.errors import TrainError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
 
 
@@ -26,7 +26,7 @@ def test_any_number_of_workers_reads_what_any_number_wrote(team, writers, reader
 def test_any_rows_can_be_read_alone(team):
     writers = team(4)
     writers.save(1)
-    read = Reader(writers.root / "step-00000001", writers.checkpoints[0].newest())
+    read = open_rows(writers.root / "step-00000001", writers.checkpoints[0].newest())
     whole = writers.value("linear.weight", "exp_avg", 1)
 
     for start, stop in itertools.combinations_with_replacement(range(12), 2):

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from trnslurm.train.checkpoint import directory, prove, saving
+from trnslurm.train.checkpoint import directory, saving
+from trnslurm.train.checkpoint.reading import prove
 from trnslurm.train.errors import TrainError
 
 

@@ -25,7 +25,7 @@ STATE = {
 
 def shards_of(state):
     return [
-        TensorShard(name=name, kind="parameter", rows=range(len(t) if t.dim() else 1), tensor=t)
+        TensorShard(name, "parameter", range(len(t) if t.dim() else 1), t)
         for name, t in state.items()
     ]
 

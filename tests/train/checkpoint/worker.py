@@ -20,7 +20,9 @@ from measures import cache_misses, optimizer_settings, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints, directory, saving
+from trnslurm.train.checkpoint import directory, saving
+from trnslurm.train.checkpoint.checkpoints import Checkpoints
+from trnslurm.train.checkpoint.saving import CheckpointPolicy
 from trnslurm.train.checkpoint.tensors import HostMemory
 from trnslurm.train.data.units import worker_units
 from trnslurm.train.devices.open import open_device

@@ -9,20 +9,3 @@ A tensor is stored by its parameter's name and its kind, as "exp_avg/transformer
 its n rows worker r of W has ceil(n / W), from row r * ceil(n / W) on: the files' rows one after
 another, in the order of workers, are the tensor.
 """
-
-from trnslurm.train.checkpoint.checkpoints import Checkpoints
-from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
-from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
-from trnslurm.train.checkpoint.saving import CheckpointPolicy, SaveOutcome
-
-__all__ = [
-    "CheckpointManifest",
-    "CheckpointPolicy",
-    "Checkpoints",
-    "SaveOutcome",
-    "find_best",
-    "is_checkpoint",
-    "newest_whole",
-    "prove",
-    "read_parameters",
-]

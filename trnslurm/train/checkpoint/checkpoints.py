@@ -24,7 +24,7 @@ from trnslurm.train.checkpoint.saving import (
     overtaken,
 )
 from trnslurm.train.checkpoint.state import TrainingState
-from trnslurm.train.checkpoint.tensors import HostMemory, Reader
+from trnslurm.train.checkpoint.tensors import HostMemory, open_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.store import Store
 from trnslurm.train.environment import Environment
@@ -119,7 +119,7 @@ class Checkpoints:
                 "start a new run, or keep the values of the old one"
             )
         # With moments of 0 its updates count from 0 too, or the first of them were far too large.
-        optimizer.load(Reader(checkpoint, manifest), updates=0 if fresh else manifest.step)
+        optimizer.load(open_rows(checkpoint, manifest), updates=0 if fresh else manifest.step)
         self._say(
             f"resuming from {checkpoint.name}, written by {manifest.workers} workers "
             f"({manifest.device}) in attempt {manifest.attempt}"

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.rundir import CHECKPOINTS, checkpoint_name
-from trnslurm.train.checkpoint import is_checkpoint, newest_whole, read_parameters
+from trnslurm.train.checkpoint.manifest import CheckpointManifest, is_checkpoint
+from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
 from trnslurm.train.errors import TrainError
 from trnslurm.train.say import say
 
@@ -46,10 +47,10 @@ def load_parameters(
     new head stays, and the source's pretraining head is left out.
     """
     path = Path(source).expanduser()
-    if is_checkpoint(path):
-        found: Mapping[str, Tensor] = read_parameters(path)
-    elif path.name == CHECKPOINTS and path.is_dir():
-        found = _read_newest(path, asked_by)
+    if checkpoint := find_checkpoint(path, asked_by):
+        if checkpoint[0] != path and os.environ.get("RANK", "0") == "0":
+            say(f"first parameters: {checkpoint[0]}")
+        found: Mapping[str, Tensor] = read_parameters(*checkpoint)
     elif path.suffix == ".pt":
         found = read_state_dict(path)
     else:
@@ -62,6 +63,22 @@ def load_parameters(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(found[name])
+
+
+def find_checkpoint(path: Path, asked_by: str) -> tuple[Path, CheckpointManifest] | None:
+    """Return the whole checkpoint that a path means: itself, or the newest of a directory.
+
+    None: the path is neither a checkpoint nor a directory of checkpoints.
+    """
+    if is_checkpoint(path):
+        return path, prove(path)
+    if path.name != CHECKPOINTS or not path.is_dir():
+        return None
+    manifest, damaged = newest_whole(path)
+    if manifest is None:
+        why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
+        raise TrainError(f"{asked_by}: {path} has no whole checkpoint{why}")
+    return path / checkpoint_name(manifest.step), manifest
 
 
 def _exchange_heads(
@@ -106,17 +123,6 @@ def mismatches(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
         *_shorten(shapes),
         *_shorten(values),
     ]
-
-
-def _read_newest(root: Path, asked_by: str) -> dict[str, Tensor]:
-    manifest, damaged = newest_whole(root)
-    if manifest is None:
-        why = f": {damaged[0][0].name}: {damaged[0][1]}" if damaged else ""
-        raise TrainError(f"{asked_by}: {root} has no whole checkpoint{why}")
-    checkpoint = root / checkpoint_name(manifest.step)
-    if os.environ.get("RANK", "0") == "0":
-        say(f"first parameters: {checkpoint}")
-    return read_parameters(checkpoint, manifest)
 
 
 def _list(what: str, names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from trnslurm.rundir import checkpoint_name, checkpoints_in, step_of
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, DamagedError, check_sizes, verify
 from trnslurm.train.checkpoint.state import num_rows
-from trnslurm.train.checkpoint.tensors import Reader
+from trnslurm.train.checkpoint.tensors import open_rows
 from trnslurm.train.errors import TrainError
 
 
@@ -46,7 +46,7 @@ def read_parameters(
     Pass the manifest if the checkpoint has been verified already; else it is verified first.
     """
     manifest = manifest or prove(checkpoint)
-    read = Reader(checkpoint, manifest)
+    read = open_rows(checkpoint, manifest)
     try:
         return {
             name: read(name, "parameter", range(num_rows(shape))).view(shape)

@@ -1,16 +1,19 @@
-"""The training state for saving and loading: rows of named tensors, divided over workers."""
+"""What is trained, as a job steps it and as checkpoints save it: rows of named tensors."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from trnslurm.train.devices.device import Device
 
 Read = Callable[[str, str, range], Tensor]
 """Gives rows of a saved tensor by name and kind, on the host and in the type they were saved in."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TensorShard:
     """The part of one tensor of the state that one worker saves."""
 
@@ -25,21 +28,59 @@ class TensorShard:
     """Where in the tensor the rows begin."""
 
 
-class TrainingState(Protocol):
-    """What a checkpoint contains: parameters, and the optimizer's state of each."""
+class TrainingState(ABC):
+    """Parameters, the optimizer's state of each, and the gradients of a step.
+
+    All workers make the same calls. The gradients must add up, over workers and units, to the
+    gradient of the global batch.
+    """
+
+    _device: Device
+    _shapes: dict[str, tuple[int, ...]]
+    """The shape of every parameter, by name."""
+    _kinds: tuple[str, ...]
+    """The state that the optimizer keeps for each parameter."""
+    _base: torch.optim.Optimizer
+    """PyTorch's optimizer inside."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of tensors that there are of each parameter: parameter, exp_avg, …."""
+        """The kinds of tensors that the state has for each parameter: parameter, exp_avg, …."""
+        return ("parameter", *self._kinds)
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter, by name."""
+        return dict(self._shapes)
 
+    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them use it
+        """Note that a step's last gradients come next: their sums may be sent early."""
+
+    @abstractmethod
+    def step(self, lr: float) -> Tensor:
+        """Clip by the global norm and update; return the norm of the gradients before clipping."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Set the gradients to zero."""
+
+    @abstractmethod
     def shards(self) -> list[TensorShard]:
-        """Return this worker's part, as live tensors; not before the first step."""
+        """Return this worker's part of the state, as live tensors; not before the first step."""
 
+    @abstractmethod
     def load(self, read: Read, *, updates: int) -> None:
-        """Load a state that was saved after this many updates, by any number of workers."""
+        """Load a state that any number of workers saved after this many updates."""
+
+    def _update(self, lr: float) -> None:
+        """Update with the optimizer inside."""
+        rate = self._rate(lr)
+        for group in self._base.param_groups:
+            group["lr"] = rate
+        self._base.step()
+
+    def _rate(self, lr: float) -> Tensor | float:
+        """Return a learning rate as the optimizer inside takes it."""
+        return lr
 
 
 def num_rows(shape: Sequence[int]) -> int:

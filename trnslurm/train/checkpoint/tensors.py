@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.checkpoint.manifest import CheckpointManifest, file_name
-from trnslurm.train.checkpoint.state import TensorShard, own_rows
+from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
 
 _DTYPES = {
     torch.float64: "F64",
@@ -145,36 +146,31 @@ def _write(file: io.FileIO, block: memoryview) -> int:
     return file.write(block)
 
 
-class Reader:
-    """The tensors of a checkpoint, joined; a state.Read."""
+def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
+    """Return what reads the tensors of a checkpoint, from the files that have the rows.
 
-    def __init__(self, checkpoint: Path, manifest: CheckpointManifest) -> None:
-        self._checkpoint = checkpoint
-        self._manifest = manifest
-        self._files: dict[int, Any] = {}
+    The optimizer's state is 0 where a minimal checkpoint lacks it, as at the start.
+    """
+    workers = manifest.workers
 
-    def __call__(self, name: str, kind: str, rows: range) -> Tensor:
-        """Read rows of a tensor from the files that have them.
+    @functools.cache
+    def file(worker: int) -> Any:
+        return safe_open(checkpoint / file_name(worker, workers), framework="pt")
 
-        The optimizer's state is 0 where a minimal checkpoint lacks it, as at the start.
-        """
-        if kind != "parameter" and kind not in self._manifest.kinds:
-            return torch.zeros(len(rows), *self._manifest.shapes[name][1:])
-        shape, workers = self._manifest.shapes[name], self._manifest.workers
+    def read(name: str, kind: str, rows: range) -> Tensor:
+        shape = manifest.shapes[name]
+        if kind != "parameter" and kind not in manifest.kinds:
+            return torch.zeros(len(rows), *shape[1:])
         each = len(own_rows(shape, 0, workers))
         pieces = []
         for worker in range(rows.start // each, -(-rows.stop // each) if rows else 0):
             first = own_rows(shape, worker, workers).start
-            piece = self._file(worker).get_slice(_key(name, kind))
+            piece = file(worker).get_slice(_key(name, kind))
             pieces.append(piece[max(0, rows.start - first) : min(each, rows.stop - first)])
         # Joined even if it is one: what the library gives is a part of the mapped file.
         return torch.cat(pieces) if pieces else torch.empty(0, *shape[1:])
 
-    def _file(self, worker: int) -> Any:
-        if worker not in self._files:
-            path = self._checkpoint / file_name(worker, self._manifest.workers)
-            self._files[worker] = safe_open(path, framework="pt")
-        return self._files[worker]
+    return read
 
 
 def _key(name: str, kind: str) -> str:

@@ -138,16 +138,16 @@ def _open_cache(environment: Environment) -> bool:
 SMALLEST_RATE = 1e-30
 
 
-def rate_tensor(device: Device, lr: float) -> Tensor:
-    """Put a learning rate on the device: as a vector, as torch_xla compiles a plain 0 or 1 in."""
-    return device.put(torch.tensor([max(lr, SMALLEST_RATE)]))
+def rate_for(device: Device, lr: float, kinds: Sequence[str]) -> Tensor | float:
+    """Return a learning rate for an optimizer that keeps these kinds of state.
+
+    On the device, as a vector: torch_xla compiles a plain 0 or 1 in. SGD, which keeps no state,
+    would read a tensor back to the host, so it gets the number.
+    """
+    return device.put(torch.tensor([max(lr, SMALLEST_RATE)])) if kinds else lr
 
 
 def scalar_tensor(device: Device, value: float) -> Tensor:
     """Put a 0-dimensional number on an XLA device."""
     # Not put(): torch_xla compiles a 0-dimensional 0 or 1 into the graph.
-    import torch_xla.core.xla_model
-
-    send: Any = torch_xla.core.xla_model.send_cpu_data_to_device  # annotated too narrowly
-    scalar: Tensor = send([torch.tensor(float(value))], device.torch_device)[0]
-    return scalar
+    return device.put_all([torch.tensor(float(value))])[0]

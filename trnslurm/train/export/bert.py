@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import BertProcessing
 from transformers import PreTrainedTokenizerFast
 
-from trnslurm.train.checkpoint import CheckpointManifest
+from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.data.labelled import Labelled, open_labelled
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError

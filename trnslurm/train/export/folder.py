@@ -15,15 +15,10 @@ import torch
 from safetensors import SafetensorError
 
 from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
-from trnslurm.train.checkpoint import (
-    CheckpointManifest,
-    directory,
-    find_best,
-    newest_whole,
-    prove,
-    read_parameters,
-)
+from trnslurm.train.checkpoint import directory
+from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.checkpoint.pretrained import load_parameters
+from trnslurm.train.checkpoint.reading import find_best, newest_whole, prove, read_parameters
 from trnslurm.train.data.text import END_OF_TEXT, read_token_index
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan

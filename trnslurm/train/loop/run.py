@@ -14,12 +14,12 @@ Steps count from 1 everywhere in this room: step N is the one after which checkp
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint import CheckpointPolicy, Checkpoints
+from trnslurm.train.checkpoint.checkpoints import Checkpoints
+from trnslurm.train.checkpoint.saving import CheckpointPolicy
 from trnslurm.train.checkpoint.state import TrainingState
 from trnslurm.train.data.units import Unit, eval_units, worker_units
 from trnslurm.train.devices.device import Device
@@ -28,91 +28,21 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob, begin_step
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 from trnslurm.train.loop.schedule import (
+    PRECOMPILE_STEPS,
     SaveTimes,
     due,
     epochs_begun,
     learning_rate,
-    steps_to_run,
     total_steps,
 )
-from trnslurm.train.loop.stopping import Stopping, follow_term, note_stop
+from trnslurm.train.loop.stopping import Stopping, follow_term
 from trnslurm.train.loop.watchdog import Watchdog
 from trnslurm.train.plan import describe_plan
 from trnslurm.train.say import say
 from trnslurm.train.settings import CommonSettings, ScoredSettings
 
-
-class Supervision:
-    """One worker's stop and watchdog, until the last step. A precompile has neither."""
-
-    def __init__(
-        self,
-        job: TrainingJob[CommonSettings],
-        steps: range,
-        *,
-        reported: Callable[[int], bool],
-    ) -> None:
-        """Watch these steps; `reported` tells which steps end in a report, a collective."""
-        self._environment = environment = job.environment
-        self._last = steps.stop - 1
-        self._stopped_after: int | None = None
-        self._active = environment.phase == "train" and len(steps) > 0
-        if not self._active:
-            return
-        self._stopping = Stopping(
-            environment,
-            lead=job.device.steps_ahead(job.plan.batch.accumulation + 1),
-            last=self._last,
-            reported=reported,
-        )
-        self._watchdog = Watchdog(
-            job.device,
-            environment,
-            first=steps.start,
-            factor=job.settings.watchdog,
-            least_s=job.settings.watchdog_min_s,
-        )
-        begin_step(steps.start)
-        follow_term(self._stopping.asked)
-        self._watchdog.start()
-
-    def note_stop(self) -> None:
-        """Record a stop for the batch script, after the last step that can fail."""
-        if self._stopped_after is not None and self._environment.rank == 0:
-            note_stop(self._environment, self._stopped_after)
-
-    def step_done(self, step: int) -> bool:
-        """Note that a step is done; return whether all workers stop after it."""
-        if not self._active:
-            return False
-        self._watchdog.step_done(step)
-        if self._stopping.step_done(step):
-            self._stopped_after = step
-        else:
-            begin_step(min(step + 1, self._last))
-        return step == self._stopped_after
-
-    def close(self) -> None:
-        """End watching, after the last step."""
-        if self._active:
-            self._watchdog.close()
-
-
 Evaluate = Callable[[], Mapping[str, float]]
 """Returns the scores of held-out samples by name: eval_loss, eval_accuracy, …."""
-
-
-class Trained(TrainingState, Protocol):
-    """What is trained: the state in checkpoints, and the gradients of a step."""
-
-    def begin_last_unit(self) -> None:
-        """Learn that the next unit is the last of a step."""
-
-    def step(self, lr: float) -> Tensor:
-        """Update the parameters; return the norm of the gradients before clipping."""
-
-    def zero_grad(self) -> None:
-        """Set the gradients to zero."""
 
 
 class TrainingRun:
@@ -121,7 +51,7 @@ class TrainingRun:
     def __init__(
         self,
         job: TrainingJob[CommonSettings],
-        optimizer: Trained,
+        optimizer: TrainingState,
         *,
         data: str,
         samples_per_epoch: int,
@@ -186,15 +116,37 @@ class TrainingRun:
         self._sums = self.device.put(torch.zeros(self._parts))
         self._units = 0  # of the step so far
         done = self._checkpoints.resume(self.optimizer)
-        stop_at = self.settings.stop_at
-        steps = steps_to_run(self.environment, done=done, stop_at=stop_at, steps=self.total)
+        last = (self.settings.stop_at or self.total) if self.trains else PRECOMPILE_STEPS
+        steps = range(done + 1, min(last, self.total) + 1)
         self._first, self._last = steps.start, steps.stop - 1
         self._saves = SaveTimes(self.settings, last=self._last)
         total = self.total if self.trains else 0
         self._reporter = StepReporter(self._job, self._reporting, steps=steps, total=total)
-        self._supervision = Supervision(self._job, steps, reported=self._reporter.due)
+        self._watch(steps)
         self._expect_unit()
         return steps
+
+    def _watch(self, steps: range) -> None:
+        """Begin to watch for requests to stop and for stalls; a precompile has neither."""
+        watches = self.trains and len(steps) > 0
+        self._watchdog = Watchdog(
+            self.device,
+            self.environment,
+            first=self._first,
+            factor=self.settings.watchdog if watches else 0.0,
+            least_s=self.settings.watchdog_min_s,
+        )
+        self._stopping: Stopping | None = None
+        if watches:
+            self._stopping = Stopping(
+                self.environment,
+                lead=self.device.steps_ahead(self.plan.batch.accumulation + 1),
+                last=self._last,
+                reported=self._reporter.due,
+            )
+            begin_step(self._first)
+            follow_term(self._stopping.asked)
+            self._watchdog.start()
 
     def steps(self) -> Iterator[int]:
         """Yield the steps of this start until they are done or the workers are asked to stop."""
@@ -245,7 +197,11 @@ class TrainingRun:
             scores=scores,
         )
         overdue = self._reporter.note(done, flag=self._saves.overdue())
-        self.over = self._supervision.step_done(step)
+        self._watchdog.step_done(step)
+        if self._stopping is not None:
+            self.over = self._stopping.step_done(step)
+            if not self.over:
+                begin_step(min(step + 1, self._last))
         if self._saves.due(step, overdue=overdue or self.over):
             self._reporter.report()
             self._checkpoints.save(
@@ -256,7 +212,7 @@ class TrainingRun:
             )
         self._checkpoints.poll()
         if self.over or step == self._last:
-            self._supervision.close()
+            self._watchdog.close()
 
     @torch.no_grad()
     def evaluate(
@@ -287,7 +243,8 @@ class TrainingRun:
         if not self.over:
             conclude(self.device, tensors(), what, self.environment)
         self.device.close()
-        self._supervision.note_stop()
+        if self.over and self._stopping is not None and self.device.rank == 0:
+            self._stopping.note()
 
 
 # The batch script sets it to 1 for parameters in bf16 that have no copy of more bits.

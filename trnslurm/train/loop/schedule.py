@@ -3,7 +3,6 @@
 import math
 import time
 
-from trnslurm.train.environment import Environment
 from trnslurm.train.loop.progress import STEADY_AFTER
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.settings import CommonSettings
@@ -25,12 +24,6 @@ def epochs_begun(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
     if total < plan.steps:
         return epochs
     return -(-total * plan.batch.global_batch // max(1, samples_per_epoch))
-
-
-def steps_to_run(environment: Environment, *, done: int, stop_at: int, steps: int) -> range:
-    """Return the steps that this start of a job runs; stop_at 0: to the end."""
-    last = PRECOMPILE_STEPS if environment.phase == "precompile" else stop_at or steps
-    return range(done + 1, min(last, steps) + 1)
 
 
 def due(every: int, step: int, also: tuple[int, ...]) -> bool:

@@ -82,6 +82,17 @@ class Stopping:
             return True
         return bool(self._store.check(["asked"]))
 
+    def note(self) -> None:
+        """Record that all work is saved; worker 0 calls it at the very end."""
+        here = self._environment
+        path = here.files.stopped_file(here.phase, here.attempt)
+        try:
+            write_json(path, {"step": self.stops_at, "saved": True, "time": time.time()})
+        except FileNotFoundError:
+            pass  # no batch script has made the directory: the job was started by hand
+        except OSError as error:
+            raise TrainError(f"{path}: {error.strerror}") from None
+
     def _agree(self, step: int) -> int | None:
         """Return the last step, if it is decided; worker 0 decides, the others read."""
         if self._environment.rank:
@@ -95,17 +106,6 @@ class Stopping:
         stops_at = next(filter(self._reported, range(step + 1, latest)), latest)
         self._store.set("last", str(stops_at))
         return stops_at
-
-
-def note_stop(environment: Environment, step: int) -> None:
-    """Record that all work is saved; worker 0 calls it at the very end."""
-    path = environment.files.stopped_file(environment.phase, environment.attempt)
-    try:
-        write_json(path, {"step": step, "saved": True, "time": time.time()})
-    except FileNotFoundError:
-        pass  # no batch script has made the directory: the job was started by hand
-    except OSError as error:
-        raise TrainError(f"{path}: {error.strerror}") from None
 
 
 def follow_term(asked: Callable[[], bool]) -> None:

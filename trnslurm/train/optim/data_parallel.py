@@ -88,10 +88,7 @@ class DataParallel(GlobalOptimizer):
                 master.data = parameter.detach().float()
             master.grad = self._sums[parameter]
         norm = nn.utils.clip_grad_norm_(self._masters, self._spec.max_norm)
-        rate = self._rate(lr)
-        for group in self._base.param_groups:
-            group["lr"] = rate
-        self._base.step()
+        self._update(lr)
         with torch.no_grad():
             for parameter, master in self._copies:
                 parameter.copy_(master)
@@ -104,10 +101,6 @@ class DataParallel(GlobalOptimizer):
         """Wait until the gradients are summed over all workers."""
         with self._device.timer("collectives"):
             self._summed.all_reduce()
-
-    def _rate(self, lr: float) -> Tensor | float:
-        """Return a learning rate as the optimizer inside takes it."""
-        return lr
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
         """Return a number of steps in the form that the optimizer inside keeps."""

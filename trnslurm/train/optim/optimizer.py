@@ -1,11 +1,9 @@
 """One optimizer step over all workers: plain data parallelism, or on XLA devices ZeRO-1 too.
 
-All expect gradients that add up, over workers and units, to the gradient of the global batch; all
-clip by the global norm and return the norm before clipping. All return their state as rows of named
-tensors, and load a state that any number of workers wrote.
+All return their state as rows of named tensors, and load a state that any number of workers wrote.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
+from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
 from trnslurm.train.devices.device import Device
 
 OPTIMIZERS = {
@@ -65,11 +63,8 @@ class OptimizerSpec:
         return replace(self, groups=groups)
 
 
-class GlobalOptimizer(ABC):
+class GlobalOptimizer(TrainingState):
     """A step that all workers take together."""
-
-    _base: torch.optim.Optimizer
-    """PyTorch's optimizer inside."""
 
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         self._device = device
@@ -77,7 +72,7 @@ class GlobalOptimizer(ABC):
         self._kinds = spec.kinds
         self._parameters: list[nn.Parameter] = [p for group in spec.groups for p in group["params"]]
         names = {parameter: name for name, parameter in spec.named.items()}
-        self._names = [names[parameter] for parameter in self._parameters]
+        self._shapes = {names[parameter]: tuple(parameter.shape) for parameter in self._parameters}
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph, and that of the optimizer, differ from the next.
         self._gradients = self._make_gradients()
@@ -93,18 +88,10 @@ class GlobalOptimizer(ABC):
         for gradient in self._gradients:
             gradient.zero_()
 
-    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
-        """Note that a step's last gradients come next: their sums may be sent early."""
-
-    @abstractmethod
-    def step(self, lr: float) -> Tensor:
-        """Reduce and clip the gradients, update the parameters, return the norm before clipping."""
-
     def shards(self) -> list[TensorShard]:
-        """Return this worker's part of the state, parameters included; not before the first step.
+        """Return this worker's part of the state; copy the tensors before the next step.
 
-        The tensors are live: copy them before the next step. A model's buffers are no state here,
-        because they never change.
+        A model's buffers are no state here, because they never change.
         """
         shards = []
         for name, parameter, holder in self._triples():
@@ -114,22 +101,8 @@ class GlobalOptimizer(ABC):
             tensors |= {kind: state[kind] for kind in self._kinds}
             for kind, tensor in tensors.items() if rows else ():
                 own, start = self._own_part(tensor, rows)
-                shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own, start=start))
+                shards.append(TensorShard(name, kind, rows, own, start))
         return shards
-
-    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter, by name."""
-        names = zip(self._names, self._parameters, strict=True)
-        return {name: tuple(parameter.shape) for name, parameter in names}
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of tensors that the state has for each parameter."""
-        return ("parameter", *self._kinds)
-
-    @abstractmethod
-    def load(self, read: Read, *, updates: int) -> None:
-        """Load parameters and state, saved after this many updates."""
 
     @abstractmethod
     def _holders(self) -> list[Tensor]:
@@ -144,4 +117,4 @@ class GlobalOptimizer(ABC):
         """Return the tensor with this worker's rows of a holder or its state, and their start."""
 
     def _triples(self) -> Iterable[tuple[str, nn.Parameter, Tensor]]:
-        return zip(self._names, self._parameters, self._holders(), strict=True)
+        return zip(self._shapes, self._parameters, self._holders(), strict=True)

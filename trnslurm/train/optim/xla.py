@@ -10,7 +10,7 @@ from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimi
 
 from trnslurm.train.checkpoint.state import Read, own_rows
 from trnslurm.train.devices.device import Device
-from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
+from trnslurm.train.devices.xla import rate_for, scalar_tensor
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.optimizer import ADAMS, GlobalOptimizer, OptimizerSpec
 
@@ -27,9 +27,8 @@ class Zero1(GlobalOptimizer):
     def __init__(self, device: Device, spec: OptimizerSpec) -> None:
         assert spec.precision != "fp32_state"
         super().__init__(device, spec)
-        self._tensor_lr = spec.cls in ADAMS
         self._everyone = [list(range(device.world))]
-        options = {**spec.options, **(CAPTURABLE if self._tensor_lr else {})}
+        options = {**spec.options, **(CAPTURABLE if spec.cls in ADAMS else {})}
         # It reduces, clips and updates in one type.
         first = self._parameters[0].dtype
         dtype = first if spec.precision == "as_model" else torch.float32
@@ -93,8 +92,7 @@ class Zero1(GlobalOptimizer):
         return tensor, 0
 
     def _rate(self, lr: float) -> Tensor | float:
-        # SGD reads a tensor back to the host, so it gets the number.
-        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+        return rate_for(self._device, lr, self._kinds)
 
 
 def _padded(rows: Tensor, holder: Tensor) -> Tensor:
@@ -110,10 +108,7 @@ BUCKET_MB = 512
 class XlaDataParallel(DataParallel):
     """DataParallel on torch_xla, with the same graph in every step."""
 
-    _tensor_lr = False
-
     def _make_base(self, spec: OptimizerSpec) -> torch.optim.Optimizer:
-        self._tensor_lr = spec.cls is not torch.optim.SGD
         return spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
@@ -132,8 +127,7 @@ class XlaDataParallel(DataParallel):
         )
 
     def _rate(self, lr: float) -> Tensor | float:
-        # SGD reads a tensor back to the host, so it gets the number.
-        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+        return rate_for(self._device, lr, self._kinds)
 
     def _count(self, updates: int, parameter: Tensor) -> Tensor:
         return scalar_tensor(self._device, updates)

@@ -5,9 +5,3 @@ are driven by a job's own loop, and not by the Trainer of Hugging Face: its grad
 torch_xla's FSDP (accelerate#3180), and its accumulation knows no units of weight zero, with which
 the global batch stays exact at any number of workers. All write and read the same checkpoints.
 """
-
-from trnslurm.train.sharded.make import shard_model
-from trnslurm.train.sharded.settings import ShardedSettings
-from trnslurm.train.sharded.strategy import Sharded
-
-__all__ = ["Sharded", "ShardedSettings", "shard_model"]

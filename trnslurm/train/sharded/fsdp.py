@@ -52,9 +52,7 @@ class Fsdp(Sharded):
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._max_norm)
-        for group in self._base.param_groups:
-            group["lr"] = lr
-        self._base.step()
+        self._update(lr)
         assert isinstance(norm, DTensor)
         return norm.full_tensor()
 
@@ -65,7 +63,7 @@ class Fsdp(Sharded):
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows, which are in its memory in the saved layout."""
         return [
-            TensorShard(name=name, kind=kind, rows=rows, tensor=tensor)
+            TensorShard(name, kind, rows, tensor)
             for name, parameter in self._parameters.items()
             if (rows := self._own_rows(name))
             for kind, tensor in self._tensors(parameter).items()

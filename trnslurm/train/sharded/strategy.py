@@ -1,7 +1,6 @@
 """The interface of a sharded model, and what its strategies share."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.rundir import STRATEGY
-from trnslurm.train.checkpoint.state import Read, TensorShard, own_rows
+from trnslurm.train.checkpoint.state import TrainingState, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.make import make_spec
 from trnslurm.train.optim.optimizer import OPTIMIZERS, OptimizerSpec
 from trnslurm.train.plan import JobPlan
-from trnslurm.train.sharded.settings import (
-    ShardedSettings,
-)
+from trnslurm.train.sharded.settings import ShardedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +32,10 @@ class ShardingRequest:
     make_model: Callable[[], nn.Module]
 
 
-class Sharded(ABC):
+class Sharded(TrainingState):
     """A model divided over all workers, and its optimizer.
 
-    All workers run equally many units and make the same calls. The gradients must add up, over
-    workers and units, to the gradient of the global batch; step returns the norm of the whole
-    gradient before clipping. It is a TrainingState for checkpoints.
+    All workers run equally many units. Each strategy decides when it reduces gradients.
     """
 
     model: nn.Module
@@ -50,15 +45,6 @@ class Sharded(ABC):
         self._device = request.device
         self._shapes = shapes_of(request.blueprint)
         self._kinds = OPTIMIZERS[request.settings.optimizer]
-
-    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every parameter, by name."""
-        return dict(self._shapes)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of tensors that the state has for each parameter."""
-        return ("parameter", *self._kinds)
 
     @property
     def num_parameters(self) -> int:
@@ -70,25 +56,6 @@ class Sharded(ABC):
         # All three strategies average over the workers; ours is a sum.
         scaled: Any = loss * self._device.world
         scaled.backward()
-
-    def begin_last_unit(self) -> None:  # noqa: B027 - not all of them care
-        """Do nothing: each strategy decides when it reduces gradients."""
-
-    @abstractmethod
-    def step(self, lr: float) -> Tensor:
-        """Clip the gradients, update the parameters, return the norm before clipping."""
-
-    @abstractmethod
-    def zero_grad(self) -> None:
-        """Set the gradients to zero."""
-
-    @abstractmethod
-    def shards(self) -> list[TensorShard]:
-        """Return this worker's part of the state, parameters included."""
-
-    @abstractmethod
-    def load(self, read: Read, *, updates: int) -> None:
-        """Load parameters and state, saved after this many updates."""
 
     def _check_world(self, found: int) -> None:
         """Refuse to train separate copies: each library finds the other workers in its own way."""

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
-from trnslurm.train.devices.xla import rate_tensor, scalar_tensor
+from trnslurm.train.devices.xla import rate_for, scalar_tensor
 from trnslurm.train.errors import TrainError
+from trnslurm.train.optim.xla import CAPTURABLE
 from trnslurm.train.say import say
 from trnslurm.train.sharded.strategy import (
     Sharded,
@@ -36,12 +36,8 @@ TORCHACC_SETTINGS = {"opt_flatten_overlap"}
 DTYPES = ("compute_dtype", "buffer_dtype")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FsdpPart:
-    """This worker's part of one or more parameters, one after another."""
-
-    names: list[str]
-    holder: nn.Parameter
+FsdpPart = tuple[list[str], nn.Parameter]
+"""The names of one or more parameters, and this worker's part of them, one after another."""
 
 
 class XlaFsdp(Sharded):
@@ -71,48 +67,41 @@ class XlaFsdp(Sharded):
         self.model = self._wrapped
         self._check_world(self._wrapped.world_size)
         self._parts = list(_parts_of(self._wrapped))
-        assert sorted(name for part in self._parts for name in part.names) == sorted(self._shapes)
-        spec = spec_of(request, [(part.names[0], part.holder) for part in self._parts])
+        assert sorted(name for names, _ in self._parts for name in names) == sorted(self._shapes)
+        spec = spec_of(request, [(names[0], holder) for names, holder in self._parts])
         self._max_norm = spec.max_norm
-        self._tensor_lr = request.settings.optimizer == "adamw"
-        # As Python numbers, lr = 0 and a bias correction that rounds to 1 are compiled in: a new
-        # graph in the middle of a run.
-        self._base = spec.make(self._rate(0.0), adam={"capturable": True}, foreach=False)
+        self._base = spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
         # make its graph differ from the next.
-        for part in self._parts:
-            part.holder.grad = torch.zeros_like(part.holder)
+        for _, holder in self._parts:
+            holder.grad = torch.zeros_like(holder)
 
     def step(self, lr: float) -> Tensor:
         """Take one step."""
         norm: Tensor = self._wrapped.clip_grad_norm_(self._max_norm)
-        rate = self._rate(lr)
-        for group in self._base.param_groups:
-            group["lr"] = rate
-        # Not xm.optimizer_step: that would reduce the gradients once more.
-        self._base.step()
+        self._update(lr)  # xm.optimizer_step would reduce the gradients once more
         return norm
 
     def zero_grad(self) -> None:
         """Set the gradients to zero in place."""
-        for part in self._parts:
-            assert part.holder.grad is not None
-            part.holder.grad.zero_()
+        for _, holder in self._parts:
+            assert holder.grad is not None
+            holder.grad.zero_()
 
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; to get them, gather one part of the model after another."""
         shards = []
-        for part in self._parts:
-            state = self._base.state[part.holder]
-            tensors: Any = [part.holder.detach(), *(state[kind] for kind in self._kinds)]
+        for names, holder in self._parts:
+            state = self._base.state[holder]
+            tensors: Any = [holder.detach(), *(state[kind] for kind in self._kinds)]
             gathered = xm.all_gather(tensors, pin_layout=False)
             torch_xla.sync()
-            shapes = [self._shapes[name] for name in part.names]
+            shapes = [self._shapes[name] for name in names]
             for kind, flat in zip(self.kinds, gathered, strict=True):
-                for name, whole in zip(part.names, split(flat.cpu(), shapes), strict=True):
+                for name, whole in zip(names, split(flat.cpu(), shapes), strict=True):
                     rows, own = rows_of(whole, self._device.rank, self._device.world)
                     if rows:
-                        shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own))
+                        shards.append(TensorShard(name, kind, rows, own))
         return shards
 
     @torch.no_grad()
@@ -121,24 +110,20 @@ class XlaFsdp(Sharded):
 
         That has the graph of any later one then, if the state is made in its order.
         """
-        for part in self._parts:
+        for names, holder in self._parts:
             if self._kinds:
-                self._base.state[part.holder]["step"] = scalar_tensor(self._device, updates)
+                self._base.state[holder]["step"] = scalar_tensor(self._device, updates)
             for kind in self.kinds:
-                whole = (
-                    read(name, kind, range(num_rows(self._shapes[name]))) for name in part.names
-                )
-                own = own_part(whole, part.holder.numel(), self._device.rank)
-                own = own.view(part.holder.shape)
+                whole = (read(name, kind, range(num_rows(self._shapes[name]))) for name in names)
+                own = own_part(whole, holder.numel(), self._device.rank).view(holder.shape)
                 if kind == "parameter":
-                    part.holder.data.copy_(own)
+                    holder.data.copy_(own)
                 else:
-                    self._base.state[part.holder][kind] = self._device.put(own)
+                    self._base.state[holder][kind] = self._device.put(own)
         self.shards()  # gathering takes graphs: met here, they surprise no later save
 
     def _rate(self, lr: float) -> Tensor | float:
-        # SGD reads a tensor back to the host, so it gets the number.
-        return rate_tensor(self._device, lr) if self._tensor_lr else lr
+        return rate_for(self._device, lr, self._kinds)
 
 
 def _read_settings(request: ShardingRequest) -> dict[str, Any]:
@@ -193,7 +178,7 @@ def _parts_of(model: nn.Module) -> Iterator[FsdpPart]:
         each: Any = module
         for full, holder in zip(each.full_params, each.sharded_params, strict=True):
             inside = full.metadata()[0] if hasattr(full, "metadata") else [holder._orig_name]
-            yield FsdpPart(names=[_plain(f"{place}.{name}") for name in inside], holder=holder)
+            yield [_plain(f"{place}.{name}") for name in inside], holder
 
 
 def _plain(name: str) -> str:

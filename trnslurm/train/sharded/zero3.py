@@ -66,9 +66,10 @@ class Zero3(Sharded):
                     whole = fragments.safe_get_full_fp32_param(parameter)
                 else:
                     whole = fragments.safe_get_full_optimizer_state(parameter, kind)
-                rows, own = rows_of(whole.view(self._shapes[name]), *self._place)
+                whole = whole.view(self._shapes[name])
+                rows, own = rows_of(whole, self._device.rank, self._device.world)
                 if rows:
-                    shards.append(TensorShard(name=name, kind=kind, rows=rows, tensor=own))
+                    shards.append(TensorShard(name, kind, rows, own))
         return shards
 
     @torch.no_grad()
@@ -77,7 +78,9 @@ class Zero3(Sharded):
         fragments, zero = self._deepspeed.utils, self._deepspeed.zero
         if self._kinds:
             for flat in self._engine.optimizer.fp32_partitioned_groups_flat:
-                self._base.state[flat] = self._state_of(flat, updates)
+                # As the first step would make it. The fused AdamW expects the step on the device.
+                step = {"step": torch.tensor(float(updates), device=flat.device)}
+                self._base.state[flat] = {k: torch.zeros_like(flat) for k in self._kinds} | step
         for name, parameter in self._parameters.items():
             rows = range(num_rows(self._shapes[name]))
             whole = read(name, "parameter", rows).view(self._shapes[name])
@@ -89,18 +92,8 @@ class Zero3(Sharded):
                 part = self._own_part(parameter, read(name, kind, rows))
                 fragments.safe_set_local_optimizer_state(parameter, part, kind)
 
-    @property
-    def _place(self) -> tuple[int, int]:
-        return self._device.rank, self._device.world
-
     def _own_part(self, parameter: Any, whole: Tensor) -> Tensor:
         return own_part([whole], parameter.ds_tensor.numel(), self._device.rank)
-
-    def _state_of(self, flat: Tensor, updates: int) -> dict[str, Tensor]:
-        """Make the state that the first step would make of a part of the parameters."""
-        state = {kind: torch.zeros_like(flat) for kind in self._kinds}
-        # The fused AdamW expects the step on the parameter's device.
-        return state | {"step": torch.tensor(float(updates), device=flat.device)}
 
 
 def _open_deepspeed(accelerator: str) -> Any:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,23 +54,13 @@ class ShardFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
-    """The index without the counts of masked tokens."""
-
-    format: int
-    seq_len: int
-    max_pred: int
-    shards: list[Any]
-    """Values of ShardFile, in the order of their names."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShardIndex:
     """The shards of a split."""
 
     seq_len: int
     max_pred: int
     shards: list[ShardFile]
+    """In the order of their names."""
     masked: NDArray[np.uint16]
     """Masked tokens of every sample, shard after shard."""
 
@@ -164,29 +153,27 @@ def _read(path: Path) -> ShardIndex | None:
             counts = file.get_tensor("masked")
         if values.get("format") != FORMAT:
             return None
-        header = read_section(Header, values, where=str(path))
-        shards = [read_section(ShardFile, shard, where=str(path)) for shard in header.shards]
+        shards = [read_section(ShardFile, shard, where=str(path)) for shard in values["shards"]]
+        seq_len, max_pred = values["seq_len"], values["max_pred"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, TrainError):
         return None
     if len(counts) != sum(shard.samples for shard in shards):
         return None
-    return ShardIndex(
-        seq_len=header.seq_len, max_pred=header.max_pred, shards=shards, masked=counts
-    )
+    return ShardIndex(seq_len=seq_len, max_pred=max_pred, shards=shards, masked=counts)
 
 
 def _write(index: ShardIndex, path: Path) -> None:
     """Write the index, whole or not at all, even if several runs do so at once."""
-    header = Header(
-        format=FORMAT,
-        seq_len=index.seq_len,
-        max_pred=index.max_pred,
-        shards=[asdict(shard) for shard in index.shards],
-    )
+    header = {
+        "format": FORMAT,
+        "seq_len": index.seq_len,
+        "max_pred": index.max_pred,
+        "shards": [asdict(shard) for shard in index.shards],
+    }
     partial = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
     try:
         with partial.open("wb") as file:
-            file.write(save({"masked": index.masked}, {"index": json.dumps(asdict(header))}))
+            file.write(save({"masked": index.masked}, {"index": json.dumps(header)}))
             fsync_file(file)
         partial.rename(path)
         fsync_directory(path.parent)

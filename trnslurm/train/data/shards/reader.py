@@ -15,7 +15,7 @@ from torch import Tensor
 from trnslurm.train.data.shards.files import KEYS, Rows, masked, read_rows
 from trnslurm.train.data.shards.index import ShardSplit, index_shards, read_shard_index
 from trnslurm.train.data.shards.node import NodeArrays, share
-from trnslurm.train.data.shards.windows import WindowPart, Windows
+from trnslurm.train.data.shards.windows import Windows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 
@@ -78,10 +78,8 @@ class ShardedSamples:
 
     def samples(self, first: int, count: int) -> Samples:
         """Return the samples at positions first … first + count - 1 of the stream."""
-        found = [
-            self._window(part.window)[part.first : part.first + part.count]
-            for part in self._windows.parts(first, count)
-        ]
+        parts = self._windows.parts(first, count)
+        found = [self._window(window)[places] for window, places in parts]
         rows = found[0] if len(found) == 1 else np.concatenate(found)
         return Samples(*(torch.from_numpy(rows[name].astype(np.int64)) for name in Samples._fields))
 
@@ -91,9 +89,9 @@ class ShardedSamples:
         At least 1: the number is a divisor.
         """
         total = 0
-        for part in self._windows.parts(first, count):
-            before = self._masked_before(part.window)
-            total += int(before[part.first + part.count] - before[part.first])
+        for window, places in self._windows.parts(first, count):
+            before = self._masked_before(window)
+            total += int(before[places.stop] - before[places.start])
         return max(1, total)
 
     def close(self) -> None:
@@ -104,8 +102,7 @@ class ShardedSamples:
 
     def _count_masked(self, window: int) -> NDArray[np.int64]:
         """Count the masked tokens before each place of a window."""
-        whole = WindowPart(window=window, first=0, count=self._windows.size(window))
-        counts = self._index.masked[self._windows.samples(whole)]
+        counts = self._index.masked[self._windows.samples(window, slice(None))]
         return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def _window(self, number: int) -> NDArray[Any]:
@@ -119,12 +116,9 @@ class ShardedSamples:
         return self._loaded[number].result()
 
     def _load(self, number: int) -> NDArray[Any]:
-        def decode() -> NDArray[Any]:
+        if self._node is None:
             return self._decode(number)
-
-        return (
-            self._node.get(number, self._windows.size(number), decode) if self._node else decode()
-        )
+        return self._node.get(number, self._windows.size(number), lambda: self._decode(number))
 
     def _decode(self, number: int) -> NDArray[Any]:
         """Return the samples of a window in the order of the stream."""

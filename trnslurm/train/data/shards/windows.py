@@ -1,14 +1,12 @@
 """The order of samples in shards: shuffled every epoch, but neighbours are read together.
 
 A random row of a gzipped shard costs the decompression of a thousand. So shards are cut into
-pieces, pieces are shuffled, and samples are shuffled within windows of some
-pieces that follow one another. As in order.py all depends on (seed, epoch) alone, and any position
-is known at once.
+pieces, pieces are shuffled, and samples are shuffled within windows of some pieces that follow one
+another. As in order.py, all depends on (seed, epoch) alone, and any position is known at once.
 """
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +24,9 @@ PIECES_PER_WINDOW = 8
 
 Piece = tuple[int, slice]
 """Consecutive samples of one shard: its number, and their rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowPart:
-    """Consecutive positions of the stream that lie in one window."""
-
-    window: int
-    """Counted through all epochs."""
-    first: int
-    """Place in the window's order."""
-    count: int
+WindowPart = tuple[int, slice]
+"""Consecutive positions of the stream in one window: its number, counted through all epochs, and
+their places in its order."""
 
 
 class Windows:
@@ -66,7 +56,7 @@ class Windows:
             start, stop = int(starts[window]), int(starts[window + 1])
             taken = min(count, stop - place)
             within = number * self._per_epoch + window
-            yield WindowPart(window=within, first=place - start, count=taken)
+            yield within, slice(place - start, place - start + taken)
             first, count = first + taken, count - taken
 
     def size(self, window: int) -> int:
@@ -77,10 +67,10 @@ class Windows:
         """Return the pieces of a window, in order."""
         return [self._pieces[number] for number in self._numbers(window)]
 
-    def samples(self, part: WindowPart) -> Integers:
-        """Return which samples a part has, counted through all shards."""
-        numbers = self._numbers(part.window)
-        rows = self.order(part.window)[part.first : part.first + part.count]
+    def samples(self, window: int, places: slice) -> Integers:
+        """Return which samples are at places of a window, counted through all shards."""
+        numbers = self._numbers(window)
+        rows = self.order(window)[places]
         stops = np.cumsum(self._sizes[numbers])
         piece = np.searchsorted(stops, rows, side="right")
         begins = stops - self._sizes[numbers]
