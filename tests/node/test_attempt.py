@@ -146,7 +146,7 @@ def test_state_of_an_attempt_that_completes(script: Script) -> None:
 
 
 def test_heartbeat(script: Script) -> None:
-    script.with_change("trnslurm.node.attempt as a; a.HEARTBEAT_S = 0.01")
+    script.with_change("trnslurm.node.state as s; s.HEARTBEAT_S = 0.01")
     old = "touch -d 2001-01-01 state/heartbeat\n"
     fresh = 'until [ -n "$(find state/heartbeat -newermt 2002-01-01)" ]; do sleep 0.02; done\n'
     script.step(STARTED + old + fresh)

@@ -288,7 +288,7 @@ def state_file(run, number, **fields):
 
 def ended(number, exit_code=9):
     known = {"max_crashes": 2, "requeue": True}
-    ending = how_it_ended(read_facts(read_state("train", number), exit_code, "", **known))
+    ending = how_it_ended(read_facts(read_state("train", number), exit_code, "", None, **known))
     return ending.state, ending.reason
 
 

@@ -13,7 +13,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -28,15 +27,13 @@ from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
 from trnslurm.node.hosts import brief
-from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now
+from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.rundir import utc_time, write_json
 
-HEARTBEAT_S = 30.0
 TERMINATED = 128 + signal.SIGTERM
 # This program ends within this share of the time between TERM and KILL.
 _LAST_SHARE = 0.9
-_LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _STDOUT = 1
 _REASONS = {
     "REQUEUED": "requeued",
@@ -48,11 +45,7 @@ _REASONS = {
 
 
 class RefusedError(Exception):
-    """The attempt ends before anything was started, with this exit code."""
-
-    def __init__(self, exit_code: int, message: str = "") -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    """The attempt ends before anything was started: exit code and message, or no message."""
 
 
 class Terminated(BaseException):
@@ -72,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = attempt.run()
     except RefusedError as refused:
-        code = refused.exit_code
-        if str(refused):
-            processes.say(f"error: {refused}")
+        code, message = refused.args
+        if message:
+            processes.say(f"error: {message}")
     except Terminated:
         code = attempt.end_by_term()
     except OSError as error:
@@ -120,8 +113,8 @@ class AttemptProgram:
         self.trains = phase == "train"
         self.doing = "starting"
         """The current activity, for the reason of a failure."""
-        self.on_slurm = not self.state.job_id.startswith("local-")
         self.controller = Controller(self.state.job_id, self.state.restarts, options.retry_s)
+        self.on_slurm = self.controller.on_slurm
         self._options, self._signals = options, signals
         self._stop_file = RUN.stop_file(phase, number)
         self._launched = False
@@ -135,8 +128,6 @@ class AttemptProgram:
         """When this program must have ended, because KILL follows."""
         self._events = Messages(self.state)
 
-    # -- from begin to end
-
     def run(self) -> int:
         """Run all of it; return the exit code."""
         self._begin()
@@ -148,7 +139,8 @@ class AttemptProgram:
             return TERMINATED
         self._launched = True
         if code == 0 and self._options.graphs and self.state.phase == "precompile":
-            self._commit_graphs()
+            with self._graph_work("verifying the graphs"):
+                graphs.commit(read_place())
         if self.trains and self.on_slurm and not self._ended_by_term:
             code = self._end_by_slurm(code)
         if self.trains and (code or self._stop_file.exists()):
@@ -164,10 +156,10 @@ class AttemptProgram:
         """
         ended_by = self.controller.what_ends_job()
         if code == 0 and ended_by in ("REQUEUED", "CANCELLED"):
-            self._note(ended_by, ended_by.lower())
+            self.state.note(ended_by, ended_by.lower())
             return TERMINATED
         if ended_by == "PREEMPTED":
-            self._note(ended_by, "preempted")
+            self.state.note(ended_by, "preempted")
         return code
 
     def _begin(self) -> None:
@@ -197,15 +189,14 @@ class AttemptProgram:
         """Record that the step runs, and start the heartbeat, which dies with this process."""
         self._take_signals(0)
         if self._ended_by_term:
-            raise RefusedError(TERMINATED)
+            raise RefusedError(TERMINATED, "")
         self.state.hosts = os.environ["TRNSLURM_HOSTS"]
         newest = RUN.newest_checkpoint()
         os.environ["TRNSLURM_RESUME"] = str(newest.absolute()) if newest else ""
         self.doing = f"running on {brief(self.state.hosts.split(','))}"
         self.state.state = "RUNNING"
         self.state.write()
-        RUN.heartbeat_file.touch()
-        threading.Thread(target=_beat, daemon=True).start()
+        start_heartbeat()
         self._events.begun(earlier_attempts(self.state))
 
     def finish(self, code: int) -> int:
@@ -217,7 +208,7 @@ class AttemptProgram:
                 why = self._found.brief if self._launched and self._found else ""
                 state.reason = why or f"exit code {code} while {self.doing}"
         state.exit_code = code
-        self._write()
+        self.state.note()
         if self._launched and (state.state == "FAILED" or state.cause == CRASH):
             self._say_why()
         reason = f" ({state.reason})" if state.reason else ""
@@ -226,24 +217,22 @@ class AttemptProgram:
         self._events.ended(self._last_moment - time.monotonic())
         return code
 
-    # -- the step and its signals
-
     def _run_step(self) -> int:
         """Run the command, again if srun has given up on a busy controller; return its code."""
-        own_session = not self.on_slurm  # Slurm finds the processes of a job by their session
         pauses_s = [*self._options.retry_s, None] if self.on_slurm else [None]
         code = 0
         for pause_s in pauses_s:
-            self._step = processes.spawn(
-                self._options.command, output_fd=None, own_session=own_session
-            )
+            # Slurm finds the processes of a job by their session.
+            self._step = processes.spawn(self._options.command, own_session=not self.on_slurm)
             code = self._wait_for_step()
             self._step = 0
             # Once anything was started a node's log is there, and the exit code is the job's own.
             logs = RUN.node_logs(self.state.phase, self.state.attempt)
             if pause_s is None or code == 0 or self._asked_to_end() or logs:
                 break
-            self._wait(pause_s)
+            until = time.monotonic() + pause_s
+            while not self._asked_to_end() and (left_s := until - time.monotonic()) > 0:
+                self._take_signals(left_s)
             if self._asked_to_end():
                 break
         return code
@@ -262,12 +251,6 @@ class AttemptProgram:
                 processes.send(self._step, signal.SIGKILL)
                 _, status = os.waitpid(self._step, 0)
                 return processes.exit_code(status)
-            self._take_signals(left_s)
-
-    def _wait(self, pause_s: float) -> None:
-        """Wait, or until the attempt is asked to end."""
-        until = time.monotonic() + pause_s
-        while not self._asked_to_end() and (left_s := until - time.monotonic()) > 0:
             self._take_signals(left_s)
 
     def _take_signals(self, within_s: float | None) -> None:
@@ -293,12 +276,12 @@ class AttemptProgram:
         self._expect_kill()
         if self.trains:
             self._ask_to_stop("terminated")
-        self._note("CANCELLED", "")  # at once: KILL may come before the controller answers
+        self.state.note("CANCELLED", "")  # at once: KILL may come before the controller answers
         if self.on_slurm:
             deadline = time.monotonic() + self.controller.patience_s
             ended_by = self.controller.what_ends_job()
             word = {"FORGOTTEN": "FAILED", "RUNNING": "CANCELLED"}.get(ended_by, ended_by)
-            self._note(word, _REASONS[word])
+            self.state.note(word, _REASONS[word])
             if self.trains:
                 self._deadline = deadline
         # Slurm has sent TERM to srun and the workers of a training as well; a second TERM makes
@@ -309,10 +292,8 @@ class AttemptProgram:
 
     def _expect_kill(self) -> None:
         """Set when this program must have ended, after TERM or just before it."""
-        wait_s = self.controller.kill_wait_s if self.on_slurm else _LOCAL_KILL_WAIT_S
-        self._last_moment = min(self._last_moment, time.monotonic() + _LAST_SHARE * wait_s)
-
-    # -- how it ended
+        within_s = _LAST_SHARE * self.controller.kill_wait_s
+        self._last_moment = min(self._last_moment, time.monotonic() + within_s)
 
     def _conclude(self, code: int) -> int:
         """Decide how a training ended and whether it starts again; return the exit code."""
@@ -330,10 +311,9 @@ class AttemptProgram:
                     self.state,
                     code,
                     trouble,
+                    found,
                     max_crashes=self._options.max_crashes,
                     requeue=self._options.requeue,
-                    why=found.brief if found else "",
-                    again=bool(found and found.again),
                 )
             )
         except Exception:  # then the exit code and Slurm's state decide
@@ -358,7 +338,7 @@ class AttemptProgram:
             return
         why_not = "Slurm has forgotten the job" if ended_by == "FORGOTTEN" else ""
         if not why_not:
-            self._write()  # before Slurm is asked: KILL may follow
+            self.state.note()  # before Slurm is asked: KILL may follow
             self._expect_kill()
             why_not = "" if ended_by == "REQUEUED" else self.controller.requeue()
         if why_not:
@@ -388,29 +368,11 @@ class AttemptProgram:
         except Exception:
             processes.say(traceback.format_exc())
 
-    def _note(self, state: str, reason: str) -> None:
-        self.state.state, self.state.reason = state, reason
-        self._write()
-
-    def _write(self) -> None:
-        """Write the state; an error, such as a full disk, is only logged."""
-        try:
-            self.state.write()
-        except OSError as error:
-            processes.say(f"error: {error.filename}: {error.strerror}: state not written")
-
-    # -- compiled graphs
-
     def _graphs_are_warm(self) -> bool:
         """Find the key of the job's graphs; return whether there is nothing to precompile."""
         with self._graph_work("reading the key of the graphs"):
             os.environ["TRNSLURM_GRAPH_KEY"] = graphs.own_key(RUN.path)
             return self.state.phase == "precompile" and graphs.is_warm(read_place())
-
-    def _commit_graphs(self) -> None:
-        """Verify that no node's graph is missing, and write the manifest."""
-        with self._graph_work("verifying the graphs"):
-            graphs.commit(read_place())
 
     @contextmanager
     def _graph_work(self, doing: str) -> Iterator[None]:
@@ -428,14 +390,6 @@ class AttemptProgram:
                 yield
             except CacheError as error:
                 raise RefusedError(1, str(error)) from None
-
-
-def _beat() -> None:
-    """Touch the heartbeat, whose age shows how long a silent job has been lost."""
-    while True:
-        time.sleep(HEARTBEAT_S)
-        with suppress(OSError):
-            RUN.heartbeat_file.touch()
 
 
 if __name__ == "__main__":

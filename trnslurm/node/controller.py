@@ -8,36 +8,39 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# Slurm sends KILL so long after TERM: KillWait, and never less than five seconds. An attempt
-# must have written its last state by then.
+# The time between TERM and KILL: Slurm's KillWait, at least five seconds. An attempt must have
+# written its last state by then.
 _KILL_WAIT_S, _SHORTEST_KILL_WAIT_S = 30.0, 5.0
+_LOCAL_KILL_WAIT_S = 10.0  # guard.py's --grace
 _SHARE = 0.75
 # Slurm sends TERM to every process of a job, scontrol included. A blocked signal is inherited.
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Controller:
-    """Slurm's controller, as this job asks it."""
+    """Slurm's controller, for this job; a local job has none, and calls no method."""
 
     def __init__(self, job_id: str, restarts: int, retry_s: Sequence[float]) -> None:
-        """Know the job, how often it had been restarted, and the pauses between retries."""
+        """Take the job, how often Slurm had restarted it, and the pauses between retries."""
         self._job_id, self._restarts, self._retry_s = job_id, restarts, retry_s
-        self.kill_wait_s = _KILL_WAIT_S
+        self.on_slurm = not job_id.startswith("local-")
+        self.kill_wait_s = _KILL_WAIT_S if self.on_slurm else _LOCAL_KILL_WAIT_S
         self._run_name = Path(os.environ["TRNSLURM_RUN_DIR"]).name  # as sbatch was given it
 
     @property
     def patience_s(self) -> float:
-        """Return how long after TERM the job's step, or the controller's answer, is waited for."""
+        """Return how long after TERM to wait for the step to end, or the controller to answer."""
         return _SHARE * self.kill_wait_s
 
     def what_ends_job(self) -> str:
-        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; RUNNING if nothing does; FORGOTTEN.
+        """Return REQUEUED, TIMEOUT, PREEMPTED, CANCELLED; FORGOTTEN; RUNNING if nothing ends it.
 
-        JobState is COMPLETING whichever it is; other fields tell. Without an answer it is RUNNING.
+        JobState is COMPLETING in all these cases, so other fields decide. Without an answer, return
+        RUNNING.
         """
         job = self._job()
         work_dir = job.partition(" WorkDir=")[2]
-        # A controller that was killed may not know the job, and gives its number to another.
+        # A controller that was killed may not know the job, and give its number to another job.
         if "Invalid job id" in job or (work_dir and f"/{self._run_name} " not in work_dir):
             return "FORGOTTEN"
         restarts = re.search(r" Restarts=(\d+) ", job)
@@ -56,12 +59,12 @@ class Controller:
             self.kill_wait_s = max(float(found[1]), _SHORTEST_KILL_WAIT_S)
 
     def excluded_nodes(self) -> list[str]:
-        """Return the nodes that the job leaves out already, the user's own choice included."""
+        """Return the nodes that the job leaves out already, including the user's choice."""
         found = re.search(r" ExcNodeList=([^ (]+) ", self._job())
         return _scontrol("show", "hostnames", found[1])[1].split() if found else []
 
     def requeue(self) -> str:
-        """Have the job started again once this program has ended; return why not, or nothing."""
+        """Ask Slurm to start the job again after this program; return why not, or an empty text."""
         code, said = self._persist("requeue", self._job_id)
         return "" if code == 0 else (said.splitlines() or ["scontrol failed"])[-1]
 
@@ -74,7 +77,7 @@ class Controller:
         return f" {said} ".replace("\n", " ")
 
     def _persist(self, *words: str) -> tuple[int, str]:
-        """Ask again if the controller is too busy, as when many jobs start."""
+        """Run scontrol, again if the controller is too busy, as when many jobs start."""
         code, said = _scontrol(*words)
         for pause_s in self._retry_s:
             if code == 0:
@@ -85,7 +88,7 @@ class Controller:
 
 
 def _scontrol(*words: str, timeout_s: float | None = None) -> tuple[int, str]:
-    """Run scontrol; return its exit code and what it said."""
+    """Run scontrol; return its exit code and its output."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Decides how an attempt of a training ended, and whether its job starts again.
 
-Crashes are counted per job, so whoever submits the run again starts at none.
+Crashes are counted per job, so a resubmitted run starts with a count of 0.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, AttemptState, read_state, saved_by_now
+from trnslurm.node.triage.finding import Finding
 from trnslurm.rundir import read_json
 
 
@@ -21,27 +22,27 @@ class Facts:
     newest: int
     """The newest checkpoint's step, 0 if there is none."""
     changed: float = 0.0
-    """When a custom script, whose steps are unknown, last saved anything. That may be half of a
-    checkpoint, so after a crash it is no progress."""
+    """When a custom script, whose steps are unknown, last saved anything. After a crash this is no
+    progress, because the checkpoint may be incomplete."""
     max_crashes: int
     requeue: bool
     """Whether the script may requeue its job."""
     stop: str | None = None
-    """Why the workers were asked to stop; None: they were not."""
+    """Why the workers were asked to stop; None: they were not asked."""
     answered: bool = False
-    """Whether the workers were asked, and end because of that; trnslurm.train saves first."""
+    """Whether the workers ended because they were asked; trnslurm.train saves first."""
     saved: int | None = None
-    """The step that the workers saved before they ended together."""
+    """The step that the workers saved before they ended together, if they did."""
     cancelled: bool = False
     """Whether a person has cancelled the run."""
     trouble: str = ""
-    """What a node's preflight or a watchdog found."""
+    """The problem that a node's preflight or a watchdog found."""
     why: str = ""
     """The cause of the failure in one line, as triage found it."""
     again: bool = False
-    """Whether the job itself has an error that every further attempt would meet."""
+    """Whether the job has an error that every further attempt would meet."""
     newer: int = 0
-    """The newest attempt of the run, if another one has taken over; else 0."""
+    """The newest attempt of the run, if it has replaced this one; else 0."""
 
     @property
     def last(self) -> AttemptState:
@@ -54,28 +55,28 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What the state file will say of an attempt."""
+    """The end of an attempt, for its state file."""
 
     state: str
     reason: str
     cause: str
     refused: str
-    """The state instead of REQUEUED, should Slurm refuse to requeue the job."""
+    """The state instead of REQUEUED if Slurm refuses to requeue the job."""
 
 
 def how_it_ended(facts: Facts) -> Ending:
     """Return how the attempt ended."""
-    if facts.newer:  # to begin again would be to take over from it in turn
+    if facts.newer:  # a requeued job would replace that attempt in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
-        return _final("COMPLETED", "")  # by itself, even if it was asked to stop meanwhile
+        return _final("COMPLETED", "")  # it was finished, even if it was asked to stop
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))
     if by_slurm == "REQUEUED":
         return _again("REQUEUED", "requeued", _and("requeued", _saved(facts)))
     if by_slurm == "CANCELLED":
-        # On this machine TERM is all there is: a shutdown, or a closed terminal.
+        # On this machine TERM may also come from a shutdown or a closed terminal.
         local = facts.last.job_id.startswith("local-")
         stopped = local and facts.saved is not None
         return _final("STOPPED" if stopped else "CANCELLED", _saved(facts))
@@ -85,7 +86,7 @@ def how_it_ended(facts: Facts) -> Ending:
     if by_slurm == "TIMEOUT" or (stopped and facts.stop == "time limit"):
         if facts.progress:
             return _stopped_by(facts, "time limit", "TIMEOUT")
-        # Requeued, it would only do the same again.
+        # A requeued attempt would only repeat this one.
         return _final("TIMEOUT", "time limit; it ended without a new checkpoint", "time limit")
     if stopped:
         return _final("STOPPED", _and(facts.stop or "", _saved(facts)))
@@ -129,7 +130,7 @@ def crashes_in_a_row(attempts: Sequence[AttemptState], newest: int) -> int:
 
 
 def given_up(crashes: int, what: str) -> str:
-    """Return why a run does not start again."""
+    """Return the reason of a run that does not start again."""
     many = f"{crashes} crashes in a row" if crashes > 1 else "a crash"
     return f"given up after {many} without a new checkpoint: {what}"
 
@@ -159,7 +160,7 @@ def earlier_attempts(state: AttemptState) -> list[AttemptState]:
 
 
 def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
-    """Return why a run is given up instead of beginning this attempt, or nothing."""
+    """Return why the run is given up instead of starting this attempt; empty: it is not."""
     earlier = earlier_attempts(state)
     crashes = crashes_in_a_row(earlier, state.checkpoint)
     if crashes < max_crashes:
@@ -172,13 +173,12 @@ def read_facts(
     state: AttemptState,
     exit_code: int,
     trouble: str,
+    found: Finding | None,
     *,
     max_crashes: int,
     requeue: bool,
-    why: str = "",
-    again: bool = False,
 ) -> Facts:
-    """Return what the files say of an attempt that has ended."""
+    """Return all facts about an attempt that has ended: these, and the facts in its files."""
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
     newest = max(RUN.attempt_numbers("train"), default=0)
@@ -191,8 +191,8 @@ def read_facts(
         max_crashes=max_crashes,
         requeue=requeue,
         trouble=trouble,
-        why=why,
-        again=again,
+        why=found.brief if found else "",
+        again=bool(found and found.again),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),

@@ -94,7 +94,7 @@ def become_subreaper() -> None:
 def spawn(
     command: Sequence[str],
     *,
-    output_fd: int | None,
+    output_fd: int | None = None,
     environ: Mapping[str, str] = os.environ,
     own_session: bool = True,
 ) -> int:

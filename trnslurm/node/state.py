@@ -1,17 +1,22 @@
 """The state file of an attempt, which its batch script writes: state/PHASE-ATTEMPT.json.
 
-Accounting is often off and Slurm forgets a finished job after MinJobAge: these files stay.
+The files remain when accounting is off and Slurm has forgotten the job (MinJobAge).
 """
 
 import os
+import threading
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from trnslurm.node.processes import say
 from trnslurm.rundir import RunFiles, changed_at, read_json, utc_time, write_json
 
 RUN = RunFiles(Path())  # the program's working directory
 CRASH, ERROR = "crash", "error"
 UNDER_WAY = ("STARTING", "RUNNING")
+HEARTBEAT_S = 30.0
 _MAX_REASON = 300
 
 
@@ -23,17 +28,17 @@ class AttemptState:
     attempt: int = 0
     job_id: str = ""
     restarts: int = 0
-    """How often Slurm had started the job before."""
+    """How often Slurm had restarted the job."""
     state: str = "STARTING"
     reason: str = ""
     exit_code: int | None = None
     cause: str = ""
-    """What ended a training: crash, error (one that would come again), time limit, preempted,
-    requeued, or nothing of these."""
+    """Why a training ended: crash, error (which every attempt would meet), time limit, preempted,
+    requeued, or empty."""
     checkpoint: int = 0
     """The step of the newest checkpoint when a training began, 0 if there was none."""
     changed: float = 0.0
-    """When a custom script's checkpoints had last changed before the attempt began."""
+    """When the checkpoints of a custom script had last changed before the attempt began."""
     hosts: str = ""
     host: str = ""
     pid: int = 0
@@ -46,11 +51,20 @@ class AttemptState:
 
     @property
     def crashed(self) -> bool:
-        """Whether the attempt failed or recorded no end; if Slurm ended it, that is no crash."""
+        """Whether the attempt failed or recorded no end; an end by Slurm is no crash."""
         return self.under_way or self.state == "FAILED" or self.cause == CRASH
 
+    def note(self, state: str | None = None, reason: str = "") -> None:
+        """Write the file, with a new state; an error, such as a full disk, is only logged."""
+        if state is not None:
+            self.state, self.reason = state, reason
+        try:
+            self.write()
+        except OSError as error:
+            say(f"error: {error.filename}: {error.strerror}: state not written")
+
     def write(self) -> None:
-        """Replace the file whole."""
+        """Replace the whole file."""
         self.reason = _one_line(self.reason)
         self.ended = None if self.under_way else utc_time()
         data = asdict(self)
@@ -62,7 +76,7 @@ class AttemptState:
 
 
 def read_state(phase: str, attempt: int) -> AttemptState:
-    """Return the state of an attempt; one that has only taken its number is STARTING."""
+    """Return the state of an attempt; without a state file it is STARTING."""
     data = read_json(RUN.state_file(phase, attempt))
     state = AttemptState(phase=phase, attempt=attempt)
     for name in (f.name for f in fields(AttemptState) if f.name in data):
@@ -75,11 +89,24 @@ def read_state(phase: str, attempt: int) -> AttemptState:
 def saved_by_now() -> tuple[int, float]:
     """Return the newest saved step, and when a custom script last saved anything.
 
-    A script that is given the checkpoint to resume from resumes from no other file.
+    The time is 0 if the script resumes only from a checkpoint that its run names.
     """
     own = os.environ.get("TRNSLURM_CHECKPOINTS")
     looks = own and os.environ.get("TRNSLURM_RESUMES") != "told"
     return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
+
+
+def start_heartbeat() -> None:
+    """Touch the heartbeat from now on; its age shows how long a silent job has been lost."""
+
+    def beat() -> None:
+        while True:
+            time.sleep(HEARTBEAT_S)
+            with suppress(OSError):
+                RUN.heartbeat_file.touch()
+
+    RUN.heartbeat_file.touch()
+    threading.Thread(target=beat, daemon=True).start()
 
 
 def _one_line(text: str) -> str:
