@@ -33,7 +33,7 @@ TRNSLURM_COMMAND=(
 )
 if [ "$TRNSLURM_PHASE" = precompile ]; then          # its exit code may be 0 though graphs are missing
   TRNSLURM_COMMAND=("$TRNSLURM_PYTHON" -m trnslurm.node.graphs compile -- "${TRNSLURM_COMMAND[@]}")
-else                                        # cold or damaged: refuse now, not in a collective
+else                                        # missing or damaged: refuse now, not in a collective
   "$TRNSLURM_PYTHON" -m trnslurm.node.graphs verify
 fi
 exec "${TRNSLURM_COMMAND[@]}"

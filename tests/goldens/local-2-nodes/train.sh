@@ -31,7 +31,7 @@ record() {  # STATE REASON EXIT_CODE ENDED
     printf '"state": "%s", "reason": "%s", "exit_code": %s, "ended": %s}\n' "$@"
   } > "state/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT.json"
 }
-failed() {  # the script did not get to its last line, even if by `exit 0`
+failed() {  # the script ended before its last line, even by `exit 0`
   local code=$(($1 ? $1 : 1)) state=FAILED
   if [ "$code" -eq 143 ]; then state=CANCELLED; fi
   record "$state" "exit code $code while $TRNSLURM_DOING" "$code" "\"$(date -u +%FT%TZ)\""
@@ -45,7 +45,7 @@ trap 'exit 143' TERM INT HUP
 trap '' USR1                                # the time limit is near: there is nothing to save yet
 
 # Environment: closed. The job sees only what is set here.
-export TF_CPP_MIN_LOG_LEVEL=2               # each graph found warns that a CPU compiles it anyway
+export TF_CPP_MIN_LOG_LEVEL=2               # else each cached graph warns that a CPU compiles it again
 export OMP_NUM_THREADS=1                    # many workers share the host: no thread pools on top
 TRNSLURM_DEFAULT_PYTHON=python3
 export TRNSLURM_PYTHON="${TRNSLURM_PYTHON:-$TRNSLURM_DEFAULT_PYTHON}"
@@ -56,7 +56,7 @@ export TRNSLURM_CACHE="$HOME/"trnslurm-runs/.compiled  # compiled graphs, and th
 export TRNSLURM_CACHE_LAYOUT=shared  # compile_layout: one for all hosts, or a part for each
 export TRNSLURM_CACHE_TRUST=''             # compile_trust: users besides this one and root
 TRNSLURM_DOING="starting ${TRNSLURM_PYTHON//[\"\\]/?} on $(uname -n): is python: right, and code/ there?"
-"$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # it is there, and this Python runs it
+"$TRNSLURM_PYTHON" code/trnslurm/node/attempt.py --help > /dev/null  # the program exists, and this Python runs it
 
 # Rendezvous: where the workers meet.
 TRNSLURM_DOING='choosing the master address and ports'
@@ -67,7 +67,7 @@ TRNSLURM_PORTS=$("$TRNSLURM_PYTHON" -m trnslurm.node.ports "$TRNSLURM_JOB" "$TRN
 export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
 
 # Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers
-# save, and requeues the job or gives it up. It has this script's pid; srun's exit code is its own.
+# save, and requeues the job or gives it up. It has this script's pid, and srun's exit code.
 exec "$TRNSLURM_PYTHON" -m trnslurm.node.attempt \
   --graphs --max-crashes=3 -- \
   "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 --tasks 1 \

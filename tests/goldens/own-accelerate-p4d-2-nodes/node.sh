@@ -34,7 +34,7 @@ TRNSLURM_COMMAND=(
 if [ -n "$TRNSLURM_RESUME" ]; then          # the newest whole checkpoint
   TRNSLURM_COMMAND+=(--resume "$TRNSLURM_RESUME")
 fi
-# Its working directory has a copy of the project: relative paths mean there what they mean here.
+# The script runs in a copy of its project, where relative paths mean the same.
 TRNSLURM_COMMAND=(
   bash -c 'cd work && PYTHONPATH="$PWD:$PYTHONPATH" exec "$@"' bash "${TRNSLURM_COMMAND[@]}"
 )

@@ -19,4 +19,4 @@ TRNSLURM_COMMAND=(
   '--document-start=^ = [^=].* = $'
   --processes=32
 )
-exec "${TRNSLURM_COMMAND[@]}"               # it takes TERM itself: what is finished is kept
+exec "${TRNSLURM_COMMAND[@]}"               # it handles TERM itself, and keeps finished pieces
