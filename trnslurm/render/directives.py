@@ -96,7 +96,9 @@ def training_options(spec: JobSpec, phase: str) -> list[tuple[str, str]]:
     # At most a fifth of a short time limit.
     early_s = min(slurm.stop_before_s, spec.time_min.get("train", 0) * 60 // 5)
     if phase == "train" and early_s:
-        options.append((f"--signal=B:USR1@{early_s}", "so early it saves, ends and is requeued"))
+        options.append(
+            (f"--signal=B:USR1@{early_s}", "this long before the limit it saves and is requeued")
+        )
     again = "from the newest checkpoint" if phase == "train" else "and compile what is missing"
     return options + _common(spec.config, again=again)
 
@@ -132,7 +134,7 @@ def _common(config: Config, *, again: str) -> list[tuple[str, str]]:
 
 
 def _site(config: Config) -> str:
-    return f"as {config.cluster_name}'s profile, or an option, says"
+    return f"from {config.cluster_name}'s profile or an option"
 
 
 def passed_through(option: str) -> str:

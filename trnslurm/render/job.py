@@ -40,7 +40,7 @@ _OPEN_FILES = 65536
 _RETRY = "--retry_failed_compilation"
 _TIME_REASONS = {
     "precompile": "compiling large models takes up to an hour or two",
-    "train": "the plan's estimate plus a quarter and 15 minutes, or as asked",
+    "train": "the plan's estimate plus a quarter and 15 minutes, unless set",
 }
 
 
