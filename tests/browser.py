@@ -43,11 +43,13 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
-    def open(self, address: str, *, width: int = 1280, dark: bool = False) -> None:
+    def open(
+        self, address: str, *, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> None:
         """Open a page, and wait until it and its scripts are loaded."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=900, deviceScaleFactor=1, mobile=width < 600,
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
@@ -66,7 +68,7 @@ class Browser:
 
     def until(self, script: str) -> Any:
         """Wait until an expression is true on the page, and return it."""
-        return eventually(lambda: self.run(script), lambda: f"{script}; {self.said}")
+        return eventually(lambda: self.run(script), said=lambda: f"{script}; {self.said}")
 
     def picture(self, file: Path) -> None:
         """Write what is shown."""

@@ -29,20 +29,28 @@ from trnslurm.rundir import INGREDIENTS
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"
 
-# Name -> nodes, cluster, preset, --set.
-CASES: dict[str, tuple[int, str, str, list[str]]] = {
-    "trn1-1-node": (1, "trn1", "xl", []),
-    "trn1-2-nodes": (2, "trn1", "xl", []),
-    "trn1-3-nodes": (3, "trn1", "xl", []),
-    "trn1-16-nodes": (16, "trn1", "xl", []),
-    "trn1n-2-nodes": (2, "trn1", "xl", ["instance_type=trn1n.32xlarge", "slurm.time_min=2880"]),
-    "p4d-2-nodes": (2, "p4d", "xl", ["slurm.time_min=2880"]),
-    "local-2-nodes": (2, "local", "tiny", []),
+TRN1 = "trn1-2-nodes"
+BERT = "bert-phase1-2-nodes"
+LLAMA = "llama-fsdp-p4de-2-nodes"
+LOCAL = "local-2-nodes"
+OWN = "own-accelerate-p4d-2-nodes"
+# Name -> recipe, nodes, cluster, preset; the bundle to compare with, or None: kept whole; --set.
+CASES: dict[str, tuple[str, str | None, list[str]]] = {
+    "trn1-1-node": ("gpt2_zero1 1 trn1 xl", TRN1, []),
+    TRN1: ("gpt2_zero1 2 trn1 xl", None, []),
+    "trn1-3-nodes": ("gpt2_zero1 3 trn1 xl", TRN1, []),
+    "trn1-16-nodes": ("gpt2_zero1 16 trn1 xl", TRN1, []),
+    "trn1n-2-nodes": (
+        "gpt2_zero1 2 trn1 xl",
+        TRN1,
+        ["instance_type=trn1n.32xlarge", "slurm.time_min=2880"],
+    ),
+    "p4d-2-nodes": ("gpt2_zero1 2 p4d xl", TRN1, ["slurm.time_min=2880"]),
+    LOCAL: ("gpt2_zero1 2 local tiny", None, []),
     # Every option of a profile at once, with values that need quoting.
     "every-option": (
-        2,
-        "trn1",
-        "xl",
+        "gpt2_zero1 2 trn1 xl",
+        TRN1,
         [
             "slurm.account=ml team",
             "slurm.qos=high",
@@ -63,71 +71,59 @@ CASES: dict[str, tuple[int, str, str, list[str]]] = {
             'env.GREETING=it\'s $HOME; `true` "x"',
         ],
     ),
-}
-
-# The same of bert_pretrain.
-BERT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
-    "bert-phase1-1-node": (1, "trn1", "phase1", []),
-    "bert-phase1-2-nodes": (2, "trn1", "phase1", []),
-    "bert-phase1-16-nodes": (16, "trn1", "phase1", []),
+    # In a container: by each runtime, for each kind of device.
+    "trn1-podman-2-nodes": (
+        "gpt2_zero1 2 trn1 xl",
+        TRN1,
+        ["container.runtime=podman", "container.image=ecr.aws/neuron/train:2.31"],
+    ),
+    "local-apptainer-2-nodes": (
+        "gpt2_zero1 2 local tiny",
+        LOCAL,
+        ["container.runtime=apptainer", "container.image=~/it's.sif"],
+    ),
+    "bert-phase1-1-node": ("bert_pretrain 1 trn1 phase1", BERT, []),
+    BERT: ("bert_pretrain 2 trn1 phase1", None, []),
+    "bert-phase1-16-nodes": ("bert_pretrain 16 trn1 phase1", BERT, []),
     "bert-phase2-2-nodes": (
-        2,
-        "trn1",
-        "phase2",
+        "bert_pretrain 2 trn1 phase2",
+        BERT,
         ["train.init_from=/shared/runs/phase1/checkpoints/step-00028125"],
     ),
-}
-
-# The same of bert_sentiment: one worker, as its tutorial begins; all of two nodes; this machine.
-SENTIMENT_CASES: dict[str, tuple[int, str, str, list[str]]] = {
-    "sentiment-1-worker-trn1": (1, "trn1", "tweets", ["workers_per_node=1"]),
-    "sentiment-fixed-2-nodes": (2, "trn1", "tweets_fixed", []),
-    "sentiment-tiny-local-2-nodes": (2, "local", "tiny", []),
-}
-
-# The same of llama3_clm: GPUs over EFA, each strategy's own file beside plan.json.
-LLAMA_CASES: dict[str, tuple[int, str, str, list[str]]] = {
-    "llama-fsdp-p4de-2-nodes": (2, "p4de", "fsdp", []),
-    # 40 samples on 16 GPUs: three units for each, eight of weight zero.
-    "llama-deepspeed-p5-2-nodes": (
-        2,
-        "p5",
-        "deepspeed",
-        ["batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=2880"],
-    ),
-    "llama-xla-fsdp-p4de-2-nodes": (2, "p4de", "xla_fsdp", ["device=xla-cuda"]),
-    "llama-xla-fsdp-trn1-2-nodes": (2, "trn1", "xla_fsdp", ["slurm.time_min=2880"]),
-    "llama-tiny-local-2-nodes": (2, "local", "tiny", []),
-}
-
-# The same of bert_mrpc; on the small instance with the tutorial's two workers.
-MRPC_CASES: dict[str, tuple[int, str, str, list[str]]] = {
+    # One worker, as its tutorial begins; all of two nodes; this machine.
+    "sentiment-1-worker-trn1": ("bert_sentiment 1 trn1 tweets", BERT, ["workers_per_node=1"]),
+    "sentiment-fixed-2-nodes": ("bert_sentiment 2 trn1 tweets_fixed", BERT, []),
+    "sentiment-tiny-local-2-nodes": ("bert_sentiment 2 local tiny", LOCAL, []),
+    # On the small instance with the tutorial's two workers.
     "mrpc-2-workers-trn1.2xlarge": (
-        1,
-        "trn1",
-        "mrpc",
+        "bert_mrpc 1 trn1 mrpc",
+        BERT,
         ["instance_type=trn1.2xlarge", "workers_per_node=2"],
     ),
-    "mrpc-rte-2-nodes": (2, "trn1", "rte", []),
-    "mrpc-tiny-local-2-nodes": (2, "local", "tiny", []),
-}
-
-# The same of bert_ner, with a published model by its name.
-NER_CASES: dict[str, tuple[int, str, str, list[str]]] = {
-    "ner-roberta-2-nodes": (2, "trn1", "conll2003_fixed", ["model.name=roberta-base"]),
-}
-
-# A custom script: GPUs over EFA by each launcher; this machine.
-OWN_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
-    "own-accelerate-p4d-2-nodes": (2, "p4d", None, ["slurm.time_min=60"]),
-    "own-deepspeed-p4d-2-nodes": (2, "p4d", "deepspeed", ["slurm.time_min=60"]),
-    "own-srun-p4d-2-nodes": (2, "p4d", "srun", ["slurm.time_min=60"]),
-    "own-script-p4d-2-nodes": (2, "p4d", "script", ["slurm.time_min=60"]),
-    "own-local-2-nodes": (2, "local", "torchrun", []),
+    "mrpc-rte-2-nodes": ("bert_mrpc 2 trn1 rte", BERT, []),
+    "mrpc-tiny-local-2-nodes": ("bert_mrpc 2 local tiny", LOCAL, []),
+    # With a published model by its name.
+    "ner-roberta-2-nodes": ("bert_ner 2 trn1 conll2003_fixed", BERT, ["model.name=roberta-base"]),
+    # GPUs over EFA, each strategy's own file next to plan.json.
+    LLAMA: ("llama3_clm 2 p4de fsdp", None, []),
+    # 40 samples on 16 GPUs: three units for each, eight of weight zero.
+    "llama-deepspeed-p5-2-nodes": (
+        "llama3_clm 2 p5 deepspeed",
+        LLAMA,
+        ["batch.mode=fixed", "batch.global_batch=40", "slurm.time_min=2880"],
+    ),
+    "llama-xla-fsdp-p4de-2-nodes": ("llama3_clm 2 p4de xla_fsdp", LLAMA, ["device=xla-cuda"]),
+    "llama-xla-fsdp-trn1-2-nodes": ("llama3_clm 2 trn1 xla_fsdp", LLAMA, ["slurm.time_min=2880"]),
+    "llama-tiny-local-2-nodes": ("llama3_clm 2 local tiny", LOCAL, []),
+    # A custom script: GPUs over EFA by each launcher; this machine.
+    OWN: ("own 2 p4d -", None, ["slurm.time_min=60"]),
+    "own-deepspeed-p4d-2-nodes": ("own 2 p4d deepspeed", OWN, ["slurm.time_min=60"]),
+    "own-srun-p4d-2-nodes": ("own 2 p4d srun", OWN, ["slurm.time_min=60"]),
+    "own-script-p4d-2-nodes": ("own 2 p4d script", OWN, ["slurm.time_min=60"]),
+    "own-local-2-nodes": ("own 2 local torchrun", LOCAL, []),
     "own-pyxis-p4d-2-nodes": (
-        2,
-        "p4d",
-        None,
+        "own 2 p4d -",
+        OWN,
         [
             "slurm.time_min=60",
             "checkpoints=",
@@ -139,65 +135,13 @@ OWN_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
     ),
 }
 
-# In a container: by each runtime, for each kind of device.
-CONTAINER_CASES: dict[str, tuple[int, str, str | None, list[str]]] = {
-    "trn1-podman-2-nodes": (
-        2, "trn1", "xl", ["container.runtime=podman", "container.image=ecr.aws/neuron/train:2.31"],
-    ),
-    "local-apptainer-2-nodes": (
-        2, "local", "tiny", ["container.runtime=apptainer", "container.image=~/it's.sif"],
-    ),
-}  # fmt: skip
-JOB_CASES = {
-    name: (recipe, *case)
-    for recipe, cases in (
-        ("bert_sentiment", SENTIMENT_CASES),
-        ("gpt2_zero1", CASES | CONTAINER_CASES),
-        ("bert_pretrain", BERT_CASES),
-        ("llama3_clm", LLAMA_CASES),
-        ("bert_mrpc", MRPC_CASES),
-        ("bert_ner", NER_CASES),
-        ("own", OWN_CASES),
-    )
-    for name, case in cases.items()
-}
-
 # The preparation of data as a job: cluster, preset, what the command line says beside the recipe.
 DATA_CASES = {
     "trn1-data": ("trn1", "xl", Own(options=(r"--document-start=^ = [^=].* = $",))),
 }
 
-# What a bundle is compared with that is not kept whole.
-NEAREST = {
-    "trn1-1-node": "trn1-2-nodes",
-    "trn1-3-nodes": "trn1-2-nodes",
-    "trn1-16-nodes": "trn1-2-nodes",
-    "trn1n-2-nodes": "trn1-2-nodes",
-    "every-option": "trn1-2-nodes",
-    "p4d-2-nodes": "trn1-2-nodes",
-    "bert-phase1-1-node": "bert-phase1-2-nodes",
-    "bert-phase1-16-nodes": "bert-phase1-2-nodes",
-    "bert-phase2-2-nodes": "bert-phase1-2-nodes",
-    "sentiment-1-worker-trn1": "bert-phase1-2-nodes",
-    "sentiment-fixed-2-nodes": "bert-phase1-2-nodes",
-    "mrpc-rte-2-nodes": "bert-phase1-2-nodes",
-    "ner-roberta-2-nodes": "bert-phase1-2-nodes",
-    "mrpc-2-workers-trn1.2xlarge": "bert-phase1-2-nodes",
-    "llama-deepspeed-p5-2-nodes": "llama-fsdp-p4de-2-nodes",
-    "llama-xla-fsdp-p4de-2-nodes": "llama-fsdp-p4de-2-nodes",
-    "llama-xla-fsdp-trn1-2-nodes": "llama-fsdp-p4de-2-nodes",
-    "llama-tiny-local-2-nodes": "local-2-nodes",
-    "mrpc-tiny-local-2-nodes": "local-2-nodes",
-    "sentiment-tiny-local-2-nodes": "local-2-nodes",
-    "own-deepspeed-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
-    "own-srun-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
-    "own-script-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
-    "own-local-2-nodes": "local-2-nodes",
-    "own-pyxis-p4d-2-nodes": "own-accelerate-p4d-2-nodes",
-    "trn1-podman-2-nodes": "trn1-2-nodes",
-    "local-apptainer-2-nodes": "local-2-nodes",
-}
-WHOLE = [name for name in [*JOB_CASES, *DATA_CASES] if name not in NEAREST]
+NEAREST = {name: like for name, (_, like, _) in CASES.items() if like}
+WHOLE = [name for name in [*CASES, *DATA_CASES] if name not in NEAREST]
 
 # A file that `source` names is not here, and a dollar in a single-quoted value is meant.
 DATA_NOT_CODE = ("--exclude=SC1091,SC2016",)
@@ -212,9 +156,11 @@ def rendered(name: str) -> Bundle:
         cluster, preset, own = DATA_CASES[name]
         config = resolve(workspace, "gpt2_zero1", cluster=cluster, preset=preset)
         return render_data_job(make_data_job(config, own), workspace.template_dirs())
-    recipe, nodes, cluster, preset, settings = JOB_CASES[name]
-    config = resolve(workspace, recipe, cluster=cluster, preset=preset, settings=settings)
-    return render_job(make_spec(config, nodes), workspace.template_dirs())
+    words, _, settings = CASES[name]
+    recipe, nodes, cluster, preset = words.split()
+    chosen = None if preset == "-" else preset
+    config = resolve(workspace, recipe, cluster=cluster, preset=chosen, settings=settings)
+    return render_job(make_spec(config, int(nodes)), workspace.template_dirs())
 
 
 def reviewed_part(bundle: Bundle) -> Bundle:
@@ -271,7 +217,7 @@ def test_every_golden_has_its_case() -> None:
     assert len(WHOLE) == 6
 
 
-@pytest.mark.parametrize("name", [*JOB_CASES, *DATA_CASES])
+@pytest.mark.parametrize("name", [*CASES, *DATA_CASES])
 def test_scripts_are_clean_shell(name: str, tmp_path: Path) -> None:
     scripts = [f for f in rendered(name).files if f.endswith((".sh", ".sbatch")) and "/" not in f]
     assert len(scripts) >= 2

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def eventually(
-    condition: Callable[[], Any], said: str | Callable[[], object] = "", timeout_s: float = 180
+    condition: Callable[[], Any], timeout_s: float = 180, *, said: str | Callable[[], object] = ""
 ) -> Any:
     """Wait for something to be true, and return it; in vain, fail with what `said` says."""
     deadline = time.monotonic() + timeout_s

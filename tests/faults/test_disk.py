@@ -76,12 +76,7 @@ def test_damaged_checkpoints(user, control, row) -> None:
     run = submit(user, "train.keep_last=6")
     damage_three(run)
     lost = max(run.steps(1)) - (min(run.steps(2)) - 1)
-    invariants.every_sample_once(run, 200)
-    invariants.same_numbers(run, control())
-    assert invariants.a_checkpoint_is_there(run) == 200
-    invariants.ended_well(run, exit_code=("0:0",))
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=4 * INTERVAL)
+    invariants.check_end(run, control(), row, lost=lost, bound=4 * INTERVAL)
 
 
 def written_durably(run: Training) -> None:

@@ -36,11 +36,8 @@ def test_cancel(user, control, row) -> None:
     time.sleep(15)  # the requeued job would have started
     eventually(lambda: not invariants.queued(run), 60)
     assert max(line["step"] for line in run.lines) == last
-    invariants.every_sample_once(run, last)
-    invariants.same_numbers(run, control(), final=False)
-    invariants.ended_well(run, "CANCELLED")
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
+    ended = {"steps": last, "state": "CANCELLED", "exit_code": ()}
+    invariants.check_end(run, control(), row, **ended, lost=0, bound=0)
 
 
 @pytest.mark.faults
@@ -56,11 +53,8 @@ def test_scancel(user, control, row) -> None:
     assert lost <= INTERVAL
     time.sleep(15)
     assert run.attempts == [1] and max(run.steps(1)) == last
-    invariants.every_sample_once(run, last)
-    invariants.same_numbers(run, control(), final=False)
-    invariants.ended_well(run, "CANCELLED")
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=INTERVAL)
+    ended = {"steps": last, "state": "CANCELLED", "exit_code": ()}
+    invariants.check_end(run, control(), row, **ended, lost=lost, bound=INTERVAL)
 
 
 @pytest.mark.faults

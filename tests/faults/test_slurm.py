@@ -55,11 +55,7 @@ def test_kill_every_slurmd(user, control, row) -> None:
     run.finish()
     invariants.fenced(run, 1, 2)
     lost = max(run.steps(1)) - min(run.steps(2)) + 1
-    invariants.every_sample_once(run, 200)
-    invariants.same_numbers(run, control())
-    invariants.ended_well(run, exit_code=("0:0",))
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=lost, bound=200)
+    invariants.check_end(run, control(), row, lost=lost, bound=200)
 
 
 @pytest.mark.row(10, "the link of a node down, then up")
@@ -97,11 +93,7 @@ def test_kill_slurmctld(user, control, row) -> None:
         user.trnslurm("resume", str(run.path))
         run.until("COMPLETED")
     assert run.attempts in ([1], [1, 2])
-    invariants.every_sample_once(run, 200)
-    invariants.same_numbers(run, control())
-    invariants.ended_well(run)
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6")
+    invariants.check_end(run, control(), row, exit_code=())
 
 
 @pytest.mark.row(12, "slurmctld down during submit and status")
@@ -122,11 +114,7 @@ def test_submit_without_slurmctld(user, control, row) -> None:
     assert len(sandbox.queue()) == 1
     run.finish()
     assert run.attempts == [1]
-    invariants.every_sample_once(run, 200)
-    invariants.same_numbers(run, control())
-    invariants.ended_well(run, "COMPLETED")
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6", lost=0, bound=0)
+    invariants.check_end(run, control(), row, exit_code=(), lost=0, bound=0)
 
 
 def two_attempts(run: Training) -> None:
@@ -153,11 +141,7 @@ def two_attempts(run: Training) -> None:
 def test_two_attempts(user, control, row) -> None:
     run = submit(user, "train.pause_s=0.3", "train.keep_last=50")
     two_attempts(run)
-    invariants.every_sample_once(run, 200)
-    invariants.same_numbers(run, control())
-    invariants.ended_well(run)
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6")
+    invariants.check_end(run, control(), row, exit_code=())
 
 
 @pytest.mark.row(23, "a node reboots, and is back at once")

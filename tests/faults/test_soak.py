@@ -150,10 +150,6 @@ def test_soak(user, control, row) -> None:
     eventually(is_completed, 600)
     print(f"{len(run.attempts)} attempts, resumed by hand {storm.resumed} times")
     whole = control(*steps)
-    invariants.every_sample_once(run, STEPS)
-    invariants.same_numbers(run, whole)
     assert run.lines[-1]["loss"] == pytest.approx(whole.lines[-1]["loss"], rel=1e-4)
-    invariants.ended_well(run, exit_code=("0:0",))
-    invariants.logs_kept(run)
-    row.holds("I1 I2 I3 I4 I6")
+    invariants.check_end(run, whole, row, steps=STEPS)
     row.notes = f"{len(run.attempts)} attempts, {storm.resumed} of them by `trnslurm resume`"

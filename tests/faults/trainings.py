@@ -93,14 +93,12 @@ class Training(Run):
 
     def reach(self, step: int, *, attempt: int = 1, timeout_s: float = 300) -> None:
         """Wait until an attempt has done a step."""
-        eventually(
-            lambda: max(self.steps(attempt), default=0) >= step, self.story, timeout_s=timeout_s
-        )
+        eventually(lambda: max(self.steps(attempt), default=0) >= step, timeout_s, said=self.story)
 
     def held(self, point: str, *, attempt: int = 1, rank: int = 0) -> None:
         """Wait until a worker is at a point."""
         mark = self.path / f"drill/held-{point}-{attempt}-{rank}"
-        eventually(mark.exists, self.story, timeout_s=300)
+        eventually(mark.exists, 300, said=self.story)
 
     def recorded_jobs(self) -> dict[str, str]:
         """The jobs as run.json has them, for a run that was submitted again."""

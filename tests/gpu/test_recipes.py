@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ NORM_AS_ON_CPU = 1e-2
 AS_WITHOUT_STOP = 1e-3
 # bf16 has three digits.
 AS_FP32 = 0.03
+FEW = {"train__stop_at": 10, "train__eval_every": 0, "train__save_every": 0}
 
 
 def recipes(*names: str) -> pytest.MarkDecorator:
@@ -45,12 +47,22 @@ def test_losses_are_those_of_a_cpu(
     trainings: Trainings, saw: Callable[..., None], name: str
 ) -> None:
     """Has the losses and gradient norms of a CPU in its first five steps."""
-    ended = trainings.trained(name)
-    few = {"train__stop_at": 5, "train__eval_every": 0, "train__save_every": 0}
-    on_cpu = trainings.run(trainings.render(name, device="cpu", **few)).well()
-    loss, norm = apart(on_cpu, ended), apart(on_cpu, ended, "grad_norm")
-    saw(loss_off=loss, norm_off=norm)
+    loss, norm = off(trainings, saw, name, ("loss", "grad_norm"), device="cpu", train__stop_at=5)
     assert loss < AS_ON_CPU and norm < NORM_AS_ON_CPU
+
+
+def off(
+    trainings: Trainings,
+    saw: Callable[..., None],
+    name: str,
+    keys: tuple[str, ...] = ("loss",),
+    **changes: Any,
+) -> list[float]:
+    """Train a few steps with changes; return how far numbers are from those of the recipe."""
+    ended = trainings.run(trainings.render(name, **FEW | changes)).well()
+    found = [apart(ended, trainings.trained(name), key) for key in keys]
+    saw(**dict(zip(("loss_off", "norm_off"), found, strict=False)))
+    return found
 
 
 @recipes(*RECIPES)
@@ -80,20 +92,14 @@ def test_resumes_with_dropout(trainings: Trainings, saw: Callable[..., None], na
 def test_bf16(trainings: Trainings, saw: Callable[..., None], name: str) -> None:
     """Computes in bf16 (autocast, or of a sharded model) what it computes in fp32."""
     precision = "bf16" if name in ("fsdp", "deepspeed") else "mixed"
-    few = {"train__stop_at": 10, "train__eval_every": 0, "train__save_every": 0}
-    ended = trainings.run(trainings.render(name, precision=precision, **few)).well()
-    loss = apart(ended, trainings.trained(name))
-    saw(loss_off=loss)
+    [loss] = off(trainings, saw, name, precision=precision)
     assert 0 < loss < AS_FP32
 
 
 @recipes("gpt2_zero1")
 def test_bf16_throughout(trainings: Trainings, saw: Callable[..., None], name: str) -> None:
     """Trains parameters in bf16, of which the optimizer keeps copies in fp32."""
-    few = {"train__stop_at": 10, "train__eval_every": 0, "train__save_every": 0}
-    ended = trainings.run(trainings.render(name, precision="bf16", **few)).well()
-    loss = apart(ended, trainings.trained(name))
-    saw(loss_off=loss)
+    [loss] = off(trainings, saw, name, precision="bf16")
     assert 0 < loss < AS_FP32
 
 
@@ -102,21 +108,15 @@ def test_flash_attention(trainings: Trainings, saw: Callable[..., None], name: s
     """Computes with the package flash-attn what PyTorch's attention does, where it is installed."""
     if importlib.util.find_spec("flash_attn") is None:
         pytest.skip("flash-attn is not installed here: seen with PyTorch's attention only")
-    few = {"train__stop_at": 10, "train__eval_every": 0, "train__save_every": 0}
     flash = {"precision": "bf16", "train__attention": "flash_attention_2"}
-    ended = trainings.run(trainings.render(name, **flash, **few)).well()
-    loss = apart(ended, trainings.trained(name))
-    saw(loss_off=loss)
+    [loss] = off(trainings, saw, name, **flash)
     assert loss < AS_FP32
 
 
 @recipes("gpt2_zero1", "fsdp", "deepspeed")
 def test_recomputes_activations(trainings: Trainings, saw: Callable[..., None], name: str) -> None:
     """Has the same losses when activations are computed again in the backward pass."""
-    few = {"train__stop_at": 10, "train__eval_every": 0, "train__save_every": 0}
-    bundle = trainings.render(name, train__gradient_checkpointing=True, **few)
-    loss = apart(trainings.run(bundle).well(), trainings.trained(name))
-    saw(loss_off=loss)
+    [loss] = off(trainings, saw, name, train__gradient_checkpointing=True)
     assert loss < AS_WITHOUT_STOP
 
 
@@ -125,8 +125,7 @@ def test_lamb(trainings: Trainings, saw: Callable[..., None], name: str) -> None
     """Has the losses of a CPU with LAMB, where timm is installed."""
     if importlib.util.find_spec("timm") is None:
         pytest.skip("timm is not installed here")
-    few = {"train__stop_at": 5, "train__eval_every": 0, "train__save_every": 0}
-    lamb = {"train__optimizer": "lamb", **few}
+    lamb = FEW | {"train__optimizer": "lamb", "train__stop_at": 5}
     runs = [trainings.run(trainings.render(name, device=d, **lamb)).well() for d in ("", "cpu")]
     loss = apart(*runs)
     saw(loss_off=loss)
@@ -140,8 +139,5 @@ def test_several_workers(
     """Has on two workers the losses of one; NCCL needs a GPU for each."""
     if gpus < 2:
         pytest.skip("one GPU: NCCL has no two workers on it")
-    few = {"train__stop_at": 5, "train__eval_every": 0, "train__save_every": 0}
-    ended = trainings.run(trainings.render(name, workers=2, **few)).well()
-    loss, norm = (apart(ended, trainings.trained(name), key) for key in ("loss", "grad_norm"))
-    saw(loss_off=loss, norm_off=norm)
+    loss, norm = off(trainings, saw, name, ("loss", "grad_norm"), workers=2, train__stop_at=5)
     assert loss < AS_ON_CPU and norm < NORM_AS_ON_CPU

@@ -29,14 +29,18 @@ def edit_loop(bundle: Path, *, before: str = "", inside: str = "") -> None:
     job.write_text(text.replace(loop, before + loop + inside))
 
 
+def started(trainings: Trainings, bundle: Path) -> subprocess.Popen[bytes]:
+    """Start a training, and wait for its first steps."""
+    process = trainings.start(bundle)
+    metrics = bundle / "metrics.jsonl"
+    eventually(lambda: metrics.exists() and metrics.read_text().count("\n") > 5, LIMIT_S)
+    return process
+
+
 def test_stops_on_request(trainings: Trainings, saw: Callable[..., None]) -> None:
     """Saves and ends when it is asked to, and resumes from there."""
     bundle = trainings.render("gpt2_zero1", **QUIET)
-    process = trainings.start(bundle)
-    metrics = bundle / "metrics.jsonl"
-    eventually(
-        lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps", LIMIT_S
-    )
+    process = started(trainings, bundle)
     (bundle / "state/stop-train-1.json").write_text("{}")
     ended = trainings.wait(bundle, process)
     last = max(ended.column("loss"))
@@ -124,11 +128,7 @@ def test_a_memory_that_is_full_is_told(trainings: Trainings, device: str) -> Non
 def test_term_saves(trainings: Trainings) -> None:
     """Saves when its script gets TERM, as at a preemption."""
     bundle = trainings.render("fsdp", **QUIET)
-    process = trainings.start(bundle)
-    metrics = bundle / "metrics.jsonl"
-    eventually(
-        lambda: metrics.exists() and metrics.read_text().count("\n") > 5, "five steps", LIMIT_S
-    )
+    process = started(trainings, bundle)
     process.send_signal(signal.SIGTERM)
     ended = trainings.wait(bundle, process)
     assert f"(saved step {max(ended.column('loss'))})" in ended.log, ended.log[-6000:]

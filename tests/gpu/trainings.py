@@ -29,11 +29,8 @@ RECIPES = {
 NO_DROPOUT = {
     "gpt2_zero1": ("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     "llama3_clm": (),
-    "bert_pretrain": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "bert_mrpc": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "bert_sentiment": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "bert_ner": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }
+NO_DROPOUT_OF_BERT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +89,7 @@ class Trainings:
         output = self._root / f"{self._number}-{name}"
         values = {"device": device or self._device, "data_root": self._root / "data"}
         if not dropout:
-            values |= {f"model.{key}": 0.0 for key in NO_DROPOUT[recipe]}
+            values |= {f"model.{key}": 0.0 for key in NO_DROPOUT.get(recipe, NO_DROPOUT_OF_BERT)}
         values |= {key.replace("__", "."): value for key, value in sets.items()}
         chosen = [recipe, "--cluster", "local", "--preset", preset]
         if recipe.startswith("bert"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from tokenizers import Tokenizer, models
 
+from ..json_lines import read_lines
 from ..prepare.bucket import Bucket
 
 STAND_INS = Path(__file__).parents[1] / "prepare" / "stand_ins"
@@ -41,7 +42,7 @@ def test_a_text_is_prepared_and_trained_on(run_cli, home: Path) -> None:
     trained = run_cli("submit", *SMALL, *steps, "--set", runs, timeout_s=240)
     assert trained.code == 0, trained
     (run,) = (home / "runs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     # 512 tokens, all about as likely at first.
     assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
@@ -79,7 +80,7 @@ def test_berts_shards_are_prepared_published_fetched_and_trained_on(
     trained = run_cli("submit", *TINY, *theirs, *steps, "--set", runs, timeout_s=240)
     assert trained.code == 0, trained
     (run,) = (home / "runs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     losses = [line["mlm_loss"] for line in lines if "mlm_loss" in line]
     # 512 tokens, all about as likely at first.
     assert len(losses) == 3 and abs(losses[0] - 6.24) < 0.2
@@ -105,7 +106,7 @@ def test_tweets_are_prepared_trained_on_by_two_nodes_and_the_best_exported(
     trained = run_cli("submit", *TWEETS, *options, timeout_s=300)
     assert trained.code == 0 and "COMPLETED" in trained.out, trained
     (run,) = (home / "runs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     scores = {
         line["step"]: line["eval_macro_f1"]
         for line in lines

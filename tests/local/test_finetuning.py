@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from ..json_lines import read_lines
 
 TINY = ("bert_mrpc", "--preset", "tiny", "--cluster", "local")
 PRETRAIN = ("bert_pretrain", "--preset", "tiny", "--cluster", "local")
 ON_CPU = ("--set", "device=cpu")
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_pairs_are_told_apart_on_two_nodes(run_cli, home: Path) -> None:
@@ -25,7 +22,7 @@ def test_pairs_are_told_apart_on_two_nodes(run_cli, home: Path) -> None:
     assert trained.code == 0, trained
     assert "COMPLETED" in trained.out
     (run,) = (home / "runs").iterdir()
-    last = metrics_of(run)[-1]
+    last = read_lines(run / "metrics.jsonl")[-1]
     # Half of the pairs are equivalent: chance is 0.5.
     assert last["step"] == 60 and last["eval_accuracy"] > 0.9 and last["eval_f1"] > 0.9
     assert f"eval_accuracy {last['eval_accuracy']:.4f}" in run_cli("logs", "last").out
@@ -61,4 +58,4 @@ def test_it_goes_on_from_a_pretraining_with_its_tokenizer(run_cli, home: Path) -
     )
     log = run_cli("logs", "last").out
     assert "new: classifier.weight, classifier.bias; left out: cls." in log
-    assert "512 of" in log and len(metrics_of(run)) == 3
+    assert "512 of" in log and len(read_lines(run / "metrics.jsonl")) == 3

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..gpu.trainings import RECIPES
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,14 +38,7 @@ def test_a_dry_run_lists_every_case_with_its_command() -> None:
     assert done.returncode == 0, done
     lines = done.stdout.splitlines()
     commands = [place for place, line in enumerate(lines) if line.startswith("make ")]
-    for recipe in (
-        "gpt2_zero1",
-        "bert_pretrain",
-        "bert_mrpc",
-        "bert_sentiment",
-        "bert_ner",
-        "fsdp",
-    ):
+    for recipe in RECIPES:
         assert f"make test-gpu ONLY='test_trains[{recipe}]'" in lines
     assert "make bench-gpu" in lines
     assert all(lines[place + 1].startswith("    ") for place in commands)  # and what it is

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,28 +152,6 @@ def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     assert seen["PYTHONPATH"] == str(machine.runs[0] / "code")
 
 
-def test_workers_run_from_a_copy_of_their_environment(machine: Machine) -> None:
-    """Both emulated nodes want it at once; the next run finds it."""
-    environment, disk = machine.home / "my environment", machine.home / "a node's disk"
-    disk.mkdir()
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    packages = next(environment.glob("lib/python*/site-packages"))
-    (packages / "torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    words = ("--set", f"python={environment}/bin/python", "--set", f"stage_python={disk}")
-    made = []
-    for _ in range(2):
-        done = machine.run(*machine.submit("environment", *words))
-        assert done.returncode == 0, done.stderr
-        run = machine.runs[-1]
-        made += [line for log in run.glob("logs/*.log") for line in log.read_text().splitlines()]
-        seen = json.loads((run / "environment.json").read_text())
-        copy = Path(seen["sys.prefix"])
-        assert copy.parents[1] == disk
-        assert seen["TRNSLURM_PYTHON"] == f"{copy}/bin/python"
-        assert seen["PATH"].split(":")[0] == f"{copy}/bin"
-    assert len([line for line in made if line.startswith("staging: unpacked to ")]) == 1
-
-
 def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
     """And people are told, by a webhook and a command."""
     with serving(500, 200) as hook:
@@ -251,23 +228,6 @@ def test_lost_when_everything_was_killed_at_once(
     status = machine.status()
     assert status["state"] == "LOST"
     assert "no sign of life since" in str(status["reason"])
-
-
-def test_what_was_submitted_runs_however_the_source_is_edited(machine: Machine) -> None:
-    rendered = machine.run(
-        *machine.command(
-            "render", "obedient", "--cluster", "local", "--nodes", "2", "-o", "reviewed",
-            "--set", f"run_root={machine.run_root}",
-            "--set", "train.behaviour=nothing",
-        )
-    )  # fmt: skip
-    assert rendered.returncode == 0, rendered.stderr
-    (machine.home / "my recipes/jobs/obedient/train.py").write_text("raise SystemExit('edited')")
-    done = machine.run(*machine.command("submit", "--rendered", "reviewed"))
-    assert done.returncode == 0, done.stderr
-    for name in ("train.sh", "node.sh", "plan.json"):
-        reviewed, ran = machine.home / "reviewed" / name, machine.runs[-1] / name
-        assert reviewed.read_bytes() == ran.read_bytes()
 
 
 def test_by_hand_with_plain_bash(machine: Machine) -> None:

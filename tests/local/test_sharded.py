@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..json_lines import read_lines
+
 TINY = ("llama3_clm", "--cluster", "local", "--preset", "tiny")
 
 
@@ -16,7 +18,7 @@ def test_a_llama_learns_on_two_nodes_and_is_exported(run_cli, home: Path) -> Non
     (run,) = (home / "runs").iterdir()
     strategy = json.loads((run / "strategy.json").read_text())
     assert strategy["fsdp_transformer_layer_cls_to_wrap"] == ["LlamaDecoderLayer"]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(run / "metrics.jsonl")
     # 257 tokens, all about as likely at first.
     assert abs(lines[0]["loss"] - 5.55) < 0.1
     assert lines[-1]["step"] == 30 and lines[-1]["loss"] < 3.0

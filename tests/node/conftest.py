@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,9 +88,11 @@ class Workbench:
 
     def await_none_alive(self) -> None:
         """Wait until no process of ours is left."""
-        eventually(lambda: not self.alive(), self.alive)
+        self.await_true(lambda: not self.alive(), "no process left")
 
-    await_true = staticmethod(eventually)
+    def await_true(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for a condition."""
+        eventually(condition, 60, said=lambda: f"{what}; {self.alive()}")
 
     def clear(self) -> None:
         """Kill what a failed test left."""

@@ -83,7 +83,7 @@ class Login:
     def until_nothing_is_left(self) -> None:
         """Wait until nothing is kept there of what was asked: its end was taken."""
         asks = self.home / ".cache/trnslurm/asks"
-        eventually(lambda: not list(asks.iterdir()), lambda: list(asks.iterdir()))
+        eventually(lambda: not list(asks.iterdir()), said=lambda: list(asks.iterdir()))
 
     @property
     def runs(self) -> list[Path]:

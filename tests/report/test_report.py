@@ -11,23 +11,19 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import image
 
 from trnslurm.report.figures import SERIES, drawings
-from trnslurm.report.history import (
-    COMPILING,
-    ENDING,
-    STARTING,
-    TRAINING,
-    UNDONE,
-    History,
-)
+from trnslurm.report.history import COMPILING, ENDING, STARTING, TRAINING, UNDONE, History
 from trnslurm.report.page import write_report
 from trnslurm.rundir import seconds_of
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
+
+from ..browser import browser
 
 BEGAN = seconds_of("2026-01-01T10:00:00Z") or 0.0
 HOUR = 3600
@@ -279,57 +275,33 @@ def test_without_matplotlib_it_says_what_to_install(interrupted, tmp_path) -> No
     assert not (tmp_path / "page.html").exists()
 
 
-class Chromium:
-    """A browser without a screen that opens one page at a time."""
-
-    def __init__(self, program: str, place: Path) -> None:
-        self._program, self._place = program, place
-        self.said = ""
-        """What the console said of the page that was opened last."""
-
-    def open(self, page: Path, *options: str) -> str:
-        """Open a page, and return what it printed."""
-        argv = [
-            self._program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-            "--no-first-run", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-            f"--user-data-dir={self._place}", "--enable-logging=stderr", "--v=0", *options,
-            page.as_uri(),
-        ]  # fmt: skip
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=True)
-        self.said = "\n".join(row for row in done.stderr.splitlines() if "CONSOLE" in row)
-        return done.stdout
-
-    def picture(self, page: Path, width: int, *options: str) -> image.np.ndarray:
-        """Return the page's pixels: rows of columns of red, green and blue, 0 to 255."""
-        file = self._place / "page.png"
-        self.open(page, f"--window-size={width},2600", f"--screenshot={file}", *options)
-        return (image.imread(file)[:, :, :3] * 255).round()
-
-
-@pytest.fixture
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Chromium:
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not program:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    return Chromium(program, tmp_path_factory.mktemp("chromium"))
-
-
 def has(pixels, colour: str) -> int:
     """How many pixels have a colour."""
     rgb = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     return int((pixels == rgb).all(axis=2).sum())
 
 
-def test_a_browser_shows_it_in_light_in_dark_and_on_a_phone(
-    interrupted, chromium, tmp_path
-) -> None:
+def test_a_browser_shows_it_in_light_in_dark_and_on_a_phone(interrupted, tmp_path) -> None:
     page = tmp_path / "page.html"
     write_report([interrupted], page, pictures=False)
-    light = chromium.picture(page, 1200)
-    assert chromium.said == ""
-    dark = chromium.picture(page, 1200, "--blink-settings=preferredColorScheme=0")
-    phone = chromium.picture(page, 390)
+    told = page.read_text()
+    with browser(tmp_path / "chromium") as shown:
+
+        def pixels_of(**how: Any) -> image.np.ndarray:
+            shown.open(page.as_uri(), height=2600, **how)
+            shown.picture(tmp_path / "page.png")
+            return (image.imread(tmp_path / "page.png")[:, :, :3] * 255).round()
+
+        light, dark = pixels_of(width=1200), pixels_of(width=1200, dark=True)
+        tables = Cells(shown.run("document.documentElement.outerHTML")).tables
+        phone = pixels_of(width=390)
+        # Nothing is wider than a phone.
+        assert shown.run("document.documentElement.scrollWidth <= 390")
+        assert shown.said == []
+        page.write_text(f"{told}<script>document.title = 'a script'</script>")
+        shown.open(page.as_uri())
+        assert "Content Security Policy" in shown.said[0]
+    assert tables == Cells(told).tables
     assert light.shape[1] == 1200 and phone.shape[1] == 390
     assert has(light, "#f6f7f9") > 100_000 and has(dark, "#15181c") > 100_000
     assert not has(light, "#15181c") and not has(dark, "#f6f7f9")
@@ -338,15 +310,3 @@ def test_a_browser_shows_it_in_light_in_dark_and_on_a_phone(
     ):  # fmt: skip
         # Of the bars of the timeline; on two nodes ten minutes were undone, and forty were not.
         assert has(pixels, training) > 2 * has(pixels, undone) > 200
-    told = page.read_text()
-    assert Cells(chromium.open(page, "--dump-dom")).tables == Cells(told).tables
-    # Nothing is wider than a phone. A script may look at a copy only: the page allows none.
-    spy = "<script>document.title = [document.documentElement.scrollWidth, innerWidth]</script>"
-    copy = tmp_path / "copy.html"
-    copy.write_text(re.sub("<meta http-equiv[^>]*>", "", told) + spy)
-    dom = chromium.open(copy, "--dump-dom", "--window-size=390,800")
-    found = re.search(r"<title>(\d+),(\d+)</title>", dom)
-    assert found and found[1] == found[2] and int(found[2]) <= 500
-    page.write_text(told + spy)
-    chromium.open(page, "--dump-dom")
-    assert "Content Security Policy" in chromium.said

@@ -155,7 +155,7 @@ class Sandbox:
 
     def until(self, node: int, *states: str, timeout_s: float = 180) -> None:
         """Wait until the controller reports one of these states of a node."""
-        eventually(lambda: self.nodes()[node] in states, self.nodes, timeout_s)
+        eventually(lambda: self.nodes()[node] in states, timeout_s, said=self.nodes)
 
     @property
     def holder(self) -> int:

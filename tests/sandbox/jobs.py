@@ -131,7 +131,7 @@ class Run:
         self, workers: int, *, phase: str = "train", attempt: int = 1
     ) -> dict[int, dict[str, Any]]:
         """Wait until all workers have written their facts."""
-        eventually(lambda: len(self.facts(phase, attempt)) >= workers, self.story, timeout_s=300)
+        eventually(lambda: len(self.facts(phase, attempt)) >= workers, 300, said=self.story)
         return self.facts(phase, attempt)
 
     def go(self, attempt: int | None = None) -> None:

@@ -125,7 +125,7 @@ class Shell:
             printed[0] = self.run(command)[0]
             return seen(printed[0])
 
-        eventually(as_asked, lambda: f"{command} still prints:\n{printed[0]}", BOUND_S)
+        eventually(as_asked, BOUND_S, said=lambda: f"{command} still prints:\n{printed[0]}")
         return printed[0]
 
     def close(self) -> None:

@@ -106,14 +106,6 @@ def test_run_root_of_another(site, fake_slurm, cli) -> None:
     assert fake_slurm.calls("sbatch") == []
 
 
-def test_run_directories_are_private(site, fake_slurm, cli) -> None:
-    site.recipe()
-    assert cli("submit", "toy", "-c", "pc", "-y").code == 0
-    run = site.run()
-    modes = {path.stat().st_mode & 0o777 for path in (run.path, *run.path.rglob("*"))}
-    assert modes == {0o700, 0o600}
-
-
 # Fields of run.json that would lead elsewhere, or into a command.
 HOSTILE_RECORDS: dict[str, Any] = {
     "after": "../../x", "then": "..", "recipe": "../../../tmp/x", "phases": ["../x"],

@@ -130,7 +130,7 @@ def test_interrupted_from_the_keyboard(site, here) -> None:
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            eventually(lambda: started(site), "both nodes run")
+            eventually(lambda: started(site), said="both nodes run")
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of it
             _, err = process.communicate(timeout=180)
         finally:
@@ -149,7 +149,7 @@ def test_detached_runs_on_and_can_be_cancelled(site, here, cli, run_cli) -> None
     assert (done.code, done.out) == (
         0, f"Submitted {run.name}\nSee: trnslurm status {run.name}\n",
     )  # fmt: skip
-    eventually(lambda: started(site), "both nodes run")
+    eventually(lambda: started(site), said="both nodes run")
     assert run_status(run).state == "RUNNING"
     assert cli("cancel", "last").out == f"Cancelled {run.name}\n"
     assert run_status(run).state == "CANCELLED"
@@ -169,10 +169,10 @@ def test_second_run_waits_while_the_first_compiles(
     submit = (*SUBMIT, "--detach")
     assert run_cli(*submit, "--name", "first").code == 0
     first = site.runs()[-1]
-    eventually(lambda: run_status(first).state == "PRECOMPILING", "the first compiles")
+    eventually(lambda: run_status(first).state == "PRECOMPILING", said="the first compiles")
     with ThreadPoolExecutor() as pool:
         second = pool.submit(run_cli, *submit, "--name", "second", timeout_s=180)
-        eventually(lambda: len(site.runs()) == 2, "the second has a directory")
+        eventually(lambda: len(site.runs()) == 2, said="the second has a directory")
         time.sleep(0.5)  # several looks
         assert not second.done()
         facts = json.loads(cli("compile", "key", *SUBMIT[1:], "--json").out)
@@ -187,7 +187,7 @@ def test_second_run_waits_while_the_first_compiles(
     assert [run.record().phases for run in site.runs()] == [("precompile", "train"), ("train",)]
     for run in site.runs():
         cli("cancel", run.path)
-        eventually(lambda run=run: not run.record().local_job_alive, "it has ended")
+        eventually(lambda run=run: not run.record().local_job_alive, said="it has ended")
 
 
 def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:
@@ -195,7 +195,7 @@ def test_resumed_with_another_number_of_nodes(site, here, cli, run_cli) -> None:
     here('[ "$TRNSLURM_ATTEMPT" -gt 1 ] || { touch there; sleep 600; }; echo "$SLURM_NNODES" > ran')
     assert run_cli(*SUBMIT, "--detach").code == 0
     run = site.run()
-    eventually((run.path / "there").exists, "its start")
+    eventually((run.path / "there").exists, said="its start")
     assert "is RUNNING: let it run, or `trnslurm cancel" in cli("resume", "last").error
     assert cli("cancel", "last").code == 0
     done = run_cli("resume", "last", "--nodes", "1")

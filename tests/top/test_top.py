@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import pytest
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.top.look import row_of, view_of
+
+from ..waiting import eventually
 
 BOUND_S = 120
 ENDED = {"state": "COMPLETED", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T01:00:00Z"}
@@ -68,22 +69,20 @@ class Terminal:
 
     def wait(self, *texts: str, without: str = "") -> str:
         """Wait until it shows these texts; return all that it shows."""
-        until = time.monotonic() + BOUND_S
-        while time.monotonic() < until:
-            shown = self.shown()
-            if all(text in shown for text in texts) and not (without and without in shown):
-                return shown
-            time.sleep(0.05)
-        pytest.fail(f"{texts} are not shown, without {without!r}:\n{shown}")
 
-    def ended(self) -> int:
-        """Wait until the command has ended; return its exit code."""
-        until = time.monotonic() + BOUND_S
-        while time.monotonic() < until:
-            if self.code.exists() and (text := self.code.read_text()):
-                return int(text)
-            time.sleep(0.05)
-        pytest.fail(f"it runs on:\n{self.shown()}")
+        def as_asked() -> str:
+            shown = self.shown()
+            whole = all(text in shown for text in texts)
+            return shown if whole and not (without and without in shown) else ""
+
+        said = f"{texts} are shown, without {without!r}"
+        return str(eventually(as_asked, BOUND_S, said=lambda: f"{said}:\n{self.shown()}"))
+
+    def quit(self) -> None:
+        """Press q; the command ends well."""
+        self.press("q")
+        code = eventually(lambda: self.code.exists() and self.code.read_text(), said=self.shown)
+        assert code == "0\n"
 
     def close(self) -> None:
         """End the terminal, and what runs in it."""
@@ -138,8 +137,7 @@ def test_a_list_a_run_its_log_and_back(runs, terminal) -> None:
     terminal.wait("1,234 tok/s")
     terminal.press("Escape")
     terminal.wait("2 runs, 1 active")
-    terminal.press("q")
-    assert terminal.ended() == 0
+    terminal.quit()
 
 
 def test_a_long_reason_is_shown_whole(make_run, terminal) -> None:
@@ -147,8 +145,7 @@ def test_a_long_reason_is_shown_whole(make_run, terminal) -> None:
     make_run(states={"train": [ENDED | {"state": "FAILED", "reason": why}]}, **LOCAL)
     terminal.start("top", "last", "--every", "0.5")
     terminal.wait("FAILED", "to the end")
-    terminal.press("q")
-    assert terminal.ended() == 0
+    terminal.quit()
 
 
 def test_it_goes_on_with_the_run(make_run, terminal) -> None:
@@ -159,8 +156,7 @@ def test_it_goes_on_with_the_run(make_run, terminal) -> None:
     terminal.wait("step  3/30", "10%")
     tell(run, 15)
     terminal.wait("step  15/30", "50%")
-    terminal.press("q")
-    assert terminal.ended() == 0
+    terminal.quit()
 
 
 def test_keys_ask_before_they_end_a_run(runs, terminal, fake_slurm) -> None:
@@ -180,8 +176,7 @@ def test_keys_ask_before_they_end_a_run(runs, terminal, fake_slurm) -> None:
     terminal.wait("Resume 20260101-000000-a from")
     terminal.press("y")
     terminal.wait("20260101-000000-a", without="y: yes")
-    terminal.press("q")
-    assert terminal.ended() == 0
+    terminal.quit()
 
 
 def test_it_writes_a_report(runs, terminal, tmp_path, monkeypatch) -> None:
@@ -191,8 +186,7 @@ def test_it_writes_a_report(runs, terminal, tmp_path, monkeypatch) -> None:
     terminal.press("p")
     terminal.wait("Wrote")
     assert "<svg" in (tmp_path / f"{runs[0].name}.html").read_text()
-    terminal.press("q")
-    assert terminal.ended() == 0
+    terminal.quit()
 
 
 def test_without_a_terminal_it_is_one_line(runs, cli) -> None:
