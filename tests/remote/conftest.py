@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trnslurm.remote.launcher import own_launcher
+from trnslurm.remote import launcher as made
 
 from .login import Login
 
@@ -38,9 +38,8 @@ def home_of_user() -> Path:
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The launcher as an account has it that has used it before: its modules are compiled."""
-    made = own_launcher()
-    directory = tmp_path_factory.mktemp("launcher") / made.name
-    for name, data in made.files.items():
+    directory = tmp_path_factory.mktemp("launcher") / made.name()
+    for name, data in made.files().items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(data)
     argv = ["/usr/bin/python3", "-m", "compileall", "-qq", "-j", "2", directory]

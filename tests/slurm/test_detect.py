@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnslurm.cluster import shared
+from trnslurm.slurm import detect
 
 CONFIG = """\
 Configuration data as of 2026-01-01T00:00:00
@@ -142,8 +142,8 @@ def host(home: Path, monkeypatch, tmp_path: Path):
         (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
         (tmp_path / "etab").write_text("".join(f"{p}\t10.0.0.0/16(rw,sync)\n" for p in exports))
 
-    monkeypatch.setattr(shared, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr(shared, "EXPORTS", tmp_path / "etab")
+    monkeypatch.setattr(detect, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(detect, "EXPORTS", tmp_path / "etab")
     return have
 
 

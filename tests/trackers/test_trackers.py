@@ -215,7 +215,8 @@ def test_a_missing_package(run, cli, monkeypatch, to: str) -> None:
 def test_refused(run, cli, monkeypatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert cli("metrics", "last", "--to", "mlflow").error == (
-        "--to mlflow: set MLFLOW_TRACKING_URI to where the server is, as http://host:5000"
+        "--to mlflow: set MLFLOW_TRACKING_URI to the address of the server, for example "
+        "http://host:5000"
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///proc/no/such")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -145,7 +145,7 @@ class Run:
         By default it is the newest good checkpoint; `step` is a number, or `best`.
         """
         # Slow to import, and a list of runs does not need it.
-        from trnslurm.cluster.export import export_quietly
+        from trnslurm.cluster.programs import export_quietly
 
         options = [f"--dtype={one_of('dtype', dtype, _DTYPES)}"]
         if step is not None:

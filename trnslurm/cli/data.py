@@ -21,7 +21,7 @@ from trnslurm.cli.data_options import (
 from trnslurm.cli.options import config_options, recipe_argument
 from trnslurm.cli.output import Terminal
 from trnslurm.cli.submit import submit_job
-from trnslurm.cluster.prepare import prepare_here
+from trnslurm.cluster.programs import prepare_here
 from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError

@@ -12,7 +12,7 @@ from trnslurm.api.choice import choose_data_cluster
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
 from trnslurm.cli.output import Terminal
-from trnslurm.cluster.export import export, export_file
+from trnslurm.cluster.programs import export, export_file
 from trnslurm.config.load import resolve
 from trnslurm.runs.find import find_run
 

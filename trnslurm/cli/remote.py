@@ -156,12 +156,11 @@ def answer_of(site: Site, argv: Sequence[str]) -> bytes:
 
 def _attached(site: Site, words: Sequence[str]) -> int:
     """Run an interactive command; it ends when the connection breaks."""
-    from trnslurm.remote.launcher import own_launcher
+    from trnslurm.remote import launcher
     from trnslurm.remote.ssh import NO_LAUNCHER
 
-    name = own_launcher().name
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    argv = site.place.argv(name, ["run", *words], terminal=terminal)
+    argv = site.place.argv(launcher.name(), ["run", *words], terminal=terminal)
     code = subprocess.run(argv, check=False).returncode
     if code == NO_LAUNCHER:
         answer_of(site, ["@hello"])

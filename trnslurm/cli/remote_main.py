@@ -45,10 +45,9 @@ def _hello(words: Sequence[str]) -> None:
 def _submit(words: Sequence[str]) -> None:
     """Submit the parcel, which is next to the working directory."""
     request = Path.cwd().parent
-    parcel = unpack(request / "parcel", request)
-    sys.argv = [*parcel.command]
-    console = Terminal(yes=True, **parcel.console)
-    submission = checked(parcel.submission, SubmitHost(), console)
+    sent, sys.argv, options = unpack(request / "parcel", request)
+    console = Terminal(yes=True, **options)
+    submission = checked(sent, SubmitHost(), console)
     for line in () if submission.sweep else graphs_lines(submission):
         click.echo(line, err=not console.dry_run)
     confirm_and_submit(submission, console)

@@ -12,14 +12,19 @@ from trnslurm.api.search import workspace_of
 from trnslurm.cli.options import cluster_option, json_option, path_option
 from trnslurm.cli.output import echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
-from trnslurm.cluster.shared import find_shared
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, packaged_root, user_root
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
-from trnslurm.slurm.detect import DetectedCluster, Partition, detect, profile_text
+from trnslurm.slurm.detect import (
+    DetectedCluster,
+    Partition,
+    detect,
+    find_shared,
+    profile_text,
+)
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -151,8 +152,6 @@ def run_python(
     Python lacks one of the `modules`. On Ctrl-C, send TERM and raise KeyboardInterrupt once the
     program has ended: on INT, a Python that still imports would print a traceback.
     """
-    import ctypes  # not needed by plan
-
     libc = ctypes.CDLL(None)
     out, err = streams or (None, None)
     try:

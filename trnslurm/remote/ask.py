@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.errors import ConnectionLostError, RemoteError
-from trnslurm.remote.launcher import Launcher, own_launcher
+from trnslurm.remote import launcher
 from trnslurm.remote.receive import (
     BEGUN,
     CHUNK_BYTES,
@@ -184,8 +184,7 @@ class _Connection:
 
     def run(self) -> None:
         """Connect, and show the command's output to its end; a ConnectionLostError if it breaks."""
-        launcher = own_launcher()
-        argv = self._request.place.argv(launcher.name)
+        argv = self._request.place.argv(launcher.name())
         # A file, not a pipe: the shared connection may keep it open.
         with tempfile.TemporaryFile() as errors, _started(argv, errors) as process:
             assert process.stdin and process.stdout
@@ -193,7 +192,7 @@ class _Connection:
             try:
                 noise = self._find_mark()
                 if noise is None:
-                    self._serve(launcher)
+                    self._serve()
                     return
             except _BrokenError:
                 noise = b""
@@ -225,12 +224,12 @@ class _Connection:
         self.reached = True
         return None
 
-    def _serve(self, launcher: Launcher) -> None:
+    def _serve(self) -> None:
         request, answer = self._request, self._answer
         while True:
             kind, data = self._frame()
             if kind in (LAUNCHER, PARCEL):
-                whole = launcher.archive if kind == LAUNCHER else request.parcel or b""
+                whole = launcher.archive() if kind == LAUNCHER else request.parcel or b""
                 answer.sent[kind.decode()] = int(data)
                 self._send_file(whole, int(data))
                 answer.asked = answer.asked or kind == PARCEL

@@ -9,7 +9,6 @@ import importlib.metadata
 import io
 import tarfile
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 from trnslurm.config.search import packaged_root
@@ -39,44 +38,37 @@ main()
 """
 
 
-class Launcher:
-    """The files of the launcher, under a name that is a hash of them."""
-
-    @cached_property
-    def files(self) -> dict[str, bytes]:
-        """The files by path."""
-        return {"__main__.py": _MAIN, **dict(_own()), **dict(_needed())}
-
-    @cached_property
-    def name(self) -> str:
-        """Return the name of its directory on the other host."""
-        digest = hashlib.sha256()
-        for name, data in sorted(self.files.items()):
-            digest.update(f"{name}\0{len(data)}\0".encode())
-            digest.update(data)
-        return f"launcher-{digest.hexdigest()[:16]}"
-
-    @cached_property
-    def archive(self) -> bytes:
-        """Return the files as a tar file; the same files make the same bytes."""
-        return pack(self.files)
+@functools.cache
+def files() -> dict[str, bytes]:
+    """Return the files of the launcher by path."""
+    return {"__main__.py": _MAIN, **dict(_own()), **dict(_needed())}
 
 
 @functools.cache
-def own_launcher() -> Launcher:
-    """Return the launcher of this process, read once."""
-    return Launcher()
+def name() -> str:
+    """Return the name of the launcher's directory on the other host, from a hash of its files."""
+    digest = hashlib.sha256()
+    for path, data in sorted(files().items()):
+        digest.update(f"{path}\0{len(data)}\0".encode())
+        digest.update(data)
+    return f"launcher-{digest.hexdigest()[:16]}"
 
 
-def pack(files: dict[str, bytes]) -> bytes:
+@functools.cache
+def archive() -> bytes:
+    """Return the files as a tar file; the same files make the same bytes."""
+    return pack(files())
+
+
+def pack(contents: dict[str, bytes]) -> bytes:
     """Return files as a compressed tar file, without times and users."""
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", compresslevel=6, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w") as tar,
     ):
-        for name, data in sorted(files.items()):
-            entry = tarfile.TarInfo(name)
+        for path, data in sorted(contents.items()):
+            entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), 0o600
             tar.addfile(entry, io.BytesIO(data))
     return out.getvalue()
@@ -86,8 +78,8 @@ def _own() -> Iterator[tuple[str, bytes]]:
     yield from _tree(_PACKAGE, "trnslurm")  # includes share/ in an installed package
     root = packaged_root()
     if not root.is_relative_to(_PACKAGE):
-        for name in _SHARE:
-            yield from _tree(root / name, f"trnslurm/share/{name}")
+        for shared in _SHARE:
+            yield from _tree(root / shared, f"trnslurm/share/{shared}")
 
 
 def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
@@ -100,11 +92,11 @@ def _tree(directory: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def _needed() -> Iterator[tuple[str, bytes]]:
     """Yield the Python sources of the needed packages; all work without compiled parts."""
-    for name in _NEEDED:
+    for package in _NEEDED:
         try:
-            distribution = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
-            raise TrnslurmError(f"this Python lacks {name}: pip install {name}") from None
+            raise TrnslurmError(f"this Python lacks {package}: pip install {package}") from None
         for path in distribution.files or ():
             outside = ".." in path.parts or path.is_absolute() or "__pycache__" in path.parts
             metadata = path.parts[0].endswith(".dist-info") and path.name != "METADATA"

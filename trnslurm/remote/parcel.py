@@ -15,7 +15,6 @@ from typing import Any
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.console import Console
 from trnslurm.errors import RemoteError
-from trnslurm.frozen import Frozen
 from trnslurm.remote.launcher import pack
 from trnslurm.render.bundle import Bundle
 from trnslurm.runs.git import git_source
@@ -24,16 +23,6 @@ from trnslurm.submit.submission import PlannedRun, Submission, WaitsFor
 
 _FACTS = "parcel.json"
 _CONSOLE = ("dry_run", "follow", "as_json")
-
-
-class Parcel(Frozen):
-    """A submission that was sent."""
-
-    submission: Submission
-    command: Sequence[str]
-    """The user's command line on the sending host."""
-    console: Mapping[str, Any]
-    """How the user wants the results."""
 
 
 def pack_submission(submission: Submission, command: Sequence[str], console: Console) -> bytes:
@@ -67,8 +56,11 @@ def _job_facts(job: Job, contents: dict[str, bytes]) -> dict[str, Any]:
     return {"files": sha256, "origins": dict(job.origins), "git": dict(git), "patch": key}
 
 
-def unpack(file: Path, directory: Path) -> Parcel:
-    """Unpack a parcel, with its bundles below a directory, and check every sha256."""
+def unpack(file: Path, directory: Path) -> tuple[Submission, list[str], dict[str, Any]]:
+    """Return a submission that was sent, the user's command line, and options of the console.
+
+    Its bundles are written below a directory, and every sha256 is checked.
+    """
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
         for member in tar.getmembers():
@@ -90,7 +82,7 @@ def unpack(file: Path, directory: Path) -> Parcel:
         sweep=facts["sweep"],
         at_most=facts["at_most"],
     )
-    return Parcel(submission=submission, command=facts["command"], console=facts["console"])
+    return submission, facts["command"], facts["console"]
 
 
 def _run(facts: Mapping[str, Any], contents: Mapping[str, bytes], place: Path) -> PlannedRun:

@@ -1,4 +1,4 @@
-"""The live view: a list of runs, one run, its log. Textual draws it, in any terminal."""
+"""The live view: a list of runs, one run, its log; Textual draws it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _COLOURS = {
 
 List = Callable[[], Sequence[RunStatus]]
 Act = Callable[[RunDir], str]
-"""Does something with a run, and says what it did."""
+"""Does something with a run; returns a text about what it did."""
 
 
 class Top(App[None]):
-    """All runs; Enter shows one."""
+    """The live view of all runs."""
 
     TITLE = "trnslurm top"
     ENABLE_COMMAND_PALETTE = False
@@ -71,7 +71,7 @@ class Top(App[None]):
 
     @work(thread=True, exclusive=True, group="act")
     def do(self, what: str, run: RunDir) -> None:
-        """Cancel, resume or report a run, and say what came of it."""
+        """Cancel, resume or report a run, and show the result."""
         try:
             said = self.acts[what](run)
         except (TrnslurmError, OSError) as error:
@@ -81,7 +81,14 @@ class Top(App[None]):
 
 
 class _LiveScreen(Screen[None]):
-    """A screen that looks again every few seconds, in a thread: Slurm may take its time."""
+    """A screen that is refreshed every few seconds, in a thread, because Slurm may be slow.
+
+    It shows one run, or a list in which one is chosen.
+    """
+
+    def __init__(self, run: RunDir | None = None) -> None:
+        super().__init__()
+        self._run = run
 
     def on_mount(self) -> None:
         assert isinstance(self.app, Top)
@@ -97,7 +104,7 @@ class _LiveScreen(Screen[None]):
 
     @work(thread=True, exclusive=True)
     def look(self) -> None:
-        """Ask, and show the answer."""
+        """Get new data, and show them."""
         try:
             found = self.ask()
         except (TrnslurmError, OSError) as error:
@@ -106,20 +113,20 @@ class _LiveScreen(Screen[None]):
             self.app.call_from_thread(self.tell, found)
 
     def ask(self) -> Any:
-        """Return what is to be shown; this may take a while."""
+        """Return new data; this may take a while."""
         raise NotImplementedError
 
     def tell(self, found: Any) -> None:
-        """Show it."""
+        """Show the data."""
         raise NotImplementedError
 
     def refused(self, why: str) -> None:
-        """Say in the first line why there is nothing new."""
+        """Show in the first line why there are no new data."""
         self.query(Static).first().update(Text(why))
 
     def chosen(self) -> RunDir | None:
-        """Return the run that keys are about."""
-        raise NotImplementedError
+        """Return the run that the keys act on."""
+        return self._run
 
     def _ask(self, what: str, question: str) -> None:
         run, app = self.chosen(), self.app
@@ -159,18 +166,18 @@ _ACTIONS: list[BindingType] = [
 
 
 class RunsScreen(_LiveScreen):
-    """The list."""
+    """The list of runs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "open", "Open"), *_ACTIONS]
 
     def compose(self) -> ComposeResult:
-        """Yield its parts."""
+        """Yield the widgets."""
         yield Static(id="head")
         yield DataTable(cursor_type="row", zebra_stripes=False)
         yield Footer()
 
     def on_mount(self) -> None:
-        """Make the table, then look."""
+        """Make the table."""
         narrow = self.app.size.width < _WIDE
         self._columns = [n for n, name in enumerate(HEADER) if not (narrow and name in _LEFT_OUT)]
         self.query_one(DataTable).add_columns(*(HEADER[n] for n in self._columns))
@@ -178,12 +185,12 @@ class RunsScreen(_LiveScreen):
         super().on_mount()
 
     def ask(self) -> Sequence[RunStatus]:
-        """Return how all runs stand."""
+        """Return the status of all runs."""
         assert isinstance(self.app, Top)
         return self.app.listed()
 
     def tell(self, found: Sequence[RunStatus]) -> None:
-        """Fill the table again; the cursor stays on its run."""
+        """Fill the table; the cursor stays on its run."""
         table = self.query_one(DataTable)
         under = self._paths[table.cursor_row] if self._paths else ""
         newest_first = [*found][::-1]
@@ -214,23 +221,15 @@ class RunsScreen(_LiveScreen):
 
 
 class RunScreen(_LiveScreen):
-    """One run: how far it is, how its loss goes, and what it says."""
+    """One run: its progress, its loss and the end of its log."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left", "app.pop_screen", "Back", key_display="esc"),
         *_ACTIONS,
     ]
 
-    def __init__(self, run: RunDir) -> None:
-        super().__init__()
-        self._run = run
-
-    def chosen(self) -> RunDir:
-        """Return the run."""
-        return self._run
-
     def compose(self) -> ComposeResult:
-        """Yield its parts."""
+        """Yield the widgets."""
         yield Static(id="title")
         yield ProgressBar(id="progress", total=1.0, show_eta=False)
         yield Static(id="facts")
@@ -240,11 +239,12 @@ class RunScreen(_LiveScreen):
         yield Footer()
 
     def ask(self) -> View:
-        """Return the run as it is now."""
+        """Return the current state of the run."""
+        assert self._run
         return view_of(self._run, lines=max(3, self.app.size.height))
 
     def tell(self, found: View) -> None:
-        """Show it."""
+        """Show the run."""
         status = found.status
         reason = f": {status.reason}" if status.reason else ""
         title = Text.assemble(
@@ -267,7 +267,7 @@ class RunScreen(_LiveScreen):
         self.call_after_refresh(self._tell_log, found.log)
 
     def _tell_log(self, lines: Sequence[str]) -> None:
-        """Show the last lines, as many as there is room for below the rest."""
+        """Show the last lines, as many as fit below the rest."""
         log = self.query_one("#log", Static)
         shown = [Text(line) for line in lines[-max(1, log.size.height) :]]
         for line in shown:
@@ -276,32 +276,25 @@ class RunScreen(_LiveScreen):
 
 
 class LogScreen(_LiveScreen):
-    """The log of node 0. At its end it follows; scrolled up, it stays."""
+    """The log of node 0; it follows new lines unless it is scrolled up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left,l", "app.pop_screen", "Back", key_display="esc")
     ]
 
-    def __init__(self, run: RunDir) -> None:
-        super().__init__()
-        self._run = run
-
-    def chosen(self) -> RunDir:
-        """Return the run."""
-        return self._run
-
     def compose(self) -> ComposeResult:
-        """Yield its parts."""
+        """Yield the widgets."""
         with VerticalScroll():
             yield Static()
         yield Footer()
 
     def ask(self) -> Sequence[str]:
-        """Return the last lines, as many as are shown."""
+        """Return the last lines of the log."""
+        assert self._run
         return log_lines(self._run, _MOST_LOG_LINES)
 
     def tell(self, found: Sequence[str]) -> None:
-        """Show them."""
+        """Show the lines."""
         lines = self.query_one(VerticalScroll)
         follows = lines.scroll_offset.y >= lines.max_scroll_y
         self.query_one(Static).update(Text("\n".join(found)))
@@ -310,7 +303,7 @@ class LogScreen(_LiveScreen):
 
 
 class Confirm(ModalScreen[bool]):
-    """A question; y is yes, everything else no."""
+    """A question: y is yes, all other keys are no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "Yes"),

@@ -1,4 +1,4 @@
-"""What the live view shows, read from the runs' files and from Slurm; nothing of the terminal."""
+"""Reads the data of the live view from the runs' files and from Slurm."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _ALIVE = ("RUNNING", "PRECOMPILING")
 
 
 class View(Frozen):
-    """One run, as it is shown alone."""
+    """The data of one run."""
 
     status: RunStatus
     losses: Sequence[float]
-    """Of all steps that count, the newest last; thinned to what a line of blocks can show."""
+    """The loss of each step that counts, the newest last; thinned to the width of a curve."""
     share: float | None
-    """How much of its steps it has done."""
+    """The share of its steps that are done."""
     facts: Sequence[tuple[str, str]]
     log: Sequence[str]
     """The last lines of node 0's log."""
 
 
 def row_of(status: RunStatus) -> tuple[str, ...]:
-    """Return a run's line in the list, under HEADER."""
+    """Return a run's row in the list, below HEADER."""
     metrics = status.metrics
     step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
     return (
@@ -51,7 +51,7 @@ def row_of(status: RunStatus) -> tuple[str, ...]:
 
 
 def view_of(run: RunDir, *, lines: int) -> View:
-    """Return a run as it is now, with the last lines of its log."""
+    """Return the current state of a run, with the last lines of its log."""
     status = run_status(run)
     steps = [cleaned(step) for step in run.steps()]
     losses = [s["loss"] for s in steps if _is_number(s.get("loss"))]
@@ -86,7 +86,7 @@ def view_of(run: RunDir, *, lines: int) -> View:
 
 
 def log_lines(run: RunDir, lines: int) -> list[str]:
-    """Return the last lines of node 0's newest log, printable; why there is none is one of them."""
+    """Return the last lines of node 0's newest log, or a line that says why it cannot be read."""
     try:
         file = choose_log(run)
         text = b"".join(print_log(file, lines)) if file else b""
@@ -104,7 +104,7 @@ def speed_of(metrics: Mapping[str, Any]) -> str:
 
 
 def time_left(status: RunStatus, step_s: Any) -> str:
-    """Return how long the steps that are left would take, while it runs."""
+    """Return the time for the remaining steps of an active run."""
     step, steps = (status.metrics.get(name) for name in ("step", "steps"))
     if status.state not in _ALIVE or not all(map(_is_number, (step, steps, step_s))):
         return "-"

@@ -1,4 +1,4 @@
-"""MLflow, at MLFLOW_TRACKING_URI: its small package mlflow-skinny is enough for a server."""
+"""Sends runs to MLflow at MLFLOW_TRACKING_URI; for a server, mlflow-skinny suffices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-# Its default is to try for minutes.
+# By default MLflow retries for minutes.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # we print it
 
@@ -21,28 +21,24 @@ from trnslurm.runs.phase import FINAL
 from trnslurm.trackers.send import about, numbers_of, remote_name
 
 REFUSALS = (MlflowException, OSError)
-_MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # of one call, as every server takes
+_MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 500  # in one call, which every server accepts
 _RUN, _STEP = "trnslurm.run", "trnslurm.step"
 _STATUS = {"COMPLETED": "FINISHED", "CANCELLED": "KILLED"}
 
 
-def open_run(history: History, project: str | None) -> MlflowRun:
-    """Find the run that has this one's name, or make it."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
-        raise TrnslurmError(
-            "--to mlflow: set MLFLOW_TRACKING_URI to where the server is, as http://host:5000"
-        )
-    experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or history.record.recipe
-    return MlflowRun(history, MlflowClient(tracking_uri=uri), uri, experiment)
+class Run:
+    """A run at MLflow: the one with this run's name, or a new one."""
 
-
-class MlflowRun:
-    """A run at MLflow."""
-
-    def __init__(self, history: History, client: MlflowClient, uri: str, experiment: str) -> None:
+    def __init__(self, history: History, project: str | None) -> None:
         name, record = history.run.name, history.record
-        self._client = client
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            raise TrnslurmError(
+                "--to mlflow: set MLFLOW_TRACKING_URI to the address of the server, for example "
+                "http://host:5000"
+            )
+        experiment = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or record.recipe
+        self._client = client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
         self._experiment = found.experiment_id if found else client.create_experiment(experiment)
         known = f"tags.`{_RUN}` = '{remote_name(name)}'"

@@ -69,7 +69,7 @@ def numbers_of(step: Mapping[str, Any]) -> dict[str, float]:
 
 
 def about(history: History) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of a run by dotted keys, and the tags to find it by."""
+    """Return the configuration of a run by dotted keys, and tags for searches."""
     record = history.record
     config = {k: v for k, v in history.config.items() if not k.startswith(_OF_THIS_HOST)}
     tags = {
@@ -98,7 +98,7 @@ def _opened(history: History, to: str, project: str | None) -> Iterator[Tracker]
             f"--to {to} needs a package that is missing here: pip install 'trnslurm[{to}]'"
         ) from None
     try:
-        yield module.open_run(history, project)
+        yield module.Run(history, project)
     except module.REFUSALS as error:
         (first, *_) = str(error).strip().splitlines() or [type(error).__name__]
         raise TrnslurmError(f"--to {to}: {first}") from None

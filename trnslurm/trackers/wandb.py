@@ -17,28 +17,24 @@ REFUSALS = (wandb.errors.Error, OSError)
 _OFFLINE = ("offline", "dryrun")
 
 
-def open_run(history: History, project: str | None) -> WandbRun:
-    """Resume the run that has this one's name, or begin it."""
-    return WandbRun(history, project or os.environ.get("WANDB_PROJECT") or history.record.recipe)
+class Run:
+    """A run at Weights & Biases: the one with this run's name, or a new one."""
 
-
-class WandbRun:
-    """A run at Weights & Biases."""
-
-    def __init__(self, history: History, project: str) -> None:
-        self._history, self._project = history, project
+    def __init__(self, history: History, project: str | None) -> None:
+        self._history = history
+        self._project = project or os.environ.get("WANDB_PROJECT") or history.record.recipe
         self._offline = wandb.setup().settings.mode in _OFFLINE
         self._open: Any = None  # its config is not annotated
         # The server knows what it has. Offline there is no server, so a file records what was sent.
         self._sent = read_json(history.run.sent_file) if self._offline else {}
-        known = self._sent.get(project)
+        known = self._sent.get(self._project)
         self.last = known if isinstance(known, int) else 0
         if not self._offline:
             self.last = max(0, self._run.starting_step - 1)
 
     @property
     def _run(self) -> Any:
-        """Return the run, begun or resumed when it is first needed."""
+        """The run, which is begun or resumed when it is first needed."""
         if self._open is None:
             self._open = self._begin()
         return self._open
@@ -68,7 +64,7 @@ class WandbRun:
             settings=settings,
             dir=None if os.environ.get("WANDB_DIR") else str(history.run.path),
         )
-        run.config.update(config, allow_val_change=True)  # as the nodes, after a resume
+        run.config.update(config, allow_val_change=True)  # a resume may change the nodes
         return run
 
     def log(self, steps: Sequence[Mapping[str, Any]]) -> None:

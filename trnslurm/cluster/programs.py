@@ -1,18 +1,19 @@
-"""Exports checkpoints: runs a job's export script with the cluster's Python."""
+"""Runs our own programs with the cluster's Python on this host: export and data preparation."""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from trnslurm.cluster.python import run_python
+from trnslurm.cluster.python import interpreter, run_python
 from trnslurm.config.load import read_cluster
 from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import read_yaml
-from trnslurm.errors import RunError
+from trnslurm.errors import RunError, TrnslurmError
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.bundle import Bundle, snapshot
 from trnslurm.render.job import plan_data
@@ -20,7 +21,10 @@ from trnslurm.rundir import PLAN, RunFiles
 from trnslurm.runs.foreign import refuse_foreign
 from trnslurm.runs.run import RunDir
 
-_MODULES = ("torch", "transformers", "safetensors")
+_PACKAGE = Path(__file__).resolve().parent.parent
+_EXPORTS_WITH = ("torch", "transformers", "safetensors")
+_PREPARES_WITH = ("numpy", "tokenizers")
+_HOME = re.compile(r"^((?:--[\w-]+=)?)~/")
 
 
 def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], None]) -> Path:
@@ -95,7 +99,34 @@ def _run_script(
         [str(script), str(files.plan_file), *options],
         cwd=files.path,
         pythonpath=files.code,
-        modules=_MODULES,
-        umask=0o027 if cluster.group_readable else 0o077,
+        modules=_EXPORTS_WITH,
+        umask=_umask(cluster),
         streams=streams,
     )
+
+
+def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) -> int:
+    """Run `trnslurm.prepare` with the cluster's Python until it ends, and return its exit code.
+
+    That Python imports our package, but no other package from our site-packages, which are for
+    another interpreter. `otherwise` is the advice if this host lacks the cluster's Python.
+    """
+    python = interpreter(cluster)
+    if python.startswith("/") and not Path(python).exists():
+        raise TrnslurmError(f"the cluster's Python, {python}, is not on this host: {otherwise}")
+    if cluster.scheduler == "slurm":  # the local cluster's ~ is ours, which the program expands
+        arguments = [
+            _HOME.sub(lambda found: f"{found[1]}{cluster.expand('~/')}", word) for word in arguments
+        ]
+    with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
+        here = Path(directory)
+        (here / _PACKAGE.name).symlink_to(_PACKAGE)
+        words = ["-m", f"{_PACKAGE.name}.prepare", *arguments]
+        return run_python(
+            cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH, umask=_umask(cluster)
+        )
+
+
+def _umask(cluster: Cluster) -> int:
+    """Return the umask that the batch scripts set."""
+    return 0o027 if cluster.group_readable else 0o077
