@@ -171,7 +171,7 @@ def test_ctrl_c_cancels_a_checkup(site, fake_slurm, cli, monkeypatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkup, "say_state", interrupted)
+    monkeypatch.setattr(checkup, "follow", interrupted)
     done = cli("doctor", "--run", "--cluster", "pc")
     assert done.code == 130 and "CANCELLED" in done.err
     assert [call.arguments for call in fake_slurm.calls("scancel")] == [["1001"]]

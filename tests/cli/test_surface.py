@@ -95,7 +95,7 @@ DEFAULTS = {
     ("watch", "every"): "30s",
     ("top", "every"): 5.0,
     ("watch", "most"): 3,
-    ("export", "form"): "hf",
+    ("export", "format"): "hf",
     ("export", "dtype"): "float32",
     ("doctor", "timeout"): 600.0,
     ("env check", "timeout"): 600.0,

@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from trnslurm.api.options import JobOptions
-from trnslurm.config.load import resolve
+from trnslurm.config.load import resolve, resolve_cluster
 from trnslurm.config.recipes import presets_of, recipe_layers
-from trnslurm.config.schema import Config
+from trnslurm.config.schema import Cluster, Config
 from trnslurm.config.search import Workspace, read_yaml
 from trnslurm.config.values import LONGEST_MIN, parse_notify
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError
 from trnslurm.plan.memory import check_memory
 from trnslurm.plan.spec import JobSpec, make_spec
+from trnslurm.plan.values import check_declared
 from trnslurm.runs.result import no_result, refuse_other_model
 from trnslurm.slurm.commands import slurm_hint
 
@@ -76,6 +77,11 @@ def choose_data_cluster(workspace: Workspace, cluster: str | None, console: Cons
     return str(cluster)
 
 
+def cluster_of(workspace: Workspace, cluster: str | None, console: Console) -> Cluster:
+    """Return the profile of the cluster for a data command."""
+    return resolve_cluster(workspace, choose_data_cluster(workspace, cluster, console))
+
+
 def _preset_of(workspace: Workspace, cluster: str, recipe: str) -> str | None:
     """Return the preset that the cluster profile prefers, if the recipe has it."""
     preset = read_yaml(workspace.cluster_file(cluster)).get("prefer_preset")
@@ -100,8 +106,6 @@ def _this_machine() -> str:
 
 def config_of(options: JobOptions, console: Console) -> Config:
     """Resolve the configuration of the job."""
-    from trnslurm.plan.values import check_declared  # many commands need no configuration
-
     layers, checkpoint = _option_layers(options), None
     if word := options.from_run:
         checkpoint = options.host.find_checkpoint(word, options.workspace)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.search import run_roots
 from trnslurm.config.search import Workspace
 from trnslurm.frozen import Frozen
 from trnslurm.runs.result import Checkpoint, find_checkpoint
@@ -14,7 +13,7 @@ from trnslurm.runs.root import check_run_root, free_stamp
 
 
 class SubmitHost:
-    """The host that submits: this host. With --on it is a RemoteHost (cli/remote_submit.py)."""
+    """The host that submits: this host. With --on it is a RemoteHost (cli/remote.py)."""
 
     remote = False
 
@@ -50,8 +49,3 @@ class JobOptions(Frozen):
     previous: str = ""
     """In a chain: the checkpoints of the previous run, from which this one starts."""
     host: SubmitHost = SubmitHost()
-
-    @classmethod
-    def of(cls, recipe: str, path: Sequence[str] = (), **options: Any) -> JobOptions:
-        """Return the options of a command line; `path` has the directories to search first."""
-        return cls(workspace=workspace_of(path), recipe=recipe, **options)

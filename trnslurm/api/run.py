@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from trnslurm.api.amounts import parse_time
 from trnslurm.api.arguments import (
     PathLike,
     Paths,
@@ -22,9 +21,8 @@ from trnslurm.api.arguments import (
     texts,
     whole,
 )
-from trnslurm.api.listing import list_statuses
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import figure, html_table, text_table
+from trnslurm.api.search import RunFilter, list_statuses, run_roots, workspace_of
+from trnslurm.api.tables import figure, html_table, parse_time, text_table
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
@@ -70,8 +68,7 @@ class Run:
     @property
     def jobs(self) -> dict[str, str]:
         """Phase -> Slurm job id; empty on the local cluster."""
-        record = self._files.record()
-        return {} if record.scheduler == "local" else dict(record.jobs)
+        return self._files.record().slurm_jobs
 
     @property
     def state(self) -> str:
@@ -316,16 +313,16 @@ def runs(
     states = [each.upper() for each in texts("state", state)]
     for each in states:
         one_of("state", each, STATES)
-    statuses, broken = list_statuses(
-        workspace_of(search_path(path)),
-        None if sweep is None else file_name("sweep", sweep),
+    chosen = RunFilter(
+        sweep=None if sweep is None else file_name("sweep", sweep),
         everything=flag("all", all),
-        states=states,
+        states=tuple(states),
         recipe=text("recipe", recipe),
         since="" if asked is None else parse_time(asked, "since"),
         sort=text("sort", sort),
         limit=None if limit is None else whole("limit", limit),
     )
+    statuses, broken = list_statuses(workspace_of(search_path(path)), chosen)
     console = PythonConsole()
     for error in broken:
         console.warn(str(error))

@@ -1,15 +1,21 @@
-"""The search path of recipes and profiles, and the run roots."""
+"""Where recipes, profiles and runs are searched, and which runs are listed."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trnslurm.config.search import RUN_ROOT, Workspace, read_yaml
-from trnslurm.errors import TrnslurmError
-from trnslurm.runs.find import known_roots
+from trnslurm.errors import RunError, TrnslurmError
+from trnslurm.frozen import Frozen
+from trnslurm.runs.find import find_runs, known_roots, list_runs
+from trnslurm.runs.run import RunDir, latest_values
+from trnslurm.runs.status import RunStatus, statuses_of
 from trnslurm.sandbox.layout import search_roots
+
+_NEWEST = 20
 
 
 def workspace_of(path: Sequence[str] = ()) -> Workspace:
@@ -28,3 +34,57 @@ def run_roots(workspace: Workspace) -> list[Path]:
             continue
     # Unlike Path.is_dir, it is False for a text that cannot be a path.
     return [r for r in dict.fromkeys(roots) if os.path.isdir(r)]  # noqa: PTH112
+
+
+class RunFilter(Frozen):
+    """Which runs are listed; without a choice, the newest 20."""
+
+    sweep: str | None = None
+    everything: bool = False
+    states: Collection[str] = ()
+    recipe: str | None = None
+    since: str = ""
+    """The earliest submission, in the format of times in records."""
+    sort: str | None = None
+    """The metric that orders the runs, lowest first."""
+    limit: int | None = None
+
+    @property
+    def selects(self) -> bool:
+        """Check whether the filter may leave out runs that are not too old."""
+        return bool(self.states or self.recipe or self.since or self.sort)
+
+
+def list_statuses(
+    workspace: Workspace, chosen: RunFilter
+) -> tuple[list[RunStatus], list[RunError]]:
+    """Return the statuses of the chosen runs, newest last, and the errors of damaged runs."""
+    roots, limit = run_roots(workspace), chosen.limit
+    found = list_runs(roots) if chosen.sweep is None else find_runs(chosen.sweep, roots)
+    if chosen == RunFilter():
+        found = found[-_NEWEST:]
+    statuses, broken = statuses_of(found)
+    statuses = [
+        status
+        for status in statuses
+        if (not chosen.states or status.state in chosen.states)
+        and chosen.recipe in (None, status.recipe)
+        and status.created >= chosen.since
+    ]
+    if chosen.sort is not None:
+        return _sorted_by(chosen.sort, statuses)[:limit], broken
+    return statuses[-limit:] if limit else statuses, broken
+
+
+def latest_metrics(status: RunStatus) -> dict[str, float]:
+    """Return the latest value of each metric."""
+    return latest_values(RunDir(Path(status.path)).steps())
+
+
+def _sorted_by(metric: str, statuses: Sequence[RunStatus]) -> list[RunStatus]:
+    """Return runs ordered by a metric; runs without the metric come last."""
+    latest = [(latest_metrics(status), status) for status in statuses]
+    known = sorted({name for numbers, _ in latest for name in numbers})
+    if known and metric not in known:
+        raise RunError(f"no run reports {metric}; the runs report {', '.join(known)}")
+    return [s for _, s in sorted(latest, key=lambda each: each[0].get(metric, math.inf))]

@@ -18,7 +18,7 @@ from trnslurm.api.arguments import (
     whole,
     wholes,
 )
-from trnslurm.api.propose import propose, propose_bundle, propose_presets, propose_sweep
+from trnslurm.api.propose import propose, propose_bundle, propose_chain, propose_sweep
 from trnslurm.api.run import Run, Runs
 from trnslurm.config.sweep import MOST_RUNS, Point, points_of
 from trnslurm.errors import ConfigError
@@ -59,7 +59,7 @@ def submit(
         if chained and counts:
             raise ConfigError("elastic does not work with chain: leave out one of them")
         if chained:
-            submission = propose_presets(options, console)
+            submission = propose_chain(options, console)
         else:
             submission = propose(options, console, elastic=counts)
     words = [f"{k}={v!r}" for k, v in asked.items() if v]

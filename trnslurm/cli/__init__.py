@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from trnslurm import __version__
 from trnslurm.errors import TrnslurmError, did_you_mean
+
+if TYPE_CHECKING:
+    from trnslurm.remote.place import Site
 
 # Command -> its module and description, in the order of the help text. Listing or completing
 # commands imports none of the modules.
@@ -30,9 +34,9 @@ _COMMANDS = {
     "logs": ("runs", "Print the log of a node or of the batch script."),
     "metrics": ("metrics", "Print, draw or send the numbers of each step, or of a sweep's runs."),
     "report": ("report", "Write a page about a run, or a page that compares several runs."),
-    "compare": ("compare", "Compare runs: their states, and what differs in their configuration."),
-    "triage": ("triage", "Show which rank failed first, why, and what to do."),
-    "cancel": ("runs", "Cancel a run or a sweep, and the runs that wait for it."),
+    "compare": ("report", "Compare runs: their states, and what differs in their configuration."),
+    "triage": ("runs", "Show which rank failed first, why, and what to do."),
+    "cancel": ("rm", "Cancel a run or a sweep, and the runs that wait for it."),
     "resume": ("resume", "Resume a run or a sweep from its newest checkpoint."),
     "watch": ("resume", "Print each change of a run's state until it ends."),
     "exec": ("runs", "Run a command on a node of a running job."),
@@ -68,13 +72,45 @@ _LONGEST = 2000
 _OBJECTS = 50_000
 
 
-def _complete_hosts(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    known = importlib.import_module("trnslurm.cli.remote").known_hosts()
-    return [CompletionItem(host) for host in known if host.startswith(word)]
+def completer(what: str) -> Callable[..., list[CompletionItem]]:
+    """Return click's completion of names: of a recipe, cluster, preset, setting, run or host."""
+
+    def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+        found = importlib.import_module("trnslurm.cli.complete").complete(what, ctx, word)
+        return list(found)
+
+    return complete
+
+
+def chosen_site() -> Site | None:
+    """Return the host on which this command line runs; None: this host."""
+    from trnslurm.remote.place import choose_site  # --help needs no search path
+
+    context = click.get_current_context()
+    on = context.find_root().params.get("on")
+    return choose_site(on, context.params.get("cluster"), context.params.get("path") or ())
+
+
+def _sendable(command: click.Command) -> click.Command:
+    """Return a command that runs on the chosen host; its options are parsed on this host."""
+    command = copy.copy(command)
+    if isinstance(command, click.Group):
+        command.commands = {name: _sendable(each) for name, each in command.commands.items()}
+        return command
+    run_here = command.callback
+
+    def run(**values: Any) -> Any:
+        if site := chosen_site():
+            context = click.get_current_context()
+            sys.exit(importlib.import_module("trnslurm.cli.remote").send(site, context))
+        return run_here(**values) if run_here else None
+
+    command.callback = run
+    return command
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module only when that command is used."""
+    """Imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -103,7 +139,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and name not in _HERE:
-            command = importlib.import_module("trnslurm.cli.remote").sendable(command)
+            command = _sendable(command)
         return name, command, rest
 
 
@@ -112,7 +148,7 @@ class _LazyGroup(click.Group):
 @click.option(
     "--on",
     metavar="[USER@]HOST",
-    shell_complete=_complete_hosts,
+    shell_complete=completer("host"),
     help="Run the command on this host, by ssh; it needs no trnslurm there.",
 )
 def cli(on: str | None) -> None:

@@ -6,7 +6,6 @@ import getpass
 import json
 import platform
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,18 +15,19 @@ import click
 
 from trnslurm import __version__
 from trnslurm.api.tables import count
-from trnslurm.cli.follow import INTERRUPTED, last_line, say_state
-from trnslurm.cli.output import Terminal, echo_json, say
+from trnslurm.cli.follow import INTERRUPTED, last_line
+from trnslurm.cli.output import command_line, echo_json, say
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.cluster.checkup import Expected, Line, expected_of, judge
 from trnslurm.cluster.checkup_files import Found, read_found
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
+from trnslurm.console import Console
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus
-from trnslurm.runs.watch import follow
+from trnslurm.runs.watch import follow, once
 from trnslurm.submit.cancel import cancel
 from trnslurm.submit.checkup import make_checkup, make_spec_of_checkup
 from trnslurm.submit.submission import PlannedRun, Submission
@@ -38,17 +38,20 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?:[0-9a-f]{1,4}::?){3,}[0
 
 
 def run_checkup(
-    workspace: Workspace, cluster: str, nodes: int, *, timeout_s: float, report: str | None,
-    as_json: bool,
-) -> int:  # fmt: skip
+    workspace: Workspace,
+    cluster: str,
+    nodes: int,
+    timeout_s: float,
+    report: str | None,
+    console: Console,
+) -> int:
     """Check a cluster's nodes with a job that measures them; return the exit code."""
     profile = resolve_cluster(workspace, cluster)
     spec = make_spec_of_checkup(profile, cluster, str(workspace.cluster_file(cluster)), nodes)
     expected = expected_of(spec)
     job = make_checkup(spec, workspace.template_dirs())
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
-    (run,), _ = submit(submission, command, Terminal())
+    (run,), _ = submit(submission, command_line(), console)
     workers = count(expected.workers, "worker")
     say(f"Submitted {run.name}: {count(nodes, 'node')}, {workers} on {expected.device}")
     try:
@@ -68,7 +71,7 @@ def run_checkup(
     }  # fmt: skip
     if report:
         _write_report(Path(report), whole, run, expected, found)
-    if as_json:
+    if console.as_json:
         echo_json(whole)
     else:
         _print(lines, expected, run)
@@ -77,16 +80,16 @@ def run_checkup(
 
 def _wait(run: RunDir, timeout_s: float) -> RunStatus:
     """Follow the job until it ends, or cancel it if Slurm gives it no nodes in time."""
-    said = line_said = ""
+    say_state, say_line = once(say), once(say)
     deadline = time.monotonic() + timeout_s
     for status in follow(run):
-        said = say_state(status, said)
-        begun = any(phase.attempt for phase in status.phases)
-        if begun and not status.final and (line := last_line(run)).startswith("checkup: "):
-            if line != line_said:
-                say(line)
-            line_said = line
-        if not begun and not status.final and time.monotonic() > deadline:
+        if status.final:
+            continue
+        say_state(status.words)
+        if any(phase.attempt for phase in status.phases):
+            if (line := last_line(run)).startswith("checkup: "):
+                say_line(line)
+        elif time.monotonic() > deadline:
             cancel(run, now=True)
             why = f": {status.reason}" if status.reason else ""
             raise SlurmError(

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trnslurm.api.amounts import parse_age, parse_size, size_of
-from trnslurm.api.choice import choose, choose_data_cluster, config_of
+from trnslurm.api.choice import choose, cluster_of, config_of
 from trnslurm.api.options import JobOptions
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import count
-from trnslurm.cli.graphs import age_since, ingredients_of
+from trnslurm.api.search import run_roots
+from trnslurm.api.tables import count, parse_age, parse_size, size_of
+from trnslurm.cli.costs import age_since, ingredients_of
 from trnslurm.cli.options import (
     cluster_option,
     json_option,
-    path_option,
     recipe_argument,
     spec_options,
+    takes_console,
+    workspace_option,
 )
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.cache import CompileCache, recipe_of
@@ -33,7 +34,6 @@ from trnslurm.cluster.cache_use import (
     total_bytes,
     users_of,
 )
-from trnslurm.config.load import resolve_cluster
 from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError, TrnslurmError
 from trnslurm.node.graphs.key import differences, leaves
@@ -60,10 +60,9 @@ def compile_command() -> None:
 @json_option
 def key_command(
     recipe: str | None,
-    nodes: int,
     explain: bool,
     diff: tuple[str, str] | None,
-    as_json: bool,
+    console: Terminal,
     **options: Any,
 ) -> None:
     """Show the key of a job's graphs: jobs with the same key share them.
@@ -80,14 +79,14 @@ def key_command(
     """
     if (recipe is None) == (diff is None):
         raise click.UsageError("give either a RECIPE or --diff A B")
-    job = JobOptions.of(recipe or "", nodes=nodes, **options)
+    job = JobOptions(recipe=recipe or "", **options)
     if diff is not None:
-        sys.exit(_show_differences(job, diff, as_json=as_json))
-    config = config_of(choose(job), Terminal())
-    spec = make_spec(config, nodes, name=job.name, need_time=False)
+        sys.exit(_show_differences(job, diff, console))
+    config = config_of(choose(job), console)
+    spec = make_spec(config, job.nodes, name=job.name, need_time=False)
     cache, ingredients = CompileCache(config.cluster), ingredients_of(spec, job.workspace)
     found = cache.look_up(ingredients)
-    if as_json:
+    if console.as_json:
         echo_json(
             {
                 "key": found.key or None,
@@ -110,15 +109,14 @@ def key_command(
         echo_table(("ingredient", "value"), rows)
 
 
-def _show_differences(job: JobOptions, words: tuple[str, str], *, as_json: bool) -> int:
-    workspace = job.workspace
-    cluster = resolve_cluster(workspace, choose_data_cluster(workspace, job.cluster, Terminal()))
-    cache, roots = CompileCache(cluster), run_roots(workspace)
+def _show_differences(job: JobOptions, words: tuple[str, str], console: Terminal) -> int:
+    cluster = cluster_of(job.workspace, job.cluster, console)
+    cache, roots = CompileCache(cluster), run_roots(job.workspace)
     sides = [find_ingredients(word, cache, roots) for word in words]
     notes = [f"{w}: {why}" for w, (_, why) in zip(words, sides, strict=True) if why]
     a, b = ({k: v for k, v in side.items() if k != "versions" or not notes} for side, _ in sides)
     found = [*differences(a, b)]
-    if as_json:
+    if console.as_json:
         echo_json([{"ingredient": name, "a": old, "b": new} for name, old, new in found])
     else:
         for name, old, new in found:
@@ -137,35 +135,37 @@ def _word(name: str, value: Any) -> str:
 
 
 @compile_command.command("status")
-@path_option
+@workspace_option
 @cluster_option
 @json_option
-def status_command(as_json: bool, **options: Any) -> None:
+def status_command(workspace: Workspace, cluster: str | None, console: Terminal) -> None:
     """List the contents of a cluster's cache, longest unused first.
 
     \b
     Example:
       trnslurm compile status --cluster trn1
     """
-    workspace, cache = _cache_of(options)
+    cache = CompileCache(cluster_of(workspace, cluster, console))
     entries, used = entries_of(cache), users_of(cache, run_roots(workspace))
-    if as_json:
+    if console.as_json:
         echo_json({"cache": str(cache.root), "keys": [_facts(e, used) for e in entries]})
         return
     if not entries:
         click.echo(f"Nothing is compiled in {cache.root}")
         return
-    header = ("key", "recipe", "nodes", "size", "made", "last used", "state")
-    echo_table(header, [_cells(e, used) for e in entries], right="nodes,size,made,last used")
+    _print_keys(entries, used)
     total = size_of(total_bytes(entries))
     click.echo(f"\n{count(len(entries), 'key')}, {total} in {cache.root}")
 
 
 @compile_command.command("verify")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@path_option
+@workspace_option
 @cluster_option
-def verify_command(keys: tuple[str, ...], **options: Any) -> None:
+@takes_console
+def verify_command(
+    keys: tuple[str, ...], workspace: Workspace, cluster: str | None, console: Terminal
+) -> None:
     """Check the files of a cluster's cache, or of some keys, against their checksums.
 
     The exit code is 1 if a file is missing or was changed.
@@ -174,7 +174,7 @@ def verify_command(keys: tuple[str, ...], **options: Any) -> None:
     Example:
       trnslurm compile verify --cluster trn1
     """
-    _, cache = _cache_of(options)
+    cache = CompileCache(cluster_of(workspace, cluster, console))
     entries = {entry.key: entry for entry in entries_of(cache)}
     if unknown := [key for key in keys if key not in entries]:
         raise ConfigError(f"{unknown[0]}: no such key in {cache.root}; see trnslurm compile status")
@@ -197,10 +197,15 @@ def verify_command(keys: tuple[str, ...], **options: Any) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@path_option
+@workspace_option
 @cluster_option
+@takes_console
 def gc_command(
-    older_than: str | None, max_size: str | None, dry_run: bool, yes: bool, **options: Any
+    older_than: str | None,
+    max_size: str | None,
+    workspace: Workspace,
+    cluster: str | None,
+    console: Terminal,
 ) -> None:
     """Remove unused compiled graphs from a cluster's cache.
 
@@ -215,50 +220,34 @@ def gc_command(
         raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")
     since = None if older_than is None else time.time() - parse_age(older_than)
     limit = None if max_size is None else parse_size(max_size)
-    workspace, cache = _cache_of(options)
+    cache = CompileCache(cluster_of(workspace, cluster, console))
     used = users_of(cache, run_roots(workspace))
     chosen = prune(cache, used, unused_since=since, max_bytes=limit)
     if not chosen:
         click.echo("Nothing to remove")
         return
-    header = ("key", "recipe", "nodes", "size", "made", "last used", "state")
-    echo_table(header, [_cells(e, used) for e in chosen], right="nodes,size,made,last used")
-    if dry_run:
+    console.refuse_unattended()
+    _print_keys(chosen, used)
+    if console.dry_run:
         return
-    if not yes:
-        if not sys.stdin.isatty():
-            raise TrnslurmError("no terminal to ask on: pass --yes, or --dry-run to only look")
-        click.confirm(f"Remove {count(len(chosen), 'key')}?", abort=True, err=True)
+    console.confirm(f"Remove {count(len(chosen), 'key')}?")
     freed = remove_all(cache, chosen)
     click.echo(f"Removed {count(len(chosen), 'key')}, {size_of(freed)}")
 
 
-def _cache_of(options: dict[str, Any]) -> tuple[Workspace, CompileCache]:
-    workspace = workspace_of(options["path"])
-    cluster = resolve_cluster(
-        workspace, choose_data_cluster(workspace, options["cluster"], Terminal())
-    )
-    return workspace, CompileCache(cluster)
+def _print_keys(entries: Sequence[CachedKey], used: Mapping[str, str]) -> None:
+    rows = []
+    for entry in entries:
+        facts = _facts(entry, used)
+        user = f", in use by {Path(facts['in_use_by']).name}" if facts["in_use_by"] else ""
+        recipe, nodes = facts["recipe"] or "-", str(facts["nodes"] or "-")
+        ages = (age_since(entry.made), age_since(entry.used))
+        rows.append((entry.key, recipe, nodes, size_of(entry.bytes), *ages, entry.words + user))
+    header = ("key", "recipe", "nodes", "size", "made", "last used", "state")
+    echo_table(header, rows, right="nodes,size,made,last used")
 
 
-def _cells(entry: CachedKey, used: dict[str, str]) -> tuple[str, ...]:
-    manifest = entry.manifest
-    recipe, nodes = (recipe_of(manifest.ingredients), len(manifest.nodes)) if manifest else ("-", 0)
-    state = entry.words
-    if user := used.get(entry.key):
-        state += f", in use by {Path(user).name}"
-    return (
-        entry.key,
-        recipe or "-",
-        str(nodes or "-"),
-        size_of(entry.bytes),
-        age_since(entry.made),
-        age_since(entry.used),
-        state,
-    )
-
-
-def _facts(entry: CachedKey, used: dict[str, str]) -> dict[str, Any]:
+def _facts(entry: CachedKey, used: Mapping[str, str]) -> dict[str, Any]:
     manifest = entry.manifest
     return {
         "key": entry.key,

@@ -1,28 +1,26 @@
-"""data fetch, prepare, verify: the data that training reads."""
+"""data fetch, prepare, verify: the data that training reads.
+
+The options are declared in trnslurm.prepare.options. Those for some recipes have their own sections
+in the help, and are refused with other recipes.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from trnslurm.api.choice import choose_data_cluster
-from trnslurm.api.search import workspace_of
-from trnslurm.cli.data_options import (
-    PREPARE_OPTIONS,
-    KindCommand,
-    KindOption,
-    data_option,
-    prepare_options,
-    refuse_others,
-)
-from trnslurm.cli.options import config_options, recipe_argument
+from trnslurm.api.choice import choose_data_cluster, cluster_of
+from trnslurm.cli.options import Command, config_options, recipe_argument, takes_console
 from trnslurm.cli.output import Terminal
 from trnslurm.cli.submit import submit_job
 from trnslurm.cluster.programs import prepare_here
-from trnslurm.config.load import resolve, resolve_cluster
+from trnslurm.config.load import resolve
 from trnslurm.config.schema import Config
 from trnslurm.errors import ConfigError
 from trnslurm.plan.data import (
@@ -35,7 +33,16 @@ from trnslurm.plan.data import (
     prepare_arguments,
     refuse_unfetched,
 )
-from trnslurm.prepare.options import COLUMN, FORCE, PROCESSES, REVISION
+from trnslurm.prepare.options import (
+    CHUNK_BYTES,
+    COLUMN,
+    DATASET,
+    FORCE,
+    FORMATS,
+    PROCESSES,
+    REVISION,
+    Option,
+)
 from trnslurm.submit.job import make_prepare_job
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
@@ -46,6 +53,77 @@ _EXCLUSIVE = (
 )
 # In the order of the job's script.
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
+# Readers of an option -> the recipes that they are; in the order of the help.
+_RECIPES = {
+    "tokens": "recipes that read token files",
+    "bert": "recipes that read shards for BERT",
+    "labelled": "recipes that read labelled rows",
+    "tokens bert": "recipes that read unlabelled text",
+    "bert labelled": "recipes that read samples: shards for BERT, labelled rows",
+    "hub": "recipes with a dataset from the Hub",
+    "hub text": "recipes with unlabelled text from the Hub",
+    "published": "recipes without a dataset from the Hub",
+}
+_OF_PROGRAM = (DATASET, CHUNK_BYTES)
+_PREPARE_OPTIONS = {
+    option: " ".join(name for name, own in FORMATS.items() if option in own)
+    for option in dict.fromkeys(option for own in FORMATS.values() for option in own)
+    if option not in _OF_PROGRAM
+}
+"""Each option of `data prepare`, and its readers."""
+
+
+class _KindOption(click.Option):
+    """An option for some recipes."""
+
+    def __init__(self, *names: Any, kind: str = "", **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.kind = kind
+
+
+class _KindCommand(click.Command):
+    """A command whose help shows the options for some recipes in their own sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options, then those for some recipes."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        titles = {"": "Options"} | {kind: f"For {recipes}" for kind, recipes in _RECIPES.items()}
+        for kind, title in titles.items():
+            own = [option for option in options if getattr(option, "kind", "") == kind]
+            records = [record for option in own if (record := option.get_help_record(ctx))]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _data_option(option: Option, kind: str = "") -> Callable[[Command], Command]:
+    """Add a declared option, for all recipes or for some."""
+    value: Any = option.type
+    if option.choices:
+        value = click.Choice(option.choices)
+    elif option.type is int and option.least is not None and not option.key:
+        # The range of a recipe's key is checked with the recipe.
+        value = click.IntRange(int(option.least))
+    elif option.type not in (int, float, bool):
+        value = str
+    return click.option(
+        *option.names,
+        cls=_KindOption,
+        kind=kind,
+        type=value,
+        is_flag=option.type is bool,
+        default=None,
+        multiple=option.many,
+        metavar=option.metavar or None,
+        help=option.usage(of_recipe=True),
+    )
+
+
+def _prepare_options(command: Command) -> Command:
+    """Add the options of `data prepare`."""
+    for option, kind in reversed(_PREPARE_OPTIONS.items()):
+        command = _data_option(option, "" if kind == " ".join(FORMATS) else kind)(command)
+    return command
 
 
 @click.group("data")
@@ -60,15 +138,15 @@ def data_command() -> None:
     """
 
 
-@data_command.command("fetch", cls=KindCommand)
+@data_command.command("fetch", cls=_KindCommand)
 @recipe_argument()
 @config_options
-@data_option(FORCE)
-@data_option(REVISION, "hub")
-@data_option(COLUMN, "hub text")
+@_data_option(FORCE)
+@_data_option(REVISION, "hub")
+@_data_option(COLUMN, "hub text")
 @click.option(
     "--checkpoint",
-    cls=KindOption,
+    cls=_KindOption,
     kind="published",
     is_flag=True,
     help="Fetch the published checkpoint instead of the data.",
@@ -99,16 +177,17 @@ def fetch_command(recipe: str, checkpoint: bool, **options: Any) -> None:
             sys.exit(code)
 
 
-@data_command.command("prepare", cls=KindCommand)
+@data_command.command("prepare", cls=_KindCommand)
 @recipe_argument()
 @config_options
-@prepare_options
+@_prepare_options
 @click.option(
     "--submit", "as_job", is_flag=True, help="Run as a Slurm job instead of on this host."
 )
 @click.option("-f", "--follow", is_flag=True, help="With --submit: wait until the job ends.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done; do nothing.")
-def prepare_command(recipe: str, as_job: bool, follow: bool, dry_run: bool, **options: Any) -> None:
+@takes_console
+def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any) -> None:
     """Turn a recipe's dataset, or your files, into what it reads: token files, shards or samples.
 
     The output goes to the recipe's data.path below the cluster's data_root. Data that was already
@@ -123,12 +202,11 @@ def prepare_command(recipe: str, as_job: bool, follow: bool, dry_run: bool, **op
       trnslurm data prepare bert_pretrain --input texts --output shards --shards 64
       trnslurm data prepare bert_sentiment --input tweets.csv --label-column sentiment
     """
-    if follow and not as_job:
+    if console.follow and not as_job:
         raise click.UsageError(
             "--follow goes with --submit: a preparation on this host is shown anyway"
         )
-    as_json = bool(options["json"])
-    if dry_run and as_json:
+    if console.dry_run and options["json"]:
         raise click.UsageError("--dry-run prints no JSON: leave out one of them")
     _refuse_both(options)
     if options["output"]:
@@ -144,8 +222,12 @@ def prepare_command(recipe: str, as_job: bool, follow: bool, dry_run: bool, **op
     arguments = prepare_arguments(config, own, recipe_dir=config.recipe_dir)
     refuse_unfetched(config, arguments)
     if as_job:
-        _submit(config, own, options, follow=follow, dry_run=dry_run, as_json=as_json)
-    elif dry_run:
+        job = make_data_job(config, own)
+        click.echo(f"{_what(config)}, {_where(job)}", err=not console.dry_run)
+        if not console.dry_run:
+            rendered = make_prepare_job(job, options["workspace"].template_dirs())
+            submit_job(rendered, replace(console, as_json=bool(options["json"])))
+    elif console.dry_run:
         click.echo(f"{_what(config)}, on this host")
     else:
         more = _passed_on(options, "processes", "json")
@@ -172,10 +254,7 @@ def verify_command(target: str, **options: Any) -> None:
     elif options["preset"] or options["settings"]:
         raise click.UsageError(f"{target} is a directory: leave out --preset and --set")
     else:
-        workspace = workspace_of(options["path"])
-        cluster = resolve_cluster(
-            workspace, choose_data_cluster(workspace, options["cluster"], Terminal())
-        )
+        cluster = cluster_of(options["workspace"], options["cluster"], Terminal())
         directory = str(Path(target).absolute())
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
 
@@ -188,7 +267,7 @@ def _refuse_both(options: dict[str, Any]) -> None:
 
 
 def _config_of(recipe: str, options: dict[str, Any]) -> Config:
-    workspace = workspace_of(options["path"])
+    workspace = options["workspace"]
     cluster = choose_data_cluster(workspace, options["cluster"], Terminal())
 
     def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
@@ -202,9 +281,9 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
         )
 
     # First: another kind of recipe may not have these keys at all.
-    refuse_others(resolved({}))
+    _refuse_others(resolved({}))
     layers = {}
-    for option in PREPARE_OPTIONS:
+    for option in _PREPARE_OPTIONS:
         # Set by _own: a path is not relative to the recipe, and --tokenizer train:V is no name.
         key = "slurm.data_cpus" if option is PROCESSES else option.key
         value = options.get(option.name)
@@ -241,16 +320,6 @@ def _what(config: Config) -> str:
     return f"{config.title}: prepare {data_path(config)}"
 
 
-def _submit(
-    config: Config, own: Own, options: dict[str, Any], *, follow: bool, dry_run: bool, as_json: bool
-) -> None:
-    data_job = make_data_job(config, own)
-    job = make_prepare_job(data_job, workspace_of(options["path"]).template_dirs())
-    click.echo(f"{_what(config)}, {_where(data_job)}", err=not dry_run)
-    if not dry_run:
-        submit_job(job, Terminal(follow=follow, as_json=as_json))
-
-
 def _where(job: DataJob) -> str:
     partition = f"partition {job.partition} of " if job.partition else ""
     cpus = job.config.cluster.slurm.data_cpus
@@ -258,3 +327,21 @@ def _where(job: DataJob) -> str:
         f"on 1 node of {partition}{job.config.cluster_name}: {cpus} CPUs, "
         f"at most {job.time_min} minutes"
     )
+
+
+def _refuse_others(config: Config) -> None:
+    """Refuse options for other recipes."""
+    data = config.recipe.data
+    text = data.format != "labelled"
+    kinds = {kind for kind in _PREPARE_OPTIONS.values() if data.format in kind.split()}
+    kinds |= {"", "hub" if data.dataset else "published"}
+    kinds |= {"hub text"} if data.dataset and text else set()
+    ctx = click.get_current_context()
+    for option in ctx.command.params:
+        if not isinstance(option, _KindOption) or option.kind in kinds:
+            continue
+        if ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{option.opts[0]} is for {_RECIPES[option.kind]}, which {config.title} is not: "
+                "leave it out"
+            )

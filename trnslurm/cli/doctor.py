@@ -9,12 +9,18 @@ from dataclasses import asdict
 
 import click
 
-from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.search import run_roots
 from trnslurm.api.tables import count
-from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli.options import (
+    cluster_option,
+    json_option,
+    run_name_argument,
+    workspace_option,
+)
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config.load import resolve_cluster
+from trnslurm.config.search import Workspace
 from trnslurm.runs.find import find_run
 from trnslurm.runs.run import NodeFitness
 from trnslurm.runs.waiting import Diagnosis, diagnose
@@ -24,7 +30,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
 
 
 @click.command("doctor")
-@functools.partial(run_argument, required=False)
+@functools.partial(run_name_argument, required=False)
 @cluster_option
 @click.option(
     "-n",
@@ -41,7 +47,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     help="Run a job on the nodes that measures what trainings use.",
 )
 @click.option("--report", metavar="FILE", help="With --run: write a file for a bug report.")
-@path_option
+@workspace_option
 @json_option
 def doctor_command(
     run: str | None,
@@ -50,8 +56,8 @@ def doctor_command(
     timeout: float,
     measure: bool,
     report: str | None,
-    path: tuple[str, ...],
-    as_json: bool,
+    workspace: Workspace,
+    console: Terminal,
 ) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
@@ -73,26 +79,21 @@ def doctor_command(
     if report and not measure:
         raise click.UsageError("--report goes with --run")
     if run:
-        found = diagnose(find_run(run, run_roots(workspace_of(path))))
-        if as_json:
+        found = diagnose(find_run(run, run_roots(workspace)))
+        if console.as_json:
             echo_json(asdict(found) | {"ok": found.ok})
         else:
             _print_diagnosis(found)
         sys.exit(int(not found.ok))
-    workspace = workspace_of(path)
     if (name := cluster or workspace.cluster) is None:
         raise click.UsageError("doctor needs a RUN, or --cluster NAME")
     if measure:
         from trnslurm.cli.checkup import run_checkup  # imports all that submit needs
 
-        sys.exit(
-            run_checkup(
-                workspace, name, nodes or 1, timeout_s=timeout, report=report, as_json=as_json
-            )
-        )
+        sys.exit(run_checkup(workspace, name, nodes or 1, timeout, report, console))
     checked = check_nodes(resolve_cluster(workspace, name), nodes or 1, timeout)
     fit = not any(node.problems for node in checked)
-    if as_json:
+    if console.as_json:
         echo_json({"cluster": name, "nodes": [asdict(node) for node in checked], "ok": fit})
     else:
         _print_nodes(checked)

@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from trnslurm.api.choice import choose_data_cluster
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.cli.options import cluster_option, json_option, path_option, run_argument
+from trnslurm.api.search import run_roots
+from trnslurm.cli.options import (
+    cluster_option,
+    json_option,
+    run_name_argument,
+    workspace_option,
+)
 from trnslurm.cli.output import Terminal
 from trnslurm.cluster.programs import export, export_file
 from trnslurm.config.load import resolve
+from trnslurm.config.search import Workspace
 from trnslurm.runs.find import find_run
 
 
@@ -24,7 +31,7 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 
 
 @click.command("export")
-@run_argument
+@run_name_argument
 @click.option(
     "--step",
     metavar="N|best",
@@ -36,7 +43,6 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 )
 @click.option(
     "--format",
-    "form",
     type=click.Choice(["hf"]),
     default="hf",
     show_default=True,
@@ -54,21 +60,16 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 @click.option("--recipe", metavar="RECIPE", help="RUN is a .pt file of this recipe's model.")
 @click.option("-p", "--preset", metavar="NAME", help="With --recipe: the preset of the model.")
 @cluster_option
-@path_option
+@workspace_option
 @json_option
 def export_command(
     run: str,
-    step: str | None,
-    output: str | None,
-    form: str,
-    dtype: str,
-    tokenizer: str | None,
-    force: bool,
     recipe: str | None,
     preset: str | None,
     cluster: str | None,
-    path: tuple[str, ...],
-    as_json: bool,
+    workspace: Workspace,
+    console: Terminal,
+    **options: Any,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder.
 
@@ -84,21 +85,18 @@ def export_command(
       trnslurm export last --step 20 --dtype bfloat16 -o my-gpt2
       trnslurm export ckpt_28125.pt --recipe bert_pretrain -o my-bert
     """
-    workspace = workspace_of(path)
-    options = [f"--format={form}", f"--dtype={dtype}"]
-    options += [] if step is None else [f"--step={step}"]
-    options += [] if output is None else [f"--output={Path(output).absolute()}"]
-    options += [] if tokenizer is None else [f"--tokenizer={Path(tokenizer).absolute()}"]
-    options += ["--force"] if force else []
-    options += ["--json"] if as_json else []
+    for name in ("output", "tokenizer"):
+        options[name] = options[name] and Path(options[name]).absolute()
+    given = {"json": console.as_json, **options}
+    words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in given.items() if v]
     if recipe is None:
         if preset or cluster:
             raise click.UsageError("--preset and --cluster are for a file: give its --recipe too")
         if run.endswith(".pt"):
             raise click.UsageError(f"{run} is a file: give its model's recipe with --recipe")
-        sys.exit(export(find_run(run, run_roots(workspace)), options))
-    if step is not None or output is None:
+        sys.exit(export(find_run(run, run_roots(workspace)), words))
+    if options["step"] is not None or options["output"] is None:
         raise click.UsageError("with --recipe, RUN is a file: leave out --step, and give --output")
-    chosen = choose_data_cluster(workspace, cluster, Terminal())
-    config = resolve(workspace, recipe, cluster=chosen, preset=preset, settings=(), options={})
-    sys.exit(export_file(config, Path(run), options))
+    chosen = choose_data_cluster(workspace, cluster, console)
+    config = resolve(workspace, recipe, cluster=chosen, preset=preset)
+    sys.exit(export_file(config, Path(run), words))

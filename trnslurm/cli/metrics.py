@@ -11,15 +11,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from trnslurm.api.curve import curve_lines
-from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.api.tables import figure
-from trnslurm.cli.options import json_option, path_option, run_argument
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli.options import json_option, path_option, run_or_sweep_argument
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError, did_you_mean
-from trnslurm.runs.find import find_runs
 from trnslurm.runs.foreign import printable
-from trnslurm.runs.run import RunDir
+from trnslurm.runs.run import RunDir, is_number
 
 _COLUMNS = {
     "step": "d",
@@ -33,10 +30,16 @@ _COLUMNS = {
 }
 _MOST_OWN = 5
 _WIDEST = 120
+# A curve is drawn in braille: each character has two by four dots.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_ROWS = 16
+_LEAST_WIDTH = 20
+Points = Sequence[tuple[float, float]]
+"""Step and value, in the order of steps."""
 
 
 @click.command("metrics")
-@run_argument
+@run_or_sweep_argument
 @click.option(
     "-n",
     "--lines",
@@ -61,14 +64,12 @@ _WIDEST = 120
 @path_option
 @json_option
 def metrics_command(
-    run: str,
+    runs: Sequence[RunDir],
     lines: int,
     plot: str | None,
     to: str | None,
     project: str | None,
-    follow: bool,
-    path: tuple[str, ...],
-    as_json: bool,
+    console: Terminal,
 ) -> None:
     """Print, draw or send the numbers of each step, or of a sweep's runs.
 
@@ -84,36 +85,38 @@ def metrics_command(
       trnslurm metrics last --plot grad_norm
       trnslurm metrics last --to wandb --follow
     """
-    _refuse_both({"--plot": plot, "--to": to, "--json": as_json})
-    if (project or follow) and not to:
+    _refuse_both({"--plot": plot, "--to": to, "--json": console.as_json})
+    if (project or console.follow) and not to:
         raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
-    directory, *others = runs = find_runs(run, run_roots(workspace_of(path)))
+    first, *others = runs
     if to:
         from trnslurm.trackers.send import send  # only --to needs this import
 
-        if others and follow:
+        if others and console.follow:
             raise click.UsageError("--follow is for one run, and these are several")
         for each in runs:
-            send(each, to, project, say=click.echo, follows=follow)
-        return
-    if plot:
-        if others:
-            raise click.UsageError(f"--plot draws one run: trnslurm report {run} has them all")
-        _plot(directory, plot, lines if _given("lines") else None)
-        return
-    if others:
-        _metrics_of_sweep(runs, as_json=as_json)
-        return
-    steps = directory.steps()
-    if as_json:
-        echo_json(steps)
-        return
+            send(each, to, project, say=click.echo, follows=console.follow)
+    elif plot and others:
+        group = first.record().group
+        raise click.UsageError(f"--plot draws one run: trnslurm report {group} has them all")
+    elif plot:
+        _plot(first, plot, lines if _given("lines") else None)
+    elif others:
+        _metrics_of_sweep(runs, console)
+    elif console.as_json:
+        echo_json(first.steps())
+    else:
+        _metrics_of_run(first, lines)
+
+
+def _metrics_of_run(run: RunDir, lines: int) -> None:
+    steps = run.steps()
     if not steps:
         how = ""
-        if directory.project_file.exists():
+        if run.project_file.exists():
             how = "; a custom script reports them by trnslurm.report(), see docs/scripts.md"
-        raise RunError(f"{directory.name} has told no steps: trnslurm status {directory.name}{how}")
-    columns = _columns(directory, steps, steps[-lines:])
+        raise RunError(f"{run.name} has told no steps: trnslurm status {run.name}{how}")
+    columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
 
@@ -139,25 +142,21 @@ def _plot(run: RunDir, key: str, lines: int | None) -> None:
     first = told[0]["step"]
     begun = [b["step"] for a, b in pairwise(steps) if a["attempt"] != b["attempt"]]
     points = [(float(s["step"]), float(s[key])) for s in told]
-    for line in curve_lines(
-        points,
-        title=f"{key} of {run.name}, last {points[-1][1]:.4g}",
-        width=min(shutil.get_terminal_size().columns, _WIDEST),
-        marks=[step for step in begun if first <= step <= told[-1]["step"]],
-        marked="resumed",
-    ):
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    marks = [step for step in begun if first <= step <= told[-1]["step"]]
+    click.echo(f"{key} of {run.name}, last {points[-1][1]:.4g}")
+    for line in _curve_lines(points, width, marks):
         click.echo(line)
 
 
 def _is_finite(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
-def _metrics_of_sweep(runs: Sequence[RunDir], *, as_json: bool) -> None:
+def _metrics_of_sweep(runs: Sequence[RunDir], console: Terminal) -> None:
     """Print the latest metrics of each run of a sweep; as JSON all steps, by run name."""
     steps = {run.name: run.steps() for run in runs}
-    if as_json:
+    if console.as_json:
         echo_json(steps)
         return
     # Metrics that are not in every step, such as held-out ones, have their latest value.
@@ -180,3 +179,55 @@ def _columns(
         more = {name: ".4g" for step in shown for name in step if name not in known}
         columns |= dict(list(more.items())[:_MOST_OWN])
     return columns
+
+
+def _curve_lines(points: Points, width: int, marks: Sequence[float]) -> list[str]:
+    """Return the lines of a curve with axes, `width` characters wide; `marks` are steps to mark.
+
+    Where there are more steps than columns, a column shows the range of its steps.
+    """
+    values = [value for _, value in points]
+    low, high = min(values), max(values)
+    first, last = points[0][0], points[-1][0]
+    labelled = {0: high, _ROWS // 2: (low + high) / 2, _ROWS - 1: low}
+    labels = {row: f"{value:.4g}" for row, value in labelled.items()}
+    margin = max(map(len, labels.values())) + 1
+    columns = max(_LEAST_WIDTH, width - margin - 1)
+    across, down = 2 * columns - 1, 4 * _ROWS - 1
+
+    def x_of(step: float) -> int:
+        return round((step - first) / ((last - first) or 1) * across)
+
+    def y_of(value: float) -> int:
+        return round((high - value) / ((high - low) or 1) * down) if high > low else down // 2
+
+    cells = [[0] * columns for _ in range(_ROWS)]
+    before = (x_of(first), y_of(values[0]))
+    for step, value in points:
+        here = (x_of(step), y_of(value))
+        for x, y in _between(before, here):
+            cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
+        before = here
+    axis = ["─"] * columns
+    for step in marks:
+        axis[x_of(step) // 2] = "┼"
+    lines = []
+    for row, cell in enumerate(cells):
+        dots = "".join(chr(0x2800 + bits) if bits else " " for bits in cell).rstrip()
+        lines.append(f"{labels.get(row, ''):>{margin - 1}} {'┤' if row in labels else '│'}{dots}")
+    lines.append(f"{'':>{margin}}└{''.join(axis)}")
+    middle = f"step {(first + last) / 2:.0f}" if last - first > 1 else ""
+    begin, end = f"{first:.0f}", f"{last:.0f}"
+    gap = columns - len(begin) - len(end)
+    lines.append(f"{'':>{margin + 1}}{begin}{middle:^{gap}}{end}".rstrip())
+    return [*lines, f"{'':>{margin + 1}}┼ resumed"] if marks else lines
+
+
+def _between(one: tuple[int, int], other: tuple[int, int]) -> Sequence[tuple[int, int]]:
+    """Return the dots of the line from one dot to another."""
+    (x0, y0), (x1, y1) = one, other
+    steps = max(abs(x1 - x0), abs(y1 - y0)) or 1
+    return [
+        (round(x0 + (x1 - x0) * n / steps), round(y0 + (y1 - y0) * n / steps))
+        for n in range(steps + 1)
+    ]

@@ -1,80 +1,22 @@
-"""Options shared by several commands, and their completion."""
+"""Options shared by several commands, and what the commands get in their place."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.shell_completion import CompletionItem
 
 from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.cli import completer
+from trnslurm.cli.output import Terminal
 from trnslurm.config.script import Launcher
-from trnslurm.config.search import Workspace
-from trnslurm.errors import TrnslurmError
-from trnslurm.runs.find import group_of, list_runs
+from trnslurm.runs.find import find_run, find_runs
 
 Command = Callable[..., Any]
-# The shell inserts a completed word unquoted, and others may write to a run root.
-_HARMLESS = r"\w[\w.-]*"
-
-
-def _complete(names: Callable[[Workspace, click.Context], Sequence[str]]) -> Any:
-    def complete(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-        try:
-            found = names(workspace_of(ctx.params.get("path") or ()), ctx)
-        except TrnslurmError:
-            return []
-        return [CompletionItem(n) for n in found if n.startswith(word)]
-
-    return complete
-
-
-def _recipe_of(workspace: Workspace, ctx: click.Context) -> str | None:
-    # While an option still lacks its value, click leaves the recipe unparsed.
-    words = [ctx.params.get("recipe"), *ctx.args]
-    return next((w for w in words if w in workspace.recipes()), None)
-
-
-def _preset_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    from trnslurm.config.recipes import presets_of
-
-    recipe = _recipe_of(workspace, ctx)
-    return presets_of(workspace.recipe_dir(recipe)) if recipe else []
-
-
-def _complete_setting(
-    ctx: click.Context, param: click.Parameter, word: str
-) -> list[CompletionItem]:
-    """Complete a key of the recipe, and its value where there are choices."""
-    from trnslurm.config.load import resolve
-    from trnslurm.config.tree import flatten
-    from trnslurm.plan.keys import keys_of
-
-    try:
-        workspace = workspace_of(ctx.params.get("path") or ())
-        if (recipe := _recipe_of(workspace, ctx)) is None:
-            return []
-        cluster = ctx.params.get("cluster") or "local"  # any has the same keys
-        config = resolve(workspace, recipe, cluster=cluster, preset=ctx.params.get("preset"))
-    except TrnslurmError:
-        return []
-    found = [f"{key}=" for key, _ in flatten(config.tree)]
-    if "=" in word:
-        found = [f"{key.key}={choice}" for key in keys_of(config) for choice in key.choices]
-    return [CompletionItem(name) for name in found if name.startswith(word)]
-
-
-def _run_names(workspace: Workspace, ctx: click.Context) -> Sequence[str]:
-    names = [run.name for run in list_runs(run_roots(workspace))]
-    return ["last", *filter(re.compile(_HARMLESS).fullmatch, names)]
-
-
-def _sweep_names(workspace: Workspace) -> Sequence[str]:
-    groups = dict.fromkeys(map(group_of, list_runs(run_roots(workspace))))
-    return [*filter(re.compile(_HARMLESS).fullmatch, groups)]
+_OUTPUT = ("as_json", "follow", "detach", "yes", "dry_run")
 
 
 def path_option(command: Command) -> Command:
@@ -87,9 +29,31 @@ def path_option(command: Command) -> Command:
     )(command)
 
 
+def workspace_option(command: Command) -> Command:
+    """Add --path; the command gets the Workspace."""
+
+    @functools.wraps(command)
+    def with_workspace(*found: Any, path: tuple[str, ...], **values: Any) -> Any:
+        return command(*found, workspace=workspace_of(path), **values)
+
+    return path_option(with_workspace)
+
+
+def takes_console(command: Command) -> Command:
+    """Give a command a Terminal in place of its output options."""
+
+    @functools.wraps(command)
+    def with_console(*found: Any, **values: Any) -> Any:
+        given = {name: values.pop(name) for name in _OUTPUT if name in values}
+        return command(*found, console=Terminal(**given), **values)
+
+    return with_console
+
+
 def json_option(command: Command) -> Command:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    """Add --json; the command gets a Terminal."""
+    option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    return option(takes_console(command))
 
 
 def notify_option(command: Command) -> Command:
@@ -102,16 +66,32 @@ def notify_option(command: Command) -> Command:
     )(command)
 
 
-def run_argument(command: Command, *, required: bool = True) -> Command:
-    """Add RUN."""
-    names = _complete(_run_names)
-    return click.argument("run", required=required, shell_complete=names)(command)
+def run_name_argument(command: Command, *, required: bool = True) -> Command:
+    """Add RUN; the command gets the word."""
+    return click.argument("run", required=required, shell_complete=completer("run"))(command)
+
+
+def run_argument(command: Command) -> Command:
+    """Add RUN; the command gets the run in place of RUN and --path."""
+    return _with_found(find_run, command)
+
+
+def run_or_sweep_argument(command: Command) -> Command:
+    """Add RUN; the command gets the run, or the runs of a sweep, in place of RUN and --path."""
+    return _with_found(find_runs, command)
+
+
+def _with_found(find: Callable[[str, list[Path]], Any], command: Command) -> Command:
+    @functools.wraps(command)
+    def with_found(run: str, path: tuple[str, ...], **values: Any) -> Any:
+        return command(find(run, run_roots(workspace_of(path))), **values)
+
+    return run_name_argument(with_found)
 
 
 def sweep_argument(command: Command) -> Command:
     """Add SWEEP."""
-    names = _complete(lambda workspace, ctx: _sweep_names(workspace))
-    return click.argument("sweep", required=False, shell_complete=names)(command)
+    return click.argument("sweep", required=False, shell_complete=completer("sweep"))(command)
 
 
 def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
@@ -121,7 +101,7 @@ def runs_argument(*, required: bool = True) -> Callable[[Command], Command]:
         metavar="RUN..." if required else "[RUN...]",
         nargs=-1,
         required=required,
-        shell_complete=_complete(_run_names),
+        shell_complete=completer("run"),
     )
 
 
@@ -129,8 +109,7 @@ def recipe_argument(
     *, required: bool = True, with_arguments: bool = False
 ) -> Callable[[Command], Command]:
     """Add RECIPE, and the arguments of a custom script."""
-    names = _complete(lambda workspace, ctx: sorted(workspace.recipes()))
-    recipe = click.argument("recipe", required=required, shell_complete=names)
+    recipe = click.argument("recipe", required=required, shell_complete=completer("recipe"))
     if not with_arguments:
         return recipe
     more = click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT...]", type=click.UNPROCESSED)
@@ -139,9 +118,12 @@ def recipe_argument(
 
 def cluster_option(command: Command) -> Command:
     """Add --cluster."""
-    names = _complete(lambda workspace, ctx: sorted(workspace.clusters()))
     return click.option(
-        "-c", "--cluster", metavar="NAME", shell_complete=names, help="Cluster profile to use."
+        "-c",
+        "--cluster",
+        metavar="NAME",
+        shell_complete=completer("cluster"),
+        help="Cluster profile to use.",
     )(command)
 
 
@@ -151,13 +133,13 @@ def preset_option(command: Command) -> Command:
         "-p",
         "--preset",
         metavar="NAME",
-        shell_complete=_complete(_preset_names),
+        shell_complete=completer("preset"),
         help="Preset of the recipe.",
     )(command)
 
 
 _CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
-    path_option,
+    workspace_option,
     cluster_option,
     preset_option,
     click.option(
@@ -165,7 +147,7 @@ _CONFIG_OPTIONS: list[Callable[[Command], Command]] = [
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=_complete_setting,
+        shell_complete=completer("setting"),
         help="Set any key of `trnslurm show`, e.g. batch.micro_batch=2.",
     ),
 ]
@@ -176,7 +158,7 @@ _SPEC_OPTIONS: list[Callable[[Command], Command]] = [
         "--from",
         "from_run",
         metavar="RUN",
-        shell_complete=_complete(_run_names),
+        shell_complete=completer("run"),
         help="Start from a run's newest checkpoint (parameters only), or from a checkpoint.",
     ),
     click.option("--time", "time", metavar="TIME", help="Time limit, in Slurm's format."),

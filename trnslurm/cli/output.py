@@ -1,15 +1,18 @@
-"""Print remarks, JSON and aligned tables."""
+"""The terminal: remarks, JSON, aligned tables, confirmation, and the command line."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from trnslurm.api.tables import text_table
 from trnslurm.console import Console
+from trnslurm.errors import TrnslurmError
 
 
 class Terminal(Console):
@@ -17,6 +20,21 @@ class Terminal(Console):
 
     def tell(self, text: str) -> None:
         say(text)
+
+    def refuse_unattended(self) -> None:
+        """Refuse to remove anything if confirmation is needed and there is no terminal."""
+        if not (self.yes or self.dry_run or sys.stdin.isatty()):
+            raise TrnslurmError("no terminal to ask for confirmation: pass --yes or --dry-run")
+
+    def confirm(self, question: str) -> None:
+        """Ask, unless --yes was given."""
+        if not self.yes:
+            click.confirm(question, abort=True, err=True)
+
+
+def command_line() -> list[str]:
+    """Return the user's command line, for run.json."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def say(text: str) -> None:

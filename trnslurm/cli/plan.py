@@ -12,16 +12,15 @@ import click
 from trnslurm.api.choice import choose, config_of, parse_nodes
 from trnslurm.api.options import JobOptions
 from trnslurm.api.plan import make_plan
-from trnslurm.api.search import workspace_of
 from trnslurm.api.tables import count
 from trnslurm.cli.options import (
     json_option,
-    path_option,
     preset_option,
     recipe_argument,
     spec_options,
+    workspace_option,
 )
-from trnslurm.cli.output import Terminal, echo_json, echo_table, say
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.load import describe, resolve
 from trnslurm.config.recipes import presets_of
 from trnslurm.config.search import Workspace
@@ -36,10 +35,10 @@ _NARROW = 20  # the same in a table with many columns
 @click.command("recipes")
 @recipe_argument(required=False)
 @preset_option
-@path_option
+@workspace_option
 @json_option
 def recipes_command(
-    recipe: str | None, preset: str | None, path: tuple[str, ...], as_json: bool
+    recipe: str | None, preset: str | None, workspace: Workspace, console: Terminal
 ) -> None:
     """List the recipes: the training jobs that can be submitted.
 
@@ -51,12 +50,12 @@ def recipes_command(
       trnslurm recipes gpt2_zero1
     """
     if recipe is not None:
-        _print_keys(workspace_of(path), recipe, preset, as_json=as_json)
+        _print_keys(workspace, recipe, preset, console)
         return
     if preset is not None:
         raise click.UsageError("--preset goes with a RECIPE")
-    rows, broken = _listed(workspace_of(path).recipes(), _recipe_facts)
-    if as_json:
+    rows, broken = _listed(workspace.recipes(), _recipe_facts)
+    if console.as_json:
         keys = ("recipe", "presets", "description", "directory")
         echo_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
@@ -66,10 +65,10 @@ def recipes_command(
         raise ConfigError("; ".join(broken))
 
 
-def _print_keys(workspace: Workspace, recipe: str, preset: str | None, *, as_json: bool) -> None:
+def _print_keys(workspace: Workspace, recipe: str, preset: str | None, console: Terminal) -> None:
     config = resolve(workspace, recipe, cluster="local", preset=preset)  # any has the same keys
     keys = keys_of(config)
-    if as_json:
+    if console.as_json:
         echo_json([asdict(key) | {"default": plain(key.default)} for key in keys])
         return
     click.echo(f"{recipe}, preset {config.preset or '-'}\n")
@@ -81,18 +80,17 @@ def _print_keys(workspace: Workspace, recipe: str, preset: str | None, *, as_jso
 
 
 @click.command("clusters")
-@path_option
+@workspace_option
 @json_option
-def clusters_command(path: tuple[str, ...], as_json: bool) -> None:
+def clusters_command(workspace: Workspace, console: Terminal) -> None:
     """List the cluster profiles.
 
     \b
     Example:
       trnslurm clusters
     """
-    workspace = workspace_of(path)
     rows, broken = _listed(workspace.clusters(), lambda file: (describe(file), str(file)))
-    if as_json:
+    if console.as_json:
         keys = ("cluster", "description", "file")
         echo_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
@@ -126,22 +124,24 @@ def _recipe_facts(directory: Path) -> tuple[list[str], str, str]:
 @recipe_argument(with_arguments=True)
 @spec_options
 @json_option
-def show_command(recipe: str, as_json: bool, **options: Any) -> None:
+def show_command(console: Terminal, **options: Any) -> None:
     """Show the resolved configuration and its origins.
 
     \b
     Example:
       trnslurm show gpt2_zero1 --preset tiny --set steps=50
     """
-    config = config_of(choose(JobOptions.of(recipe, **options)), Terminal())
-    if as_json:
+    config = config_of(choose(JobOptions(**options)), console)
+    if console.as_json:
         origins = {
             key: {"layer": origin.layer, "source": origin.source}
             for key, origin in config.origins.items()
         }
         echo_json({"config": plain(config.tree), "origins": origins})
         return
-    click.echo(f"{recipe}, preset {config.preset or '-'}, cluster {config.cluster_name}\n")
+    click.echo(
+        f"{config.recipe_name}, preset {config.preset or '-'}, cluster {config.cluster_name}\n"
+    )
     rows = []
     for key, value in flatten(config.tree):
         origin = config.origins.get(key)
@@ -155,33 +155,35 @@ def show_command(recipe: str, as_json: bool, **options: Any) -> None:
 @click.option("-n", "--nodes", default="1,2,4,8,16", show_default=True, help="Node counts.")
 @spec_options
 @json_option
-def plan_command(recipe: str, nodes: str, as_json: bool, **options: Any) -> None:
+def plan_command(nodes: str, console: Terminal, **options: Any) -> None:
     """Show the batch on each node count, hours and cost.
 
     \b
     Example:
       trnslurm plan gpt2_zero1 --nodes 1,2,3,4,8,16
     """
-    job = JobOptions.of(recipe, **options)
+    job = JobOptions(**options)
     source = click.get_current_context().get_parameter_source("nodes")
     asked = source is not click.core.ParameterSource.DEFAULT
-    found = make_plan(job, parse_nodes(nodes), Terminal())
+    found = make_plan(job, parse_nodes(nodes), console)
     refused = [(n, str(error)) for n, error in found.refused.items()]
-    if as_json:  # slow to import; only plan needs it
-        from trnslurm.cli.graphs import graphs_facts
+    if console.as_json:  # slow to import; only plan needs it
+        from trnslurm.cli.costs import graphs_facts
         from trnslurm.cluster.cache import CompileCache
 
         cache = CompileCache(found.specs[0].config.cluster)
         facts = [graphs_facts(spec, cache, job.workspace) for spec in found.specs]
         rows = [row | graphs for row, graphs in zip(found.rows, facts, strict=True)]
         errors = [{"nodes": n, "error": error} for n, error in refused]
-        echo_json({"recipe": recipe, "cluster": found.cluster, "plans": rows, "refused": errors})
+        echo_json(
+            {"recipe": job.recipe, "cluster": found.cluster, "plans": rows, "refused": errors}
+        )
     else:
         if found.note:
-            say(found.note)
+            console.say(found.note)
         graphs: Iterable[str] = ()
         if any("precompile" in spec.phases for spec in found.specs):
-            from trnslurm.cli.graphs import plan_lines
+            from trnslurm.cli.costs import plan_lines
 
             graphs = plan_lines(found.specs, job.workspace)
         for line in (*found.lines(), *graphs, *([] if asked else found.not_on())):

@@ -1,23 +1,44 @@
-"""--on, reconnect: run commands on another host, and do the local part of some of them."""
+"""Commands on another host (--on), the local part of some of them, and reconnect.
+
+Imported only for a command that another host runs.
+"""
 
 from __future__ import annotations
 
-import copy
 import io
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from trnslurm.api.options import SubmitHost
 from trnslurm.cli.output import say
+from trnslurm.cli.report import write_page
+from trnslurm.cli.site import write_profile
+from trnslurm.config.search import Workspace
+from trnslurm.console import Console
 from trnslurm.errors import RemoteError
-from trnslurm.remote.place import Site, choose_site, templates_of
+from trnslurm.remote import launcher
+from trnslurm.remote.ask import ask
+from trnslurm.remote.parcel import pack_submission
+from trnslurm.remote.place import Site, templates_of
+from trnslurm.remote.receive import extract
+from trnslurm.remote.request import Request, forget, unfinished
+from trnslurm.remote.ssh import NO_LAUNCHER
+from trnslurm.report.history import History
+from trnslurm.runs.foreign import read_fields
+from trnslurm.runs.result import Checkpoint
+from trnslurm.runs.run import RunDir
+from trnslurm.runs.status import RunStatus
+from trnslurm.submit.submission import Submission
 
 # Commands that --on cannot run, and what to do instead.
 _REFUSED = {
@@ -28,50 +49,10 @@ _REFUSED = {
 }
 # Read-only commands: they may be sent again, and end when the output is no longer read.
 _SHOWING = {"runs", "status", "logs", "metrics", "compare", "triage", "watch", "doctor", "report"}
-_HOST_LINE = r"(?im)^\s*host\s+(.+)$"
 
 
-def chosen_site(cluster: str | None, path: Sequence[str]) -> Site | None:
-    """Return the host on which this command line runs; None: this host."""
-    return choose_site(click.get_current_context().find_root().params.get("on"), cluster, path)
-
-
-def sendable(command: click.Command) -> click.Command:
-    """Return a command that runs on the chosen host."""
-    if isinstance(command, click.Group):
-        group = copy.copy(command)
-        group.commands = {name: sendable(each) for name, each in command.commands.items()}
-        return group
-    return _Sendable(command)
-
-
-class _Sendable(click.Command):
-    """Parses a command's options on this host, and runs the command on the chosen host."""
-
-    def __init__(self, command: click.Command) -> None:
-        super().__init__(
-            command.name,
-            context_settings=command.context_settings,
-            params=command.params,
-            help=command.help,
-            epilog=command.epilog,
-            short_help=command.short_help,
-        )
-        self._command = command
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options as the command itself does."""
-        self._command.format_options(ctx, formatter)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command on the chosen host."""
-        if site := chosen_site(ctx.params.get("cluster"), ctx.params.get("path") or ()):
-            sys.exit(_send(site, ctx))
-        ctx.command = self._command
-        return self._command.invoke(ctx)
-
-
-def _send(site: Site, ctx: click.Context) -> int:
+def send(site: Site, ctx: click.Context) -> int:
+    """Run a command on another host; return its exit code."""
     names = ctx.command_path.split()[1:]
     for refused in (names[0], " ".join(names)):
         if refused in _REFUSED:
@@ -85,18 +66,17 @@ def _send(site: Site, ctx: click.Context) -> int:
         return _detect(site, ctx)
     if names == ["exec"]:
         return _attached(site, [*names, *_words(ctx)])
-    changes = ctx.params.get("resume") or ctx.params.get("measure")  # of watch, and of doctor
-    answer = ask_site(
-        site,
-        [*names, *_words(ctx)],
-        shows=names[0] in _SHOWING and not changes,
-        files=templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {},
-    )
+    changes = ctx.params.get("resuming") or ctx.params.get("measure")  # of watch, and of doctor
+    templates = templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {}
+    shows = names[0] in _SHOWING and not changes
+    site = replace(site, files={**site.files, **templates})
+    request = _request(site, [*names, *_words(ctx)], shows=shows)
+    answer = ask(request, say=say)
     for name, data in answer.files.items():
         wanted = ctx.params.get("report")
         if wanted and Path(wanted).name == name:
             Path(wanted).write_bytes(data)
-    return int(answer.code)
+    return answer.code
 
 
 def _words(ctx: click.Context) -> list[str]:
@@ -120,35 +100,16 @@ def _words(ctx: click.Context) -> list[str]:
     return [*words, "--", *arguments] if arguments else words
 
 
-def ask_site(
-    site: Site,
-    argv: Sequence[str],
-    *,
-    shows: bool,
-    files: Mapping[str, str] | None = None,
-    parcel: bytes | None = None,
-    what: str = "",
-    out: io.BytesIO | None = None,
-) -> Any:
-    from trnslurm.remote.ask import ask
-    from trnslurm.remote.request import Request
-
-    request = Request(
-        place=site.place,
-        argv=argv,
-        shows=shows,
-        site={**site.files, **(files or {})},
-        cluster=site.cluster,
-        parcel=parcel,
-        what=what or f"`trnslurm {' '.join(argv)}`",
-    )
-    return ask(request, say=say, out=out)
+def _request(site: Site, argv: Sequence[str], **how: Any) -> Request:
+    """Return the request to run a command on a site's host; `how` has its other fields."""
+    what = {"what": f"`trnslurm {' '.join(argv)}`"}
+    return Request(place=site.place, argv=argv, cluster=site.cluster, site=site.files, **what | how)
 
 
-def answer_of(site: Site, argv: Sequence[str]) -> bytes:
+def _answer_of(site: Site, argv: Sequence[str]) -> bytes:
     """Return the output of a program (@NAME) on the host; if it fails, exit with its code."""
     out = io.BytesIO()
-    answer = ask_site(site, argv, shows=True, out=out)
+    answer = ask(_request(site, argv, shows=True), say=say, out=out)
     if answer.code:
         sys.exit(answer.code)
     return out.getvalue()
@@ -156,14 +117,11 @@ def answer_of(site: Site, argv: Sequence[str]) -> bytes:
 
 def _attached(site: Site, words: Sequence[str]) -> int:
     """Run an interactive command; it ends when the connection breaks."""
-    from trnslurm.remote import launcher
-    from trnslurm.remote.ssh import NO_LAUNCHER
-
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = site.place.argv(launcher.name(), ["run", *words], terminal=terminal)
     code = subprocess.run(argv, check=False).returncode
     if code == NO_LAUNCHER:
-        answer_of(site, ["@hello"])
+        _answer_of(site, ["@hello"])
         code = subprocess.run(argv, check=False).returncode
     if code == 255:
         raise RemoteError(f"{site.place.host}: the connection broke, which ended the command")
@@ -172,10 +130,8 @@ def _attached(site: Site, words: Sequence[str]) -> int:
 
 def _detect(site: Site, ctx: click.Context) -> int:
     """Write the profile of the remote cluster to this host."""
-    from trnslurm.cli.site import write_profile
-
     words = [ctx.params[key] or "" for key in ("partition", "name", "bin_dir")]
-    facts = json.loads(answer_of(site, ["@profile", *words]))
+    facts = json.loads(_answer_of(site, ["@profile", *words]))
     facts["text"] += f"# The login node, as this host reaches it.\nremote: {site.place.host}\n"
     write_profile(**{key: str(facts[key]) for key in ("name", "text", "warning")})
     return 0
@@ -183,18 +139,9 @@ def _detect(site: Site, ctx: click.Context) -> int:
 
 def _report(site: Site, ctx: click.Context) -> int:
     """Write the report on this host from the records of the remote runs."""
-    import tarfile
-    import tempfile
-
-    from trnslurm.remote.receive import extract
-    from trnslurm.report.history import History
-    from trnslurm.runs.foreign import read_fields
-    from trnslurm.runs.run import RunDir
-    from trnslurm.runs.status import RunStatus
-
-    answer = ask_site(site, ["@histories", *ctx.params["runs"]], shows=True)
+    answer = ask(_request(site, ["@histories", *ctx.params["runs"]], shows=True), say=say)
     if answer.code:
-        return int(answer.code)
+        return answer.code
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
         try:
             with tarfile.open(fileobj=io.BytesIO(answer.files["runs.tar.gz"])) as tar:
@@ -205,30 +152,51 @@ def _report(site: Site, ctx: click.Context) -> int:
         for facts in json.loads(answer.files["statuses.json"]):
             run = RunDir(Path(directory, Path(facts["run"]).name))
             found.append(History(run, run.record(), read_fields(RunStatus, facts)))
-        from trnslurm.cli.report import write_page
-
         write_page(found, ctx.params["runs"], ctx.params["output"], pictures=ctx.params["png"])
     return 0
 
 
-def known_hosts() -> list[str]:
-    """Return the hosts that profiles and ssh's own configuration name, for completion."""
-    from trnslurm.api.search import workspace_of
-    from trnslurm.config.search import read_yaml
-    from trnslurm.errors import TrnslurmError
+class RemoteHost(SubmitHost):
+    """The host of --on, which starts the submission."""
 
-    found: list[str] = []
-    for file in workspace_of().clusters().values():
-        try:
-            found.append(str(read_yaml(file).get("remote") or ""))
-        except TrnslurmError:
-            continue
-    try:
-        text = Path("~/.ssh/config").expanduser().read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found += [name for line in re.findall(_HOST_LINE, text) for name in line.split()]
-    return [*dict.fromkeys(host for host in found if re.fullmatch(r"[\w@][\w.@-]*", host))]
+    remote = True
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def find_checkpoint(self, word: str, workspace: Workspace) -> Checkpoint:
+        facts = json.loads(_answer_of(self._site, ["@checkpoint", word]))
+        return Checkpoint(
+            path=Path(facts["path"]), facts=facts["facts"], passed_over=tuple(facts["passed_over"])
+        )
+
+    def settle(self, run_root: str, names: Sequence[str]) -> tuple[Path, str]:
+        root, stamp = json.loads(_answer_of(self._site, ["@settle", run_root, *names]))
+        return Path(root), str(stamp)
+
+
+def submit_remotely(
+    site: Site, submission: Submission, command: Sequence[str], console: Console
+) -> int:
+    """Send a submission, start it on the host, and return the exit code."""
+    first = submission.job
+    if first.local:
+        raise RemoteError(
+            f"--on {site.place.host}: the profile {first.cluster} is for one machine without "
+            "Slurm: pass --cluster NAME"
+        )
+    request = _request(
+        site,
+        ["@submit"],
+        shows=console.dry_run,
+        parcel=pack_submission(submission, command, console),
+        what=f"the submission of {first.name}",
+    )
+    answer = ask(request, say=say)
+    shown = console.dry_run or console.as_json or answer.code
+    if not shown and click.get_current_context().find_root().params["on"]:
+        say(f"Submitted on {site.place.host}: `trnslurm --on {site.place.host} status last`")
+    return answer.code
 
 
 @click.command("reconnect")
@@ -244,9 +212,6 @@ def reconnect_command(forgetting: bool) -> None:
     Example:
       trnslurm reconnect
     """
-    from trnslurm.remote.ask import ask
-    from trnslurm.remote.request import forget, unfinished
-
     requests = unfinished()
     if not requests:
         say("No command was interrupted")

@@ -19,12 +19,15 @@ from trnslurm.api.propose import checked
 from trnslurm.api.search import run_roots, workspace_of
 from trnslurm.cli import end_with
 from trnslurm.cli import main as run_command_line
+from trnslurm.cli.costs import graphs_lines
 from trnslurm.cli.output import Terminal, echo_json
 from trnslurm.cli.site import profile_here
-from trnslurm.cli.submit import confirm_and_submit, graphs_lines
+from trnslurm.cli.submit import confirm_and_submit
 from trnslurm.errors import RunError
 from trnslurm.remote.parcel import unpack
+from trnslurm.report.history import histories_of
 from trnslurm.rundir import RunFiles
+from trnslurm.runs.result import find_checkpoint
 
 _LARGEST = 64 << 20
 
@@ -67,16 +70,12 @@ def _profile(words: Sequence[str]) -> None:
 
 def _checkpoint(words: Sequence[str]) -> None:
     """Print the checkpoint that a value of --from names."""
-    from trnslurm.runs.result import find_checkpoint
-
     found = find_checkpoint(words[0], run_roots(workspace_of()))
     echo_json({"path": str(found.path), "facts": found.facts, "passed_over": found.passed_over})
 
 
 def _histories(words: Sequence[str]) -> None:
     """Write the files from which a report is made into the working directory."""
-    from trnslurm.report.history import histories_of
-
     found = histories_of(words, run_roots(workspace_of()))
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:

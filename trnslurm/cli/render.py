@@ -38,9 +38,7 @@ _READING_ORDER = (
 @click.option(
     "--diff", "against", metavar="RUN_OR_DIR", help="Show differences from another run or bundle."
 )
-def render_command(
-    recipe: str, nodes: int, output: str | None, force: bool, against: str | None, **options: Any
-) -> None:
+def render_command(output: str | None, force: bool, against: str | None, **options: Any) -> None:
     """Print the scripts, or write them to a directory.
 
     The directory is a whole bundle, for review and for sbatch. --diff exits with 1 if there are
@@ -54,7 +52,7 @@ def render_command(
     """
     if against is not None and output is not None:
         raise click.UsageError("--diff writes nothing: leave out -o")
-    job = JobOptions.of(recipe, nodes=nodes, **options)
+    job = JobOptions(**options)
     bundle = make_bundle(job, Terminal())
     if against is not None:
         is_bundle = Path(against).is_dir()

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 import click
 
-from trnslurm.api.search import run_roots, workspace_of
+from trnslurm.api.search import run_roots
 from trnslurm.cli.follow import INTERRUPTED, report_started
-from trnslurm.cli.options import json_option, notify_option, path_option, run_argument
-from trnslurm.cli.output import Terminal, echo_json
+from trnslurm.cli.options import (
+    json_option,
+    notify_option,
+    path_option,
+    run_argument,
+    run_name_argument,
+    workspace_option,
+)
+from trnslurm.cli.output import Terminal, echo_json, say
+from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import utc_time
-from trnslurm.runs.find import find_run, find_runs
+from trnslurm.runs.find import find_runs
+from trnslurm.runs.run import RunDir
 from trnslurm.runs.watch import watch
 from trnslurm.submit.resume import Continuation, Resumed, resume, resume_sweep
 
@@ -22,11 +32,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @click.command("resume")
-@run_argument
+@run_name_argument
 @click.option("-n", "--nodes", type=int, help="Continue on this number of nodes.")
 @click.option("--stop-at", type=int, metavar="STEP", help="End after this step; 0: the last.")
 @notify_option
-@path_option
+@workspace_option
 @click.option(
     "-f", "--follow", is_flag=True, help="On Slurm: wait until the run ends, and show its progress."
 )
@@ -34,16 +44,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
 )
 @json_option
-def resume_command(
-    run: str,
-    nodes: int | None,
-    stop_at: int | None,
-    notify: tuple[str, ...],
-    path: tuple[str, ...],
-    follow: bool,
-    detach: bool,
-    as_json: bool,
-) -> None:
+def resume_command(run: str, workspace: Workspace, console: Terminal, **options: Any) -> None:
     """Resume a run or a sweep from its newest checkpoint.
 
     The run is submitted again in the same directory, with the same code and configuration, whatever
@@ -67,27 +68,17 @@ def resume_command(
       trnslurm resume last --nodes 4
       trnslurm resume last --stop-at 2000
     """
-    workspace = workspace_of(path)
-    console = Terminal(follow=follow, detach=detach, as_json=as_json)
-    how = Continuation(
-        nodes=nodes, stop_at=stop_at, notify=notify, template_dirs=workspace.template_dirs()
-    )
-    directory, *others = found = find_runs(run, run_roots(workspace))
+    how = Continuation(template_dirs=workspace.template_dirs(), **options)
+    first, *others = found = find_runs(run, run_roots(workspace))
     if others:
         report_started(resume_sweep(found, how, console), console)
         return
-    done = resume(directory, how, console)
+    done = resume(first, how, console)
     if not done.released:
         report_started(done.runs, console)
-    elif as_json:
-        echo_json(
-            {
-                "run": directory.name,
-                "directory": str(directory.path),
-                "jobs": {},
-                "released": list(done.released),
-            }
-        )
+    elif console.as_json:
+        facts = {"run": first.name, "directory": str(first.path), "jobs": {}}
+        echo_json({**facts, "released": list(done.released)})
     else:
         click.echo(_done(done))
 
@@ -112,7 +103,7 @@ def resume_command(
     help="Give up after this many resumes without a newer checkpoint.",
 )
 @path_option
-def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[str, ...]) -> None:
+def watch_command(run: RunDir, resuming: bool, every: str, most: int) -> None:
     """Print each change of a run's state until it ends.
 
     --resume also resumes a training that ended before its last step, and releases a job that Slurm
@@ -125,21 +116,20 @@ def watch_command(run: str, resuming: bool, every: str, most: int, path: tuple[s
       trnslurm watch last
       trnslurm watch last --resume --every 1m
     """
-    directory = find_run(run, run_roots(workspace_of(path)))
 
     def resume_again() -> str:
-        return _done(resume(directory, Continuation(), _Timed(detach=True)))
+        return _done(resume(run, Continuation(), _Timed(detach=True)))
 
     try:
         status = watch(
-            directory,
+            run,
             say=_say_when,
             every_s=parse_every(every),
             resume=resume_again if resuming else None,
             most=most,
         )
     except KeyboardInterrupt:
-        click.echo(f"\n{directory.name} continues: trnslurm status {directory.name}", err=True)
+        say(f"\n{run.name} continues: trnslurm status {run.name}")
         sys.exit(INTERRUPTED)
     if status.mend:
         click.echo(f"next: {status.mend}")

@@ -1,26 +1,66 @@
-"""rm, keep, note: remove, protect and annotate runs."""
+"""cancel, rm, keep, note: stop, remove, protect and annotate runs."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from trnslurm.api.amounts import parse_age, parse_size, size_of, stamp_before
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import count
-from trnslurm.cli.options import json_option, path_option, run_argument, runs_argument
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.api.search import run_roots
+from trnslurm.api.tables import count, parse_age, parse_size, size_of, stamp_before
+from trnslurm.cli.options import (
+    json_option,
+    path_option,
+    run_argument,
+    run_or_sweep_argument,
+    runs_argument,
+    workspace_option,
+)
+from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.config.search import Workspace
 from trnslurm.errors import TrnslurmError
-from trnslurm.runs.find import find_run, find_runs, list_runs
+from trnslurm.runs.find import find_runs, list_runs
 from trnslurm.runs.foreign import printable, refuse_foreign
 from trnslurm.runs.removal import choose_oldest, refuse_needed, removable, remove
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import statuses_of
+from trnslurm.submit.cancel import cancel_unless_ended
 
 _LONGEST_NOTE = 1000
+
+
+@click.command("cancel")
+@run_or_sweep_argument
+@click.option("--now", is_flag=True, help="Do not wait for a checkpoint to be saved.")
+@path_option
+@json_option
+def cancel_command(runs: Sequence[RunDir], now: bool, console: Terminal) -> None:
+    """Cancel a run or a sweep, and the runs that wait for it.
+
+    A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
+    continues.
+
+    \b
+    Example:
+      trnslurm cancel last
+      trnslurm cancel last --now
+    """
+    facts = []
+    for run in reversed(runs):  # last run first, so that none starts in between
+        before, cancelled = cancel_unless_ended(run, now=now)
+        facts += [{"run": each.run.name, "saves": each.saves} for each in cancelled]
+        if console.as_json:
+            continue
+        if not cancelled:
+            click.echo(f"{run.name} has ended already: {before.state}")
+        for each in cancelled:
+            name = each.run.name
+            saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
+            click.echo(saving if each.saves else f"Cancelled {name}")
+    if console.as_json:
+        echo_json(facts)
 
 
 @click.command("rm")
@@ -34,17 +74,15 @@ _LONGEST_NOTE = 1000
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@path_option
+@workspace_option
 @json_option
 def rm_command(
     runs: tuple[str, ...],
     checkpoints: bool,
     older_than: str | None,
     max_size: str | None,
-    dry_run: bool,
-    yes: bool,
-    path: tuple[str, ...],
-    as_json: bool,
+    workspace: Workspace,
+    console: Terminal,
 ) -> None:
     """Remove runs that have ended, or their checkpoints.
 
@@ -62,7 +100,7 @@ def rm_command(
         raise click.UsageError("name runs, or say which may go by --older-than or --max-size")
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
-    roots = run_roots(workspace_of(path))
+    roots = run_roots(workspace)
     named = {run.path for word in runs for run in find_runs(word, roots)}
     statuses, _ = statuses_of([RunDir(p) for p in named | {run.path for run in list_runs(roots)}])
     chosen = []
@@ -79,43 +117,39 @@ def rm_command(
     if by_age:
         chosen = choose_oldest(chosen, before=before, most_bytes=most_bytes)
     chosen = sorted((c for c in chosen if c.bytes), key=lambda each: each.run.name)
-    what = "the checkpoints of " if checkpoints else ""
+    what = f"{'the checkpoints of ' if checkpoints else ''}{count(len(chosen), 'run')}"
     total = sum(each.bytes for each in chosen)
-    facts = [{"run": e.run.name, "bytes": e.bytes, "ended": e.ended} for e in chosen]
-    if as_json and (dry_run or not chosen):
-        echo_json({"bytes": total, "runs": facts, "removed": False})
+    runs_facts = [{"run": e.run.name, "bytes": e.bytes, "ended": e.ended} for e in chosen]
+    facts = {"bytes": total, "runs": runs_facts}
+    if console.as_json and (console.dry_run or not chosen):
+        echo_json(facts | {"removed": False})
         return
     if not chosen:
         click.echo("Nothing to remove")
         return
-    if not (yes or dry_run or sys.stdin.isatty()):
-        raise TrnslurmError("no terminal to ask for confirmation: pass --yes or --dry-run")
-    if not as_json:
-        header = ("run", "state", "ended", "size", "note")
+    console.refuse_unattended()
+    if not console.as_json:
         rows = [
             (e.run.name, e.status.state, e.ended, size_of(e.bytes), e.status.note) for e in chosen
         ]
-        echo_table(header, rows, right="size")
-    if dry_run:
+        echo_table(("run", "state", "ended", "size", "note"), rows, right="size")
+    if console.dry_run:
         click.echo(f"\n{size_of(total)} would be freed")
         return
-    if not yes:
-        click.confirm(
-            f"Remove {what}{count(len(chosen), 'run')}, {size_of(total)}?", abort=True, err=True
-        )
+    console.confirm(f"Remove {what}, {size_of(total)}?")
     for each in chosen:
         remove(each, checkpoints=checkpoints)
-    if as_json:
-        echo_json({"bytes": total, "runs": facts, "removed": True})
+    if console.as_json:
+        echo_json(facts | {"removed": True})
     else:
-        click.echo(f"Removed {what}{count(len(chosen), 'run')}, {size_of(total)}")
+        click.echo(f"Removed {what}, {size_of(total)}")
 
 
 @click.command("keep")
 @runs_argument()
 @click.option("--undo", is_flag=True, help="Let it be removed again.")
-@path_option
-def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> None:
+@workspace_option
+def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> None:
     """Protect runs: `trnslurm rm` never removes them or their checkpoints.
 
     \b
@@ -123,7 +157,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> No
       trnslurm keep 20261121-183212-gpt2_zero1
       trnslurm keep --undo 20261121-183212-gpt2_zero1
     """
-    roots = run_roots(workspace_of(path))
+    roots = run_roots(workspace)
     found = [run for word in runs for run in find_runs(word, roots)]
     for run in found:
         refuse_foreign(run.path, "keep")
@@ -137,7 +171,7 @@ def keep_command(runs: tuple[str, ...], undo: bool, path: tuple[str, ...]) -> No
 @click.argument("text", nargs=-1)
 @click.option("--clear", is_flag=True, help="Remove the note.")
 @path_option
-def note_command(run: str, text: tuple[str, ...], clear: bool, path: tuple[str, ...]) -> None:
+def note_command(run: RunDir, text: tuple[str, ...], clear: bool) -> None:
     """Write a note about a run, or print it.
 
     `runs`, `status` and `report` show it.
@@ -147,16 +181,15 @@ def note_command(run: str, text: tuple[str, ...], clear: bool, path: tuple[str, 
       trnslurm note last "warmup doubled, after the spike at step 2000"
       trnslurm note last
     """
-    directory = find_run(run, run_roots(workspace_of(path)))
     if clear and text:
         raise click.UsageError("--clear removes the note: give no text")
     if not text and not clear:
-        click.echo(directory.record().note)
+        click.echo(run.record().note)
         return
     words = " ".join(text)
     if len(words) > _LONGEST_NOTE or printable(words) != words:
         raise click.UsageError(
             f"a note is one printable line of at most {_LONGEST_NOTE} characters"
         )
-    refuse_foreign(directory.path, "note")
-    directory.write_record(replace(directory.record(), note=words))
+    refuse_foreign(run.path, "note")
+    run.write_record(replace(run.record(), note=words))

@@ -1,8 +1,9 @@
-"""runs, status, logs, cancel, exec: commands for submitted runs."""
+"""runs, status, logs, triage, exec: look at runs."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,30 +11,38 @@ from typing import Any
 
 import click
 
-from trnslurm.api.amounts import parse_time
-from trnslurm.api.listing import latest_metrics, list_statuses
-from trnslurm.api.run import RIGHT, progress, runs_table
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.api.tables import count, figure, format_values
-from trnslurm.cli.options import json_option, path_option, run_argument, sweep_argument
-from trnslurm.cli.output import echo_json, echo_table
-from trnslurm.cli.standing import echo_sweep
+from trnslurm.api.run import RIGHT, progress, runs_table, swept_keys
+from trnslurm.api.search import RunFilter, latest_metrics, list_statuses
+from trnslurm.api.tables import count, figure, format_values, parse_time
+from trnslurm.cli.options import (
+    json_option,
+    path_option,
+    run_argument,
+    run_or_sweep_argument,
+    sweep_argument,
+    workspace_option,
+)
+from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.config.search import Workspace
+from trnslurm.console import Console
 from trnslurm.node.hosts import brief
-from trnslurm.runs.find import find_run, find_runs
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, run_status, standing_of, why_it_failed
+from trnslurm.runs.status import (
+    RunStatus,
+    Standing,
+    choose_attempt,
+    run_status,
+    standing_of,
+    why_it_failed,
+)
 
 _SHOWN_ATTEMPTS = 5
-
-
-def _runs(word: str, path: tuple[str, ...]) -> list[RunDir]:
-    return find_runs(word, run_roots(workspace_of(path)))
-
-
-def _run(word: str, path: tuple[str, ...]) -> RunDir:
-    return find_run(word, run_roots(workspace_of(path)))
+_CSV = (
+    *("run", "state", "recipe", "preset", "cluster", "nodes", "created"),
+    *("group", "note", "reason"),
+)
 
 
 @click.command("runs")
@@ -59,19 +68,10 @@ def _run(word: str, path: tuple[str, ...]) -> RunDir:
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print CSV, with the latest value of every metric."
 )
-@path_option
+@workspace_option
 @json_option
 def runs_command(
-    sweep: str | None,
-    everything: bool,
-    states: tuple[str, ...],
-    recipe: str | None,
-    since: str | None,
-    sort: str | None,
-    limit: int | None,
-    as_csv: bool,
-    path: tuple[str, ...],
-    as_json: bool,
+    workspace: Workspace, console: Terminal, since: str | None, as_csv: bool, **options: Any
 ) -> None:
     """List runs, or the runs of one sweep, with their states, newest last.
 
@@ -84,38 +84,27 @@ def runs_command(
       trnslurm runs --state FAILED --state LOST --since 7d
       trnslurm runs --recipe gpt2_zero1 --sort eval_loss --limit 5 --csv
     """
-    if as_csv and as_json:
+    if as_csv and console.as_json:
         raise click.UsageError("--csv and --json: give one of them")
-    statuses, broken = list_statuses(
-        workspace_of(path),
-        sweep,
-        everything=everything,
-        states=states,
-        recipe=recipe,
-        since="" if since is None else parse_time(since),
-        sort=sort,
-        limit=limit,
-    )
+    chosen = RunFilter(since="" if since is None else parse_time(since), **options)
+    statuses, broken = list_statuses(workspace, chosen)
     for error in broken:
-        click.echo(f"warning: {error}", err=True)
-    if as_json:
+        console.warn(str(error))
+    if console.as_json:
         echo_json([asdict(status) for status in statuses])
         return
     if as_csv:
         _echo_csv(statuses)
         return
     if not statuses:
-        chosen = states or recipe or since or sort
-        nothing = (
-            "No run matches" if chosen else "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
-        )
-        click.echo(nothing, err=True)
+        none_yet = "No runs yet: trnslurm submit gpt2_zero1 --nodes 2"
+        console.say("No run matches" if chosen.selects else none_yet)
         return
-    header, rows = runs_table(statuses, values=sweep is not None)
-    if sort is not None and sort not in header:
+    header, rows = runs_table(statuses, values=chosen.sweep is not None)
+    if (sort := chosen.sort) is not None and sort not in header:
         header = [*header[:-1], sort, header[-1]]
-        told = [figure(latest_metrics(status).get(sort), ".5g") for status in statuses]
-        rows = [[*row[:-1], value, row[-1]] for row, value in zip(rows, told, strict=True)]
+        values = [figure(latest_metrics(status).get(sort), ".5g") for status in statuses]
+        rows = [[*row[:-1], value, row[-1]] for row, value in zip(rows, values, strict=True)]
     if any(status.note for status in statuses):
         header = [*header, "note"]
         rows = [[*row, status.note] for row, status in zip(rows, statuses, strict=True)]
@@ -124,36 +113,24 @@ def runs_command(
 
 def _echo_csv(statuses: Sequence[RunStatus]) -> None:
     """Print runs with the latest value of every metric."""
-    columns = (
-        "run",
-        "state",
-        "recipe",
-        "preset",
-        "cluster",
-        "nodes",
-        "created",
-        "group",
-        "note",
-        "reason",
-    )
-    numbers = [latest_metrics(status) for status in statuses]
-    more = list(dict.fromkeys(name for each in numbers for name in each))
+    metrics = [latest_metrics(status) for status in statuses]
+    names = list(dict.fromkeys(name for each in metrics for name in each))
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow([*columns, "step", "steps", *more])
-    for status, said in zip(statuses, numbers, strict=True):
+    out.writerow([*_CSV, "step", "steps", *names])
+    for status, latest in zip(statuses, metrics, strict=True):
         steps = [status.metrics.get(name) for name in ("step", "steps")]
-        told = [getattr(status, name) for name in columns]
-        out.writerow([*told, *steps, *(said.get(name) for name in more)])
+        fields = [getattr(status, name) for name in _CSV]
+        out.writerow([*fields, *steps, *(latest.get(name) for name in names)])
 
 
 @click.command("status")
-@run_argument
+@run_or_sweep_argument
 @click.option("--lowest", metavar="METRIC", help="For a sweep: the best has the lowest METRIC.")
 @click.option("--highest", metavar="METRIC", help="For a sweep: the best has the highest METRIC.")
 @path_option
 @json_option
 def status_command(
-    run: str, lowest: str | None, highest: str | None, path: tuple[str, ...], as_json: bool
+    runs: Sequence[RunDir], lowest: str | None, highest: str | None, console: Terminal
 ) -> None:
     """Show the state of a run or a sweep, and why.
 
@@ -165,15 +142,15 @@ def status_command(
       trnslurm status last
       trnslurm status 20261123-113000-bert_mrpc --highest eval_f1
     """
-    directory, *others = runs = _runs(run, path)
+    run, *others = runs
     if others:
-        echo_sweep(standing_of(runs, lowest=lowest, highest=highest), as_json=as_json)
+        echo_sweep(standing_of(runs, lowest=lowest, highest=highest), console)
         return
     if lowest or highest:
         raise click.UsageError("--lowest and --highest compare the runs of a sweep")
-    status = run_status(directory, leftovers=True)
-    found = why_it_failed(directory, status)
-    if as_json:
+    status = run_status(run, leftovers=True)
+    found = why_it_failed(run, status)
+    if console.as_json:
         echo_json({**asdict(status), "failure": asdict(found) if found else None})
         return
     click.echo(f"{status.run}: {status.words}")
@@ -204,10 +181,8 @@ def status_command(
         step, loss = progress(status)
         click.echo(f"step {step}, loss {loss}")
     _say_attempts(status)
-    if found:
-        from trnslurm.cli.triage import echo_finding  # needed for failed runs only
-
-        echo_finding(found)
+    for line in found.report() if found else ():
+        click.echo(line)
     if status.mend:
         click.echo(f"next: {status.mend}")
     if status.note:
@@ -252,15 +227,7 @@ def _say_attempts(status: RunStatus) -> None:
     "-n", "--lines", type=int, default=100, show_default=True, help="Number of last lines; 0: all."
 )
 @path_option
-def logs_command(
-    run: str,
-    node: int,
-    phase: str | None,
-    batch: bool,
-    follow: bool,
-    lines: int,
-    path: tuple[str, ...],
-) -> None:
+def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     """Print the log of a node or of the batch script.
 
     \b
@@ -268,54 +235,48 @@ def logs_command(
       trnslurm logs last -f
       trnslurm logs last --node 1 -n 20
     """
-    directory = _run(run, path)
-    wanted = lines if lines > 0 else None
-
-    def choose() -> Any:
-        return choose_log(directory, phase=phase, node=node, batch=batch)
-
-    out = sys.stdout.buffer
+    last = lines if lines > 0 else None
     if follow:
-        for chunk in follow_log(choose, lambda: run_status(directory).final, lines=wanted):
-            out.write(chunk)
-            out.flush()
-        return
-    for chunk in print_log(log_of(directory, phase=phase, node=node, batch=batch), wanted):
-        out.write(chunk)
+        choose = functools.partial(choose_log, run, **which)
+        chunks = follow_log(choose, lambda: run_status(run).final, lines=last)
+    else:
+        chunks = print_log(log_of(run, **which), last)
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
 
 
-@click.command("cancel")
+@click.command("triage")
 @run_argument
-@click.option("--now", is_flag=True, help="Do not wait for a checkpoint to be saved.")
+@click.option(
+    "--phase",
+    type=click.Choice(["precompile", "train", "prepare"]),
+    help="Phase  [default: the last].",
+)
+@click.option("--attempt", type=int, metavar="N", help="Attempt  [default: the newest].")
 @path_option
 @json_option
-def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) -> None:
-    """Cancel a run or a sweep, and the runs that wait for it.
+def triage_command(run: RunDir, phase: str | None, attempt: int | None, console: Terminal) -> None:
+    """Show which rank failed first, why, and what to do.
 
-    A training that is running on Slurm first saves a checkpoint, from which `trnslurm resume`
-    continues.
+    All nodes' logs and the workers' files in state/ are searched. The exit code is 1 if they show
+    no failure.
 
     \b
     Example:
-      trnslurm cancel last
-      trnslurm cancel last --now
+      trnslurm triage last
+      trnslurm triage last --attempt 1 --json
     """
-    from trnslurm.submit.cancel import cancel_unless_ended
+    from trnslurm.node.triage.finding import find_cause, nothing_found  # many patterns
 
-    said = []
-    for directory in reversed(_runs(run, path)):  # last run first, so that none starts in between
-        before, cancelled = cancel_unless_ended(directory, now=now)
-        said += [{"run": each.run.name, "saves": each.saves} for each in cancelled]
-        if as_json:
-            continue
-        if not cancelled:
-            click.echo(f"{directory.name} has ended already: {before.state}")
-        for each in cancelled:
-            name = each.run.name
-            saving = f"Cancelling {name}: it saves a checkpoint and ends; --now does not wait"
-            click.echo(saving if each.saves else f"Cancelled {name}")
-    if as_json:
-        echo_json(said)
+    chosen = choose_attempt(run, phase=phase, attempt=attempt)
+    where = (run.path, chosen.phase, chosen.attempt)
+    found = find_cause(*where)
+    if console.as_json:
+        echo_json(asdict(found) if found else None)
+    else:
+        click.echo("\n".join(found.report() if found else nothing_found(*where)))
+    sys.exit(0 if found else 1)
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
@@ -323,7 +284,7 @@ def cancel_command(run: str, now: bool, path: tuple[str, ...], as_json: bool) ->
 @click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @path_option
-def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str, ...]) -> None:
+def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:
     """Run a command on a node of a running job.
 
     On Slurm the command is a step inside the job's allocation.
@@ -333,6 +294,48 @@ def exec_command(run: str, node: int, command: tuple[str, ...], path: tuple[str,
       trnslurm exec last -- neuron-top
       trnslurm exec last --node 1 -- ps -ef
     """
-    from trnslurm.cluster.execute import exec_in_run
+    from trnslurm.cluster.execute import exec_in_run  # as slow to import as all of these
 
-    sys.exit(exec_in_run(_run(run, path), node, command))
+    sys.exit(exec_in_run(run, node, command))
+
+
+def echo_sweep(standing: Standing, console: Console) -> None:
+    """Print the states and scores of a sweep's runs, and the best run."""
+    best, statuses, metric = standing.best, standing.statuses, standing.metric
+    scored = list(zip(statuses, standing.scores, strict=True))
+    if console.as_json:
+        echo_json(
+            {
+                "sweep": standing.group,
+                "states": standing.states,
+                "metric": metric,
+                "best": best.run if best else None,
+                "next": standing.mend,
+                "runs": [{**asdict(status), "score": score} for status, score in scored],
+            }
+        )
+        return
+    states = ", ".join(f"{number} {state}" for state, number in standing.states.items())
+    click.echo(f"{standing.group}: {count(len(statuses), 'run')}: {states}\n")
+    keys = swept_keys(statuses)
+    rows = [
+        (
+            s.run,
+            *(s.values.get(key, "-") for key in keys),
+            s.state,
+            progress(s)[0],
+            figure(score, ".4f"),
+            s.reason,
+        )
+        for s, score in scored
+    ]
+    echo_table(("run", *keys, "state", "step", metric, "reason"), rows, right=f"step,{metric}")
+    click.echo()
+    for status, score in scored:
+        if status == best:
+            so_far = "" if standing.final else " so far"
+            said = f"{metric} {figure(score, '.4f')} with {format_values(status.values)}"
+            click.echo(f"best{so_far}: {status.run}, {said}")
+            break
+    if standing.mend:
+        click.echo(f"next: {standing.mend}")

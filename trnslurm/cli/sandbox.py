@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from trnslurm.api.tables import count
 from trnslurm.cli.options import Command, json_option
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.catalog import catalog
 from trnslurm.errors import SandboxError
 from trnslurm.sandbox.control import look
@@ -187,7 +187,7 @@ def down_command(name: str, every: bool) -> None:
 
 @sandbox_command.command("list")
 @json_option
-def list_command(as_json: bool) -> None:
+def list_command(console: Terminal) -> None:
     """List your sandboxes on this machine.
 
     \b
@@ -195,7 +195,7 @@ def list_command(as_json: bool) -> None:
       trnslurm sandbox list
     """
     rows = [_row(layout) for layout in all_layouts()]
-    if as_json:
+    if console.as_json:
         echo_json(rows)
     elif rows:
         header = ("name", "cluster", "state", "nodes", "like")
@@ -223,7 +223,7 @@ def _row(layout: Layout) -> dict[str, Any]:
 @sandbox_command.command("status")
 @_name_option
 @json_option
-def status_command(name: str, as_json: bool) -> None:
+def status_command(name: str, console: Terminal) -> None:
     """Show a sandbox's daemons and nodes.
 
     \b
@@ -231,7 +231,7 @@ def status_command(name: str, as_json: bool) -> None:
       trnslurm sandbox status
     """
     state = look(Layout.named(name))
-    if as_json:
+    if console.as_json:
         echo_json(state)
         return
     _print_state(state)

@@ -7,15 +7,16 @@ import sys
 from dataclasses import asdict
 
 import click
+from click.shell_completion import get_completion_class
 
-from trnslurm.api.search import workspace_of
-from trnslurm.cli.options import cluster_option, json_option, path_option
-from trnslurm.cli.output import echo_json, echo_table
+from trnslurm.cli import cli
+from trnslurm.cli.options import cluster_option, json_option, workspace_option
+from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.execute import check_environment
 from trnslurm.config.catalog import catalog, find
 from trnslurm.config.load import resolve_cluster
 from trnslurm.config.schema import Cluster
-from trnslurm.config.search import SETTINGS_FILE, packaged_root, user_root
+from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
 from trnslurm.slurm.detect import (
@@ -49,7 +50,7 @@ def cluster_command() -> None:
 @click.option("--bin-dir", metavar="DIR", help="Directory of Slurm's commands.")
 @json_option
 def detect_command(
-    partition: str | None, write: bool, name: str | None, bin_dir: str | None, as_json: bool
+    partition: str | None, write: bool, name: str | None, bin_dir: str | None, console: Terminal
 ) -> None:
     """Inspect this host's Slurm: partitions, nodes, instance types, limits, accounting.
 
@@ -60,7 +61,7 @@ def detect_command(
     """
     slurm, site = _detect(bin_dir)
     chosen = _choose(site, partition)
-    if as_json:
+    if console.as_json:
         echo_json({**asdict(site), "chosen": chosen.name})
     elif not write:
         _print_site(site, chosen)
@@ -187,12 +188,12 @@ def env_command() -> None:
 
 
 @env_command.command("check")
-@path_option
+@workspace_option
 @cluster_option
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for a node.")
 @json_option
 def check_command(
-    path: tuple[str, ...], cluster: str | None, timeout: float, as_json: bool
+    workspace: Workspace, cluster: str | None, timeout: float, console: Terminal
 ) -> None:
     """Start the profile's Python on a node and compare its packages with what jobs need.
 
@@ -200,13 +201,12 @@ def check_command(
     Example:
       trnslurm env check --cluster trn1
     """
-    workspace = workspace_of(path)
     name = cluster or workspace.cluster or "local"
     profile: Cluster = resolve_cluster(workspace, name)
     instance = find(catalog(profile.instance_types), profile.instance_type)
     device = instance.device if profile.device == "auto" else profile.device
     report = check_environment(profile, device, timeout)
-    if as_json:
+    if console.as_json:
         echo_json(report)
     else:
         sdk = f", for Neuron SDK {report['neuron_sdk']}" if report["neuron_sdk"] else ""
@@ -226,10 +226,6 @@ def completion_command(shell: str) -> None:
     Example:
       trnslurm completion bash >> ~/.bashrc
     """
-    from click.shell_completion import get_completion_class
-
-    from trnslurm.cli import cli
-
     made = get_completion_class(shell)
     if made is None:
         sys.exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,21 @@ from click.core import ParameterSource
 
 from trnslurm.api.choice import parse_nodes
 from trnslurm.api.options import JobOptions, SubmitHost
-from trnslurm.api.propose import propose, propose_bundle, propose_presets, propose_sweep
-from trnslurm.api.tables import count, dollars, hours
+from trnslurm.api.propose import propose, propose_bundle, propose_chain, propose_sweep
+from trnslurm.api.tables import hours
+from trnslurm.cli import chosen_site
+from trnslurm.cli.costs import submission_lines
 from trnslurm.cli.follow import report_started
-from trnslurm.cli.graphs import elastic_graphs_line, graphs_line
-from trnslurm.cli.options import recipe_argument, spec_options
-from trnslurm.cli.output import Terminal
-from trnslurm.cli.remote import chosen_site
-from trnslurm.cli.remote_submit import RemoteHost, submit_remotely
-from trnslurm.cli.sweep import sweep_lines
+from trnslurm.cli.options import recipe_argument, spec_options, takes_console
+from trnslurm.cli.output import Terminal, command_line
 from trnslurm.cluster.cache import CompileCache
 from trnslurm.config.sweep import Point, points_of, read_points
 from trnslurm.console import Console
 from trnslurm.errors import SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.remote.place import Site
-from trnslurm.render.project import PROJECT_CODE
 from trnslurm.submit.here import check_notify
 from trnslurm.submit.job import Job
-from trnslurm.submit.precompile import Need
 from trnslurm.submit.submission import PlannedRun, Submission
 from trnslurm.submit.submit import submit
 
@@ -73,8 +69,14 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
     "--detach", is_flag=True, help="On the local cluster: return at once; the run continues."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: run, directory, job ids.")
+@takes_console
 def submit_command(
-    recipe: str | None, elastic: str | None, rendered: str | None, chain: bool, **options: Any
+    recipe: str | None,
+    elastic: str | None,
+    rendered: str | None,
+    chain: bool,
+    console: Terminal,
+    **options: Any,
 ) -> None:
     """Submit a job: precompile if needed, then train.
 
@@ -106,9 +108,13 @@ def submit_command(
     """
     if (recipe is None) == (rendered is None):
         raise click.UsageError("give either a RECIPE or --rendered DIR")
-    console = _console(options)
-    site = chosen_site(options["cluster"], options["path"])
-    host = RemoteHost(site) if site else SubmitHost()
+    if console.dry_run and console.as_json:
+        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
+    site, host = chosen_site(), SubmitHost()
+    if site:
+        from trnslurm.cli.remote import RemoteHost  # most submissions stay on this host
+
+        host = RemoteHost(site)
     words = _Sweep(**{name: options.pop(name) for name in ("sweep", "sweep_file", "at_most")})
     if rendered is not None:
         _refuse_options()
@@ -117,11 +123,11 @@ def submit_command(
         _refuse_pairs({"--sweep": words, "--chain": chain, "--elastic": elastic})
         if site:
             options["cluster"] = options["cluster"] or site.cluster or None
-        job = JobOptions.of(recipe or "", host=host, **options)
+        job = JobOptions(recipe=recipe or "", host=host, **options)
         if words:
             submission = propose_sweep(job, words.points, words.at_most, console)
         elif chain:
-            submission = propose_presets(job, console)
+            submission = propose_chain(job, console)
         else:
             counts = parse_nodes(elastic, option="--elastic") if elastic else []
             submission = propose(job, console, elastic=counts)
@@ -146,15 +152,6 @@ class _Sweep(Frozen):
         return points_of(self.sweep, read_points(self.sweep_file) if self.sweep_file else ())
 
 
-def _console(options: dict[str, Any]) -> Terminal:
-    """Take the options about output from the command's options, and return their console."""
-    names = ("dry_run", "yes", "follow", "detach", "as_json")
-    console = Terminal(**{name: options.pop(name) for name in names})
-    if console.dry_run and console.as_json:
-        raise click.UsageError("--dry-run prints no JSON: see plan --json, show --json")
-    return console
-
-
 def _refuse_pairs(options: Mapping[str, object]) -> None:
     """Refuse options that exclude each other."""
     given = [option for option, value in options.items() if value]
@@ -165,43 +162,16 @@ def _refuse_pairs(options: Mapping[str, object]) -> None:
         raise click.UsageError("--at-most is for --sweep")
 
 
-def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
-    """Yield what a submission starts and costs; a remote host prints its own lines about graphs."""
-    if submission.sweep:
-        yield from sweep_lines(submission)
-        return
-    for need in submission.needs:
-        yield _size_line(need)
-        if line := _project_line(need.job):
-            yield line
-        if not remote and (line := graphs_line(need, submission.cache)):
-            yield line
-    if not remote:
-        yield from _extras_lines(submission)
-
-
-def graphs_lines(submission: Submission) -> Iterator[str]:
-    """Yield which graphs of a submission are compiled, and which will be."""
-    for need in submission.needs:
-        if line := graphs_line(need, submission.cache):
-            yield line
-    yield from _extras_lines(submission)
-
-
-def _extras_lines(submission: Submission) -> Iterator[str]:
-    for extra in submission.extras:
-        if extra.need:
-            yield elastic_graphs_line(extra.need, submission.cache)
-
-
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:
     """Submit, on this host or on the host of a site, unless it is a dry run."""
     if not (console.yes or console.dry_run):
         _confirm(submission)
     if site:
-        sys.exit(submit_remotely(site, submission, _command(), console))
+        from trnslurm.cli.remote import submit_remotely
+
+        sys.exit(submit_remotely(site, submission, command_line(), console))
     if not console.dry_run:
-        runs, extras = submit(submission, _command(), console)
+        runs, extras = submit(submission, command_line(), console)
         report_started(runs, console, extras)
 
 
@@ -210,43 +180,8 @@ def submit_job(job: Job, console: Console) -> None:
     for warning in check_notify(job):
         console.warn(warning)
     submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
-    runs, _ = submit(submission, _command(), console)
+    runs, _ = submit(submission, command_line(), console)
     report_started(runs, console)
-
-
-def _command() -> list[str]:
-    """Return the user's command line, for run.json."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
-
-def _size_line(need: Need) -> str:
-    job = need.job
-    name = job.recipe + (f" ({job.preset})" if job.preset else "")
-    if job.local:
-        return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
-    line = f"{name} on {job.nodes} x {job.instance_type}: "
-    if expected := job.estimate:
-        line += (
-            f"about {hours(expected.hours)} h, {hours(expected.node_hours)} node-hours, "
-            f"{dollars(expected.cost)}; "
-        )
-    return line + f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
-
-
-def _project_line(job: Job) -> str:
-    """Return which files of a custom script's project are submitted with it."""
-    if job.project is None:
-        return ""
-    sizes = [len(data) for name, data in job.bundle.files.items() if name.startswith(PROJECT_CODE)]
-    line = f"taking along {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
-    if job.source_dir:
-        line += f" of {job.source_dir}"
-    if left_out := job.project["left_out"]:
-        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        line += f", not {', '.join(left_out[:3])}{more} (.gitignore)"
-    if links := job.project["links"]:
-        line += f"; links to {', '.join(links)}"
-    return f"{line}; it runs in a copy of it, work/ of the run directory"
 
 
 def _confirm(submission: Submission) -> None:

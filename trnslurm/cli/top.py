@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from trnslurm.api.listing import list_statuses
-from trnslurm.api.search import run_roots, workspace_of
-from trnslurm.cli.options import path_option, run_argument
+from trnslurm.api.search import RunFilter, list_statuses, run_roots
+from trnslurm.cli.options import run_name_argument, workspace_option
+from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import TrnslurmError
 from trnslurm.runs.find import find_run
@@ -20,7 +20,7 @@ from trnslurm.runs.status import RunStatus, run_status
 
 
 @click.command("top")
-@functools.partial(run_argument, required=False)
+@functools.partial(run_name_argument, required=False)
 @click.option(
     "--every",
     type=click.FloatRange(min=0.5),
@@ -30,8 +30,8 @@ from trnslurm.runs.status import RunStatus, run_status
     help="Refresh after this many seconds; each refresh is one squeue.",
 )
 @click.option("-a", "--all", "everything", is_flag=True, help="Show all runs, not the newest 20.")
-@path_option
-def top_command(run: str | None, every: float, everything: bool, path: tuple[str, ...]) -> None:
+@workspace_option
+def top_command(run: str | None, every: float, everything: bool, workspace: Workspace) -> None:
     """Show runs live: progress, loss, speed, time left, last lines.
 
     Keys: Enter opens a run, l shows its log, c cancels and r resumes it, p writes its report, q
@@ -48,10 +48,9 @@ def top_command(run: str | None, every: float, everything: bool, path: tuple[str
         from trnslurm.top.app import Top
     except ImportError:
         raise TrnslurmError("top needs textual: pip install 'trnslurm[top]'") from None
-    workspace = workspace_of(path)
 
     def listed() -> Sequence[RunStatus]:
-        return list_statuses(workspace, everything=everything)[0]
+        return list_statuses(workspace, RunFilter(everything=everything))[0]
 
     def cancel(chosen: RunDir) -> str:
         from trnslurm.submit.cancel import cancel_unless_ended

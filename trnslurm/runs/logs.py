@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trnslurm.errors import RunError
 from trnslurm.rundir import open_file
@@ -36,9 +37,9 @@ def choose_log(
     return None
 
 
-def log_of(run: RunDir, *, phase: str | None, node: int, batch: bool) -> Path:
+def log_of(run: RunDir, **which: Any) -> Path:
     """Return the log that choose_log finds; raise a RunError if there is none yet."""
-    if file := choose_log(run, phase=phase, node=node, batch=batch):
+    if file := choose_log(run, **which):
         return file
     status = run_status(run)
     reason = f": {status.reason}" if status.reason else ""

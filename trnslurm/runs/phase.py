@@ -114,7 +114,7 @@ def phase_status(
     attempts = run.attempts_since(record, phase)
     last = attempts[-1] if attempts else None
     job_id = record.jobs.get(phase, "")
-    if record.scheduler == "local":
+    if record.local:
         state, reason = _local_state(run, record, last, wait)
     else:
         state, reason = _slurm_state(run, job_id, last, wait, seen or Seen({}, {}))

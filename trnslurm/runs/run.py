@@ -84,6 +84,16 @@ class Record(Frozen):
     """The run before each resume: nodes, jobs, state, reason, and the time of the resume."""
 
     @property
+    def local(self) -> bool:
+        """Check whether the run is on the local cluster, not on Slurm."""
+        return self.scheduler == "local"
+
+    @property
+    def slurm_jobs(self) -> dict[str, str]:
+        """Phase -> Slurm job id; empty on the local cluster."""
+        return {} if self.local else dict(self.jobs)
+
+    @property
     def local_job(self) -> str:
         """The local job as pid@start; empty on Slurm, and before the run is started."""
         return self.jobs.get("local", "")
@@ -269,12 +279,13 @@ def latest_values(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for name in [*last]:
         if name in ("attempt", "step", "steps", "time"):
             del last[name]
-        elif not _is_number(last[name]):  # take the latest line that has a number
-            last[name] = next((s[name] for s in reversed(steps) if _is_number(s.get(name))), None)
+        elif not is_number(last[name]):  # take the latest line that has a number
+            last[name] = next((s[name] for s in reversed(steps) if is_number(s.get(name))), None)
     return {n: value for n, value in last.items() if value is not None and math.isfinite(value)}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Check whether a value of metrics.jsonl is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -217,7 +217,7 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
         elif any(p.final and p.state != "COMPLETED" for p in phases):
             never = "never started: the phase before it did not complete"
         if phases:
-            what = f"the precompile {'phase' if record.scheduler == 'local' else 'job'}"
+            what = f"the precompile {'phase' if record.local else 'job'}"
             wait = Wait(what, never)
         else:
             dropped = f"never started: {compiling}, did not succeed" if compiling else ""

@@ -32,7 +32,7 @@ def follow(
     Raise a NotYetError if the run has not ended after `within_s` seconds.
     """
     deadline = time.monotonic() + (math.inf if within_s is None else within_s)
-    poll_s = every_s or (_LOCAL_POLL_S if run.record().scheduler == "local" else _SLURM_POLL_S)
+    poll_s = every_s or (_LOCAL_POLL_S if run.record().local else _SLURM_POLL_S)
     while True:
         status = run_status(run)
         yield status
@@ -66,7 +66,7 @@ def watch(
     `resume` resumes the run and returns what it did; at most `most` calls in a row may bring no
     newer checkpoint. If the controller does not answer, wait for it.
     """
-    say_state, say_why = _once(say), _once(say)
+    say_state, say_why = once(say), once(say)
     step, used, attempt = -1, 0, 0
     told: set[tuple[str, int]] = set()
     while True:
@@ -130,7 +130,7 @@ def _tell_end(run: RunDir, status: RunStatus, say: Say) -> None:
         say(f"notify: {event}: not sent ({error.strerror})")
 
 
-def _once(say: Say) -> Say:
+def once(say: Say) -> Say:
     """Return a `say` that does not say the same thing twice in a row."""
     last = ""
 

@@ -1,0 +1,253 @@
+"""Lines of plan and submit: the size and cost of jobs, and whether their graphs are compiled."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trnslurm.api.tables import count, dollars, hours, text_table
+from trnslurm.cluster.cache import CompileCache, Compiled, compile_hours
+from trnslurm.config.search import Workspace
+from trnslurm.plan.spec import JobSpec, precompile_min
+from trnslurm.rundir import INGREDIENTS
+
+if TYPE_CHECKING:
+    from trnslurm.submit.job import Job  # plan imports no submit
+    from trnslurm.submit.precompile import Need
+    from trnslurm.submit.submission import Submission
+
+_SHORT_HOURS = 1 / 6
+_IN_WORDS = {"warm": "compiled", "compiling": "being compiled"}
+
+
+def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
+    """Yield what a submission starts and costs; a remote host prints its own lines about graphs."""
+    if submission.sweep:
+        yield from _sweep_lines(submission)
+        return
+    for need in submission.needs:
+        yield _size_line(need)
+        if line := _project_line(need.job):
+            yield line
+        if not remote and (line := _graphs_line(need, submission.cache)):
+            yield line
+    if not remote:
+        yield from _extras_lines(submission)
+
+
+def graphs_lines(submission: Submission) -> Iterator[str]:
+    """Yield which graphs of a submission are compiled, and which will be."""
+    for need in submission.needs:
+        if line := _graphs_line(need, submission.cache):
+            yield line
+    yield from _extras_lines(submission)
+
+
+def _extras_lines(submission: Submission) -> Iterator[str]:
+    for extra in submission.extras:
+        if extra.need:
+            yield _elastic_graphs_line(extra.need, submission.cache)
+
+
+def _name_and_place(job: Job) -> str:
+    name = job.recipe + (f" ({job.preset})" if job.preset else "")
+    if job.local:
+        return f"{name} on this machine, as {count(job.nodes, 'node')} ({job.instance_type})"
+    return f"{name} on {job.nodes} x {job.instance_type}"
+
+
+def _size_line(need: Need) -> str:
+    job = need.job
+    line = _name_and_place(job)
+    if job.local:
+        return line
+    line += ": "
+    if expected := job.estimate:
+        line += (
+            f"about {hours(expected.hours)} h, {hours(expected.node_hours)} node-hours, "
+            f"{dollars(expected.cost)}; "
+        )
+    return line + f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
+
+
+def _project_line(job: Job) -> str:
+    """Return which files of a custom script's project are submitted with it."""
+    if job.project is None:
+        return ""
+    from trnslurm.render.project import PROJECT_CODE  # imports hashlib
+
+    sizes = [len(data) for name, data in job.bundle.files.items() if name.startswith(PROJECT_CODE)]
+    line = f"taking along {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
+    if job.source_dir:
+        line += f" of {job.source_dir}"
+    if left_out := job.project["left_out"]:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        line += f", not {', '.join(left_out[:3])}{more} (.gitignore)"
+    if links := job.project["links"]:
+        line += f"; links to {', '.join(links)}"
+    return f"{line}; it runs in a copy of it, work/ of the run directory"
+
+
+def _sweep_lines(submission: Submission) -> Iterator[str]:
+    """Yield the values and the cost of each run of a sweep, and the cost of all runs."""
+    jobs = [run.job for run in submission.runs]
+    job = jobs[0]
+    turns = f", {submission.at_most} at a time" if submission.at_most else ""
+    yield from (f"{count(len(jobs), 'run')} of {_name_and_place(job)}{turns}:", "")
+    yield from text_table(*_costs(submission), right="run,hours,node-hours,cost")
+    yield ""
+    needs = [need for need in submission.needs if need.decision != "before"]
+    yield from dict.fromkeys(filter(None, (_graphs_line(n, submission.cache) for n in needs)))
+    if not job.local:
+        yield _in_all(submission)
+
+
+def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
+    keys = list(dict.fromkeys(key for run in submission.runs for key in run.values))
+    header = ["run", *keys]
+    rows = [
+        [str(number), *(run.values.get(key, "-") for key in keys)]
+        for number, run in enumerate(submission.runs, 1)
+    ]
+    expected = [run.job.estimate for run in submission.runs]
+    if any(expected):
+        header += ["hours", "node-hours", "cost"]
+        for row, known in zip(rows, expected, strict=True):
+            row += (
+                [hours(known.hours), hours(known.node_hours), dollars(known.cost)]
+                if known
+                else ["-"] * 3
+            )
+    if any(need.decision not in ("none", "never") for need in submission.needs):
+        header.append("graphs")
+        names = [submission.name_of(run) for run in submission.runs]
+        for row, run, need in zip(rows, submission.runs, submission.needs, strict=True):
+            if need.decision == "before":
+                row.append(f"as run {names.index(run.waits_for.graphs) + 1}")
+            else:
+                row.append(_IN_WORDS.get(need.decision, "precompile"))
+    return header, rows
+
+
+def _in_all(submission: Submission) -> str:
+    expected = [run.job.estimate for run in submission.runs]
+    known = [estimate for estimate in expected if estimate]
+    about = ""
+    if len(known) == len(expected):
+        prices = [estimate.cost for estimate in known if estimate.cost is not None]
+        cost = dollars(sum(prices) if len(prices) == len(known) else None)
+        about = f"about {hours(sum(e.node_hours for e in known))} node-hours, {cost}; "
+    limit = sum(need.limit_node_hours for need in submission.needs)
+    return f"In all: {about}at most {hours(limit)} node-hours by the time limits"
+
+
+def _graphs_line(need: Need, cache: CompileCache) -> str:
+    """Return the line about one job's graphs; empty if the job needs no precompile."""
+    manifest = need.compiled.manifest
+    if need.decision == "none":
+        return ""
+    if need.decision == "never":
+        return "Graphs: no precompile (--precompile never); training compiles them as it runs"
+    if need.decision == "warm" and manifest:
+        return (
+            f"Graphs: {need.words}, so no precompile job; "
+            f"that saves {_nodes_time(compile_hours(manifest), len(manifest.nodes))}"
+        )
+    if need.decision == "compiling":
+        return f"Graphs: {need.words}; training waits for it"
+    if need.decision == "before":
+        return f"Graphs: {need.words}, so no precompile job"
+    limit = need.job.time_min.get("precompile", 0) / 60 * need.job.nodes
+    cost = _expected_cost(cache, need.job.ingredients or {}, need.job.nodes, limit)
+    return f"Graphs: {need.words}; precompile first{cost and f', {cost}'}"
+
+
+def _elastic_graphs_line(need: Need, cache: CompileCache) -> str:
+    """Return the line about a node count of --elastic."""
+    line = f"Graphs on {count(need.job.nodes, 'node')}: {need.words}"
+    if not need.phases:
+        return line
+    cost = _expected_cost(cache, need.job.ingredients or {}, need.job.nodes, need.limit_node_hours)
+    return f"{line}; precompile in a separate job{cost and f', {cost}'}"
+
+
+def _expected_cost(
+    cache: CompileCache, ingredients: Mapping[str, Any], nodes: int, limit: float
+) -> str:
+    """Return the expected cost of a compilation and its source; empty if unknown."""
+    if like := cache.most_alike(ingredients):
+        cost = _nodes_time(compile_hours(like), nodes)
+        return f"about {cost} (as key {like.key} of this recipe took)"
+    return f"at most {hours(limit)} node-hours (its time limit)" if limit else ""
+
+
+def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
+    """Yield for each node count whether its graphs are compiled, and the cost of compiling."""
+    specs = [spec for spec in specs if "precompile" in spec.phases]
+    if not specs:
+        return
+    cache = CompileCache(specs[0].config.cluster)
+    if cache.unknown:
+        cost = _limit_of_a_node(specs[0])
+        said = Compiled(problem=cache.unknown, known=False).words
+        yield f"Graphs: {said}{cost and f'; precompile {cost}'}"
+        return
+    for spec in specs:
+        ingredients = ingredients_of(spec, workspace)
+        found = cache.look_up(ingredients)
+        where = f"Graphs on {count(spec.nodes, 'node')}"
+        if found.warm:
+            yield f"{where}: {found.words}"
+            continue
+        limit = precompile_min(spec.config) / 60 * spec.nodes if spec.on_slurm else 0.0
+        cost = _expected_cost(cache, ingredients, spec.nodes, limit)
+        yield f"{where}: {found.words}{cost and f'; precompile {cost}'}"
+
+
+def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
+    """Return the state of the graphs on one node count for --json; null: unknown on this host."""
+    if "precompile" not in spec.phases:
+        return {"graphs": None}
+    if cache.unknown:
+        return {"graphs": {"key": None, "compiled": None, "unknown": cache.unknown}}
+    found = cache.look_up(ingredients_of(spec, workspace))
+    if not found.known:
+        return {"graphs": {"key": found.key, "compiled": None, "unknown": found.problem}}
+    return {"graphs": {"key": found.key, "compiled": found.warm, "unknown": ""}}
+
+
+def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:
+    """Return the ingredients of a job's graph key."""
+    from trnslurm.render.job import render_job  # imported only when something is rendered
+
+    bundle = render_job(spec, workspace.template_dirs())
+    return dict(json.loads(bundle.files[INGREDIENTS]))
+
+
+def _limit_of_a_node(spec: JobSpec) -> str:
+    if not spec.on_slurm:
+        return ""
+    limit = hours(precompile_min(spec.config) / 60)
+    return f"at most {limit} hours on each node (its time limit)"
+
+
+def _nodes_time(hours_each: float, nodes: int) -> str:
+    if hours_each < _SHORT_HOURS:
+        where = "1 node" if nodes == 1 else f"each of {nodes} nodes"
+        return f"{hours_each * 3600:.0f} s on {where}"
+    return f"{hours(hours_each * nodes)} node-hours"
+
+
+def age(seconds: float) -> str:
+    """Return a length of time for a table."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def age_since(moment: float) -> str:
+    """Return how long ago a moment was, for a table."""
+    return age(time.time() - moment)
