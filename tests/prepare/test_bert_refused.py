@@ -99,7 +99,7 @@ def test_a_directory_that_is_not_wikiextractors(refused, tmp_path):
 @pytest.mark.parametrize("option", [("--document-per", "file"), ("--wrapped",), ("--column", "x")])
 def test_options_that_wikiextractors_files_leave_no_room_for(refused, extracted, option):
     error = refused("--wikiextractor", extracted.parents[1], *option)
-    assert error == f"{option[0]}: WikiExtractor's files say it themselves: leave it out"
+    assert error == f"{option[0]}: WikiExtractor's files mark documents: leave it out"
 
 
 def test_without_h5py(run_prepare, a_text, tmp_path):

@@ -45,7 +45,7 @@ def test_a_dataset_has_its_own_split_for_evaluation(run, prepare, tmp_path):
     assert data.documents("eval") == ["e", "f"]
     assert [source["split"] for source in data.index["sources"]] == ["train", "train", "eval"]
     common = ("--output", tmp_path / "x", "--dataset", directory, "--tokenizer", "train:300")
-    assert "has a split for evaluation" in prepare(*common, "--holdout", 0.1).error
+    assert "there is a split for evaluation" in prepare(*common, "--holdout", 0.1).error
     # Holding out none of the rest is the default.
     assert prepare(*common, "--holdout", 0).code == 0
 

@@ -115,7 +115,7 @@ def test_labels_out_of_range(refused, rows):
 def test_rows_for_evaluation_leave_no_holdout(refused, rows):
     error = refused("--text", rows, "--eval", rows, "--holdout", 0.5)
     assert error == (
-        "--holdout 0.5: there are rows for evaluation already: leave it out, or a recipe's "
+        "--holdout 0.5: there is a split for evaluation already: leave it out, or a recipe's "
         "data.holdout"
     )
 

@@ -237,7 +237,7 @@ def test_no_room(fetch, bucket, output, monkeypatch):
         ({"x.hdf5": SHARDS["wiki_test_0.hdf5"][:-100]}, "x.hdf5: cannot be read (truncated"),
         ({"x.hdf5": shard(2, input_mask=15)}, "no shard for BERT: input_mask is int64 (2, 15)"),
         ({"x.hdf5": shard(2), "y.hdf5": shard(2, masked_lm_ids=5, masked_lm_positions=5)},
-         "y.hdf5: its samples have 16 tokens and 5 masked at most, those of x.hdf5 16 and 4"),
+         "have 16 tokens and 5 masked at most, but in x.hdf5 they have 16 and 4"),
     ],
 )  # fmt: skip
 def test_a_tar_of_something_else(refused, bucket, files, words):

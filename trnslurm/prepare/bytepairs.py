@@ -1,21 +1,21 @@
-"""Byte pair encoding by tiktoken, several times faster, where its tokens are those of tokenizers.
+"""Byte pair encoding by tiktoken, several times faster, if tokenizers makes the same tokens.
 
-For a tokenizer like GPT-2's they are, by construction:
+For a tokenizer like GPT-2's both make the same tokens by construction:
 
-- Text is split by the same regular expression, GPT-2's. Both libraries have tables of Unicode of
-  their own, so each character is compared when it is first seen. The expression looks ahead for one
-  thing only: of blanks in a row, the last belongs to what follows. Here a mark is put before that
-  last blank, and another behind each document; tiktoken takes both for special tokens, at which it
-  cuts. What is left of the expression needs no way back, which makes it twice as fast, and many
-  documents are one call.
-- Inside a word tokenizers joins the pair that was merged first, and tiktoken any two tokens whose
-  joined bytes are a token, the one with the least id first. Say they differ for the first time in
-  joining x and y to t. The steps inside x and y did not depend on what is around them, so
-  tokenizers, given t's bytes alone, makes x and y too, and stops there. Hence they never differ if
-  tokenizers makes one token of the bytes of each token, and ids grow in the order of merges.
+- Both split text by the same regular expression, GPT-2's. Each library has its own tables of
+  Unicode, so each character is compared when it is first seen. The expression looks ahead only for
+  this: the last of several blanks belongs to the next word. Here a mark is put before that blank,
+  and another mark after each document; both are special tokens to tiktoken, at which it cuts. The
+  rest of the expression needs no backtracking, which makes it twice as fast, and many documents are
+  one call.
+- Inside a word tokenizers joins the pair that was merged first; tiktoken joins any two tokens whose
+  joined bytes are a token, the one with the lowest id first. Assume that they first differ in
+  joining x and y to t. The steps inside x and y do not depend on their surroundings, so tokenizers,
+  given t's bytes alone, makes x and y too, and stops there. So they never differ if tokenizers
+  makes one token of the bytes of each token, and ids increase in the order of merges.
 
-What does not fulfil this, and text with the marks in it, is left to tokenizers. A sample of all
-text is compared nevertheless.
+Tokenizers that do not meet these conditions, and text with the marks in it, are left to tokenizers.
+A sample of all text is compared nevertheless.
 """
 
 import itertools
@@ -32,15 +32,15 @@ from trnslurm.prepare.errors import PrepareError
 # GPT-2's without what looks ahead, ...|\s+(?!\S)|\s+ at its end:
 # https://github.com/openai/tiktoken/blob/main/tiktoken_ext/openai_public.py
 _WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+"
-# What \s matches there: Unicode's White_Space, of which a test tells if it changes.
+# What \s matches there: Unicode's White_Space; a test notices if it changes.
 _BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 _BLANKS += "".join(map(chr, range(0x2000, 0x200B)))
-# The marks: control characters that text has no use for, and that are no blanks.
+# The marks: control characters that text does not use and that are no blanks.
 _END, _CUT = "\x7f", "\x1f"
-# A letter, a digit, a mark and a blank: what a character joins with tells how it is split.
+# A letter, a digit, a mark and a blank: how a character is split shows in which of them it joins.
 _KINDS = "a1. "
 _SAMPLE_CHARACTERS = 500
-# What is known of a character.
+# Whether both libraries split a character alike.
 _ALIKE, _UNLIKE, _NEW = range(3)
 
 
@@ -62,7 +62,7 @@ class BytePairs:
         self._probe = tiktoken.Encoding(
             "probe", pat_str=_WORDS, mergeable_ranks=probes, special_tokens={}
         )
-        # By their numbers.
+        # By the number of a character.
         self._known = np.full(sys.maxunicode + 1, _NEW, np.uint8)
         self._is_blank = np.zeros(sys.maxunicode + 1, bool)
         self._is_blank[[*map(ord, _BLANKS)]] = True
@@ -71,9 +71,9 @@ class BytePairs:
     def encode(
         self, documents: list[str], end_of_text: int
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]] | None:
-        """Return all tokens, with an end of text behind each document, and how many each has.
+        """Return all tokens, with an end of text after each document, and how many each has.
 
-        None if tokenizers has to make them.
+        None: tokenizers has to make them.
         """
         marked = self._mark(documents)
         if marked is None:
@@ -85,7 +85,7 @@ class BytePairs:
         return np.where(is_end, np.uint32(end_of_text), tokens), lengths
 
     def _mark(self, documents: list[str]) -> str | None:
-        """Join documents, with the marks; None if their text has marks or is split otherwise."""
+        """Join documents with the marks; None if their text has marks or is split differently."""
         text = _END.join([*documents, ""])
         if text.count(_END) != len(documents) or _CUT in text:
             return None
@@ -118,7 +118,7 @@ class BytePairs:
         return bool((self._known[characters] == _ALIKE).all())
 
     def _is_split_alike(self, character: str) -> bool:
-        """Compare whether each kind before a character is of one word with it."""
+        """Compare whether a character is in one word with each kind of character before it."""
         for kind in _KINDS:
             text = f"{kind}{character}"
             words = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
@@ -185,8 +185,8 @@ def _ranks(tokenizer: Tokenizer) -> dict[bytes, int] | None:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return which byte each character of a byte-level vocabulary stands for."""
-    # Those that Latin-1 shows stand for themselves; the others follow from 256 on, in order.
+    """Return the byte that each character of a byte-level vocabulary represents."""
+    # Bytes that Latin-1 shows are represented by themselves, the others from 256 on, in order.
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in shown]
     places = {chr(byte): byte for byte in sorted(shown)}

@@ -1,4 +1,4 @@
-"""A preparation from its arguments to the finished directory; each format is a plug-in."""
+"""A preparation, from its arguments to the finished directory; each format is a plug-in."""
 
 import argparse
 import hashlib
@@ -42,6 +42,17 @@ class Preparation(ABC):
         self.output: Path = given.output
         self.processes: int = given.processes
         self.force: bool = given.force
+
+    def choose_holdout(self, asked: float | None, default: float) -> float:
+        """Return the share to hold out: none if some files are for evaluation only."""
+        if not any(file.split == "eval" for file in self.files):
+            return default if asked is None else asked
+        if asked:
+            raise PrepareError(
+                f"--holdout {asked}: there is a split for evaluation already: leave it out, or a "
+                "recipe's data.holdout"
+            )
+        return 0.0
 
     @abstractmethod
     def load_tokenizer(self, path: Path) -> Any:
@@ -107,7 +118,7 @@ def _prepare(preparation: Preparation, chunk_bytes: int | None) -> tuple[dict[st
     wanted = {"sources": sources, "made": made}
     if (found := find_finished(output, wanted, force=preparation.force)) is not None:
         return found, False
-    # None: small enough to keep all processes busy, and large enough not to be too many.
+    # Without a size: small enough to keep all processes busy, large enough not to be too many.
     chunk_bytes = chunk_bytes or choose_chunk_bytes(sources)
     work = json.dumps([*preparation.work(wanted), chunk_bytes], sort_keys=True)
     with partial(output, hashlib.sha256(work.encode()).hexdigest()[:16]) as directory:

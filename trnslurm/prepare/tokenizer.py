@@ -1,4 +1,4 @@
-"""Tokenizers: a tokenizer.json from somewhere, or one trained on the text itself."""
+"""Tokenizers: an existing tokenizer.json, or one trained on the text itself."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from trnslurm.prepare.files import replacing
 VERSION: str = tokenizers.__version__
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
-# The names that common tokenizers have for it.
+# Its names in common tokenizers.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Every byte, and the end of text.
 LEAST = 257
@@ -89,7 +89,7 @@ def read(path: Path) -> Tokenizer:
         raise PrepareError(f"{path}: not a {FILE} ({str(error).partition(chr(10))[0]})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Text that is spelt like a special token stays text: only a document's end is an end of text.
+    # Text that is spelled like a special token stays text: only a document's end is an end of text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -38,12 +38,7 @@ class TokenPreparation(Preparation):
         self.files = (
             dataset_files(given.dataset) if given.dataset else arguments.own_text(given.text)
         )
-        has_eval = any(file.split == "eval" for file in self.files)
-        if has_eval and given.holdout:
-            raise PrepareError(
-                f"--holdout {given.holdout}: the dataset has a split for evaluation: leave it out"
-            )
-        self._holdout = 0.0 if has_eval else HOLDOUT if given.holdout is None else given.holdout
+        self._holdout = self.choose_holdout(given.holdout, HOLDOUT)
         self._rule = arguments.rule(given, self.files)
         self.tokenizer = arguments.source_tokenizer(given)
         self._end_of_text: str = given.end_of_text or ""
@@ -139,7 +134,7 @@ class TokenWork(Work[Chunk, int]):
             tokens.append(ids.astype(self.dtype))
             lengths.append(counts)
         counts = np.concatenate(lengths)
-        # Not synced: checksums tell if a crash damages the file.
+        # Not synced: checksums show whether a crash has damaged the file.
         with replacing(self.path(chunk.number), durable=False) as stream:
             np.savez(stream, tokens=np.concatenate(tokens), lengths=counts)
         return len(counts)
@@ -148,9 +143,9 @@ class TokenWork(Work[Chunk, int]):
 class TokenFile:
     """A token file that is being written; a thread computes its checksum."""
 
-    def __init__(self, stream: BinaryIO, beside: Executor) -> None:
+    def __init__(self, stream: BinaryIO, threads: Executor) -> None:
         self._stream = stream
-        self._beside = beside
+        self._threads = threads
         self._digest = hashlib.sha256()
         self._hashing: Future[None] | None = None
         self.bytes = self.tokens = self.documents = 0
@@ -159,7 +154,7 @@ class TokenFile:
         """Append the tokens of some documents."""
         data = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).data
         self._await_hashing()
-        self._hashing = self._beside.submit(self._digest.update, data)
+        self._hashing = self._threads.submit(self._digest.update, data)
         self._stream.write(data)
         self.bytes += data.nbytes
         self.tokens += len(tokens)
@@ -186,8 +181,8 @@ def _write_splits(
 ) -> dict[str, Any]:
     """Write the token files from all chunks in order; return their entries in the index.
 
-    With a holdout, eval has that share of the documents (at least one), evenly spread: the last of
-    each n-th part. Files of a split eval go there whole.
+    With a holdout, eval has this share of the documents (at least one), evenly spread: the last
+    document of each n-th part. Files of a split eval go there whole.
     """
     total = sum(counts[chunk.number] for chunk in todo if chunk.split == "train")
     held_out = max(1, round(total * holdout)) if holdout else 0
@@ -200,19 +195,19 @@ def _write_splits(
         )
     first = 0
     with (
-        ThreadPoolExecutor(2) as beside,
+        ThreadPoolExecutor(2) as threads,
         replacing(output / "train.bin") as train,
         replacing(output / "eval.bin") as evaluation,
     ):
-        files = {"train": TokenFile(train, beside), "eval": TokenFile(evaluation, beside)}
-        for chunk, part in zip(todo, _read_ahead(todo, work, beside), strict=True):
+        files = {"train": TokenFile(train, threads), "eval": TokenFile(evaluation, threads)}
+        for chunk, part in zip(todo, _read_ahead(todo, work, threads), strict=True):
             if chunk.split == "eval":
                 files["eval"].write(part["tokens"], len(part["lengths"]))
                 continue
             numbers = np.arange(first, first + len(part["lengths"]) + 1)
             held = np.flatnonzero(np.diff(numbers * held_out // total))
             bounds = np.concatenate([[0], np.cumsum(part["lengths"])])
-            # By turns to train on and held out.
+            # Alternating: to train on, held out.
             pieces = np.split(part["tokens"], np.stack([bounds[held], bounds[held + 1]], 1).ravel())
             files["train"].write(np.concatenate(pieces[::2]), len(part["lengths"]) - len(held))
             if len(held):
@@ -226,12 +221,12 @@ def _write_splits(
 
 
 def _read_ahead(
-    todo: list[Chunk], work: TokenWork, beside: Executor
+    todo: list[Chunk], work: TokenWork, threads: Executor
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the chunks' tokens; a thread reads the next chunk meanwhile."""
-    reading = beside.submit(work.arrays, todo[0].number)
+    reading = threads.submit(work.arrays, todo[0].number)
     for following in todo[1:]:
         part = reading.result()
-        reading = beside.submit(work.arrays, following.number)
+        reading = threads.submit(work.arrays, following.number)
         yield part
     yield reading.result()

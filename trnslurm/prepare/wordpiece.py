@@ -19,7 +19,7 @@ LEAST = 100
 TOKEN = np.dtype(np.uint32)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _CONTINUES = "##"
-# More characters would crowd a vocabulary; those left out become [UNK].
+# More characters would crowd a vocabulary; the rest become [UNK].
 _MOST_CHARACTERS = 1000
 # Words whose tokens are remembered: some hundred megabytes.
 _MOST_KNOWN = 500_000
@@ -27,7 +27,7 @@ _MOST_KNOWN = 500_000
 
 @dataclass(frozen=True, kw_only=True)
 class WordPieces:
-    """A tokenizer, and what masking asks of its vocabulary."""
+    """A tokenizer, and what masking needs to know about its vocabulary."""
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -39,13 +39,13 @@ class WordPieces:
     continues: NDArray[np.bool_]
     """For each token id, whether it continues a word."""
     ordinary: NDArray[np.int64]
-    """The token ids that stand for text, in order."""
+    """The ids of tokens that are text, in order."""
 
     known: dict[str, bytes] | None
     """The tokens of words seen before, if words are independent of each other."""
 
     def encode(self, texts: list[str]) -> list[bytes]:
-        """Return the tokens of each text, and nothing else, as the bytes of an array of TOKEN."""
+        """Return the tokens of each text as the bytes of an array of TOKEN."""
         if self.known is None:
             return self._encode(texts)
         # Several times faster than whole texts: most of their words were seen before.
@@ -90,7 +90,7 @@ def load(path: Path) -> WordPieces:
 
 
 def _is_word_by_word(read: Tokenizer) -> bool:
-    """Return whether a text's tokens are those of its words, as with BERT's own tokenizers."""
+    """Check whether each word has the same tokens in any text, as in BERT's own tokenizers."""
     parts = json.loads(read.to_str())
     kinds = [(parts[key] or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
     added = {token["content"] for token in parts["added_tokens"]}
@@ -111,8 +111,8 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
     by_count = sorted(counts, key=lambda character: (-counts[character], character))
     characters = sorted([c for c in by_count if not c.isspace()][:_MOST_CHARACTERS])
     # The trainer numbers the characters that continue a word in the order of a hash table, so that
-    # each run would merge others first. Special tokens are numbered in order.
-    # A mark, or a Chinese character, is a word of its own, and continues none.
+    # each run would merge other pairs first. Special tokens are numbered in order.
+    # A mark or a Chinese character is a separate word and continues none.
     split, normalize = trained.pre_tokenizer.pre_tokenize_str, trained.normalizer.normalize_str
     inside = [c for c in characters if len(split(normalize(f"a{c}"))) == 1]
     trainer = trainers.WordPieceTrainer(

@@ -1,4 +1,4 @@
-"""Work on many pieces, in several processes if that helps; the processes end with their parent."""
+"""Works on many pieces, in several processes if that helps; they end with their parent."""
 
 import contextlib
 import multiprocessing
@@ -71,7 +71,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
-    """Do the pieces that are not finished yet; return the facts about each."""
+    """Work on the pieces that are not finished yet; return the facts about every piece."""
     work.directory.mkdir(exist_ok=True)
     made = {n: found for n, piece in enumerate(pieces) if (found := work.find(piece)) is not None}
     left = [number for number in range(len(pieces)) if number not in made]
@@ -95,7 +95,7 @@ def finish(pieces: list[P], work: Work[P, M], processes: int) -> list[M]:
 
 
 def _run(todo: list[P], work: Work[P, M], processes: int) -> Iterator[tuple[int, M]]:
-    """Do the pieces in processes; yield each when it is done. Only a few wait at a time."""
+    """Work in processes; yield each piece when it is done. Only a few pieces wait at a time."""
     waiting = iter(range(len(todo)))
     running: dict[Future[M], int] = {}
     is_forked = _is_alone()
@@ -150,16 +150,15 @@ def _signals_blocked() -> Iterator[Callable[[], None]]:
 def _is_alone() -> bool:
     """Check whether this process has only one thread, including threads of libraries.
 
-    Then it can be forked: a copy is there in milliseconds, where a new Python takes a quarter of a
-    second to import and load what is here already. But a lock that another thread holds would
-    never be released in the copy. tokenizers has threads once it has trained, pyarrow once it has
-    read.
+    Then it can be forked: a copy takes milliseconds, where a new Python takes a quarter of a second
+    to import and load everything again. But a lock that another thread holds would never be
+    released in the copy. tokenizers has threads after it has trained, pyarrow after it has read.
     """
     return len([*Path("/proc/self/task").iterdir()]) == 1
 
 
 def _start(work: Work[Any, Any] | None) -> None:
-    """Begin as a worker; without work it is set up already, in the process that was forked."""
+    """Begin as a worker; a forked worker gets no work, because its parent has set it up."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if work:
         _set_up(work)

@@ -16,7 +16,7 @@ _AGAIN = "fetch or make it again"
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """What the shards of a directory hold."""
+    """The number of shards and samples in a directory, and the shape of a sample."""
 
     number: int
     samples: int
@@ -30,7 +30,7 @@ class Shards:
         )
 
     def require(self, seq_len: int | None, max_pred: int | None, where: str) -> None:
-        """Refuse samples whose shape is not the wanted one."""
+        """Refuse samples of another shape."""
         for option, wanted, found in (
             ("--seq-len", seq_len, self.seq_len),
             ("--max-pred", max_pred, self.max_pred),
@@ -39,14 +39,9 @@ class Shards:
                 raise KeptError(f"{where}: has {self}, which is not {option} {wanted}")
 
 
-def find_shards(directory: Path) -> list[Path]:
-    """Return the shards of a directory, of every split."""
-    return sorted(directory.glob("*.hdf5"))
-
-
 def check_shards(directory: Path, *, whole: bool) -> Shards:
-    """Open every shard and compare their columns; read all of their samples too, if asked."""
-    paths = find_shards(directory)
+    """Open every shard and compare their shapes; with `whole` read all samples too."""
+    paths = sorted(directory.glob("*.hdf5"))
     if not paths:
         raise PrepareError(f"{directory}: has no shards (*.hdf5)")
     sizes = [path.stat().st_size for path in paths]
@@ -57,7 +52,7 @@ def check_shards(directory: Path, *, whole: bool) -> Shards:
         if shapes[-1][1:] != shapes[0][1:]:
             raise PrepareError(
                 f"{path}: its samples have {shapes[-1][1]} tokens and {shapes[-1][2]} masked at "
-                f"most, those of {paths[0].name} {shapes[0][1]} and {shapes[0][2]}"
+                f"most, but in {paths[0].name} they have {shapes[0][1]} and {shapes[0][2]}"
             )
         progress.show(sum(sizes[: number + 1]))
     progress.finish()
@@ -66,7 +61,7 @@ def check_shards(directory: Path, *, whole: bool) -> Shards:
 
 
 def _check(path: Path, whole: bool) -> tuple[int, int, int]:
-    """Return samples, tokens of each and most masked tokens of a shard, or raise what is wrong."""
+    """Return how many samples a shard has, and the tokens and most masked tokens of each."""
     try:
         with h5py.File(path, "r") as file:
             shape = _shape(path, file)

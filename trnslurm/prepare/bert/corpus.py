@@ -1,4 +1,4 @@
-"""The tokens of a whole corpus on the disk: documents of sentences of tokens."""
+"""A tokenized corpus on disk: documents, their sentences, and the sentences' tokens."""
 
 import shutil
 from collections.abc import Callable
@@ -36,9 +36,9 @@ class CorpusWork(Work[Chunk, bool]):
         return lambda chunk: self._tokenize(chunk, pieces)
 
     def _tokenize(self, chunk: Chunk, pieces: WordPieces) -> bool:
-        """Write all tokens, how many each sentence has, and how many sentences each document.
+        """Write all tokens, the number of tokens per sentence and of sentences per document.
 
-        Sentences and documents without a token are left out.
+        Sentences and documents without tokens are left out.
         """
         tokens = [np.zeros(0, self.dtype)]
         lengths: list[int] = []
@@ -61,7 +61,7 @@ class CorpusWork(Work[Chunk, bool]):
 
 
 class Corpus:
-    """A corpus that is mapped into memory: what is not read takes none."""
+    """A corpus mapped into memory: only what is read takes memory."""
 
     def __init__(self, directory: Path, dtype: str) -> None:
         self._starts = _map(directory / "sentences.bin", "int64")
@@ -70,7 +70,7 @@ class Corpus:
         self.num_documents = len(self._documents) - 1
 
     def starts(self, document: int) -> list[int]:
-        """Return where in the tokens each sentence of a document starts, and the last ends."""
+        """Return where in the tokens a document's sentences start, and where the last one ends."""
         first, end = self._documents[document : document + 2]
         starts: list[int] = self._starts[first : end + 1].tolist()
         return starts
@@ -101,7 +101,7 @@ def assemble(chunks: list[Chunk], work: CorpusWork, output: Path) -> None:
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:
-    # What is empty cannot be mapped.
+    # An empty file cannot be mapped.
     if not path.stat().st_size:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, mode="r")

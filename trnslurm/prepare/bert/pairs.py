@@ -1,4 +1,4 @@
-"""Pairs of text for next sentence prediction: B follows A in its document, or is from another."""
+"""Pairs of texts for next sentence prediction: B follows A, or is from another document."""
 
 import random
 from array import array
@@ -17,9 +17,9 @@ A_FIRST, A_END, B_FIRST, B_END, RANDOM_NEXT = range(5)
 def make_pairs(
     corpus: Corpus, documents: list[int], settings: SampleSettings, seed: str
 ) -> NDArray[np.int64]:
-    """Return the pairs of some documents, a row each, in random order, none too long.
+    """Return the pairs of some documents, one per row, in random order, none too long.
 
-    Sentences follow one another in the corpus, so A and B are a place each.
+    Sentences are consecutive in the corpus, so A and B are one range of tokens each.
     """
     maker = _Maker([corpus.starts(number) for number in documents], settings, seed)
     for _ in range(settings.dupe_factor):
@@ -42,7 +42,7 @@ class _Maker:
         self.rows = array("q")
 
     def add(self, number: int) -> None:
-        """Add the pairs of one document, each with as many sentences as its tokens allow."""
+        """Add the pairs of one document, each with as many sentences as fit."""
         starts, target = self._starts[number], self._most
         if self._random() < SHORT_SHARE:
             target = 2 + self._below(self._most - 1)
@@ -54,16 +54,16 @@ class _Maker:
             if self._is_random(alone=not choices):
                 b_first, b_end = self._random_part(number, target - starts[middle] + starts[first])
                 self.rows.extend((starts[first], starts[middle], b_first, b_end, 1))
-                first = middle  # what would have followed is not used yet
+                first = middle  # the sentences after A are not used yet
             else:
                 self.rows.extend((starts[first], starts[middle], starts[middle], starts[last], 0))
                 first = last
 
     def _is_random(self, *, alone: bool) -> bool:
-        """Flip a coin; but nothing can follow a sentence that is left alone.
+        """Flip a coin, unless A is alone: no sentence can follow it, so B must be random.
 
-        For each such sentence, the next pair with a choice is one of sentences in a row, so
-        both kinds stay equally frequent.
+        For each such A, the next pair that has a choice gets the sentences that follow, so both
+        kinds of pairs remain equally frequent.
         """
         if alone:
             self._owed += 1
@@ -74,7 +74,7 @@ class _Maker:
         return self._random() < 0.5
 
     def _random_part(self, number: int, length: int) -> tuple[int, int]:
-        """Return some sentences of any other document, about as long."""
+        """Return sentences of a random other document, of about this length."""
         other = self._below(len(self._starts) - 1)
         starts = self._starts[other + (other >= number)]
         end = len(starts) - 1
@@ -83,7 +83,7 @@ class _Maker:
         return starts[first], starts[last]
 
     def _below(self, count: int) -> int:
-        # Several times faster than randrange, and most of the time is spent here.
+        # Several times faster than randrange; most of the time is spent here.
         return int(self._random() * count)
 
 
@@ -91,7 +91,7 @@ def _truncate(pairs: NDArray[np.int64], most: int, numbers: np.random.Generator)
     """Cut pairs that are too long: tokens of the longer part, at random from its front or end."""
     lengths = pairs[:, [A_END, B_END]] - pairs[:, [A_FIRST, B_FIRST]]
     shorter = np.minimum(lengths[:, 0], lengths[:, 1])
-    # The longer may have what the shorter leaves, or half; of an odd number, A has one more.
+    # The longer part gets what the shorter one leaves, at least half; of an odd number A gets more.
     halves = np.array([(most + 1) // 2, most // 2])
     kept = np.minimum(lengths, np.maximum(most - shorter[:, None], halves))
     too_long = lengths.sum(axis=1) > most

@@ -24,7 +24,7 @@ from trnslurm.prepare.text.sources import TEXT_OPTION, InputFile, Source, datase
 from trnslurm.prepare.wordpiece import WordPieces
 
 HOLDOUT = 0.005
-# Text per shard, if their number is not set: WikiCorpus makes about a thousand.
+# Text per shard without --shards: Wikipedia becomes about a thousand shards.
 _SHARD_BYTES = 16_000_000
 _FILE_WORDS = {"train": "training", "eval": "test"}
 
@@ -173,14 +173,14 @@ start = BertPreparation
 
 
 def _find_articles(given: argparse.Namespace) -> None:
-    """Move what --text names to --wikiextractor, if it is WikiExtractor's output."""
+    """Move --text to --wikiextractor if it names WikiExtractor's output."""
     theirs = [path for path in given.text or () if wikiextractor.is_output(path)]
     if not theirs:
         return
     if others := [str(path) for path in given.text if path not in theirs]:
         raise PrepareError(
-            f"{TEXT_OPTION} {others[0]}: is other text than WikiExtractor's in {theirs[0]}: "
-            "prepare them apart"
+            f"{TEXT_OPTION} {others[0]}: is not output of WikiExtractor, as {theirs[0]} is: "
+            "prepare them separately"
         )
     given.text, given.wikiextractor = None, theirs
 
@@ -191,18 +191,18 @@ def _source(given: argparse.Namespace) -> tuple[list[InputFile], Rule]:
         files = arguments.own_text(given.text)
         return files, arguments.rule(given, files)
     if given.dataset:
-        # Test shards are held out of the same, whatever other splits there are.
+        # Test shards are held out of the training split, whatever other splits there are.
         files = [file for file in dataset_files(given.dataset) if file.split == "train"]
         return files, arguments.rule(given, files)
     for name in ("document_per", "document_start", "column", "wrapped"):
         if getattr(given, name):
             option = f"--{name.replace('_', '-')}"
-            raise PrepareError(f"{option}: WikiExtractor's files say it themselves: leave it out")
+            raise PrepareError(f"{option}: WikiExtractor's files mark documents: leave it out")
     return wikiextractor.article_files(given.wikiextractor), wikiextractor.RULE
 
 
 def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
-    """Return how many documents go to test shards: their share, but at least two for each shard."""
+    """Return how many documents go to test shards: their share, at least two per shard."""
     asked = f"--shards {shards}" + (f" --test-shards {test_shards}" if test_shards else "")
     if total < 2 * (shards + test_shards):
         raise PrepareError(
@@ -214,9 +214,9 @@ def _hold_out(total: int, share: float, shards: int, test_shards: int) -> int:
 
 
 def _join(parts: list[FinishedShard], split: str, output: Path) -> dict[str, Any]:
-    """Return a split's entry in the index; write its samples' counts of masked tokens.
+    """Return a split's entry in the index; write the number of masked tokens of each sample.
 
-    Training divides its loss by the masked tokens of a whole step, which it must know beforehand.
+    Training divides a step's loss by the step's masked tokens, so it must know them beforehand.
     """
     path = output / f"bert_{_FILE_WORDS[split]}_masked_tokens.bin"
     with replacing(path) as stream:

@@ -12,8 +12,8 @@ from trnslurm.prepare.wordpiece import WordPieces
 
 Samples = dict[str, NDArray[np.integer[Any]]]
 
-# The shares of the masked tokens that become [MASK], and that stay as they are; the others become
-# any token.
+# The shares of the masked tokens that become [MASK] and that stay unchanged; the others become a
+# random token.
 _MASKED, _KEPT = 0.8, 0.1
 
 
@@ -33,12 +33,12 @@ def make_samples(
     if settings.whole_words:
         follows_text = np.zeros_like(is_text)
         follows_text[:, 1:] = is_text[:, :-1]
-        # Where a part's front was cut off, the rest is a word.
+        # If the front of a part was cut off, its first tokens count as a word.
         starts = is_text & ~(pieces.continues[ids] & follows_text)
         chosen = _choose_words(is_text, starts, wanted, keys)
     else:
         chosen = _choose_tokens(is_text, wanted, keys)
-    # Row by row, and in each from left to right.
+    # Row by row, from left to right.
     row, column = np.nonzero(chosen)
     counts = np.count_nonzero(chosen, axis=1)
     number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -75,7 +75,7 @@ def _lay_out(
     for place, token in ((0, pieces.cls), (first_sep, pieces.sep), (last_sep, pieces.sep)):
         ids[row, place] = token
         is_text[row, place] = False
-    # Row by row, A's places and then B's: so are their tokens' places in the corpus.
+    # Row by row, the tokens of A and then of B: in the same order as is_text has their places.
     each = counts.ravel()
     before = firsts.ravel() - np.cumsum(each) + each
     ids[is_text] = corpus.tokens[np.arange(each.sum()) + np.repeat(before, each)]
@@ -88,7 +88,7 @@ def _choose_tokens(
     """Choose as many tokens of each row as wanted: those with the smallest keys."""
     keys = np.where(is_text, keys, np.inf)
     most = int(wanted.max())
-    # Only the smallest are put in order, which takes a third of the time of all.
+    # To sort only the smallest keys takes a third of the time.
     smallest = np.sort(np.partition(keys, most - 1, axis=1)[:, :most], axis=1)
     return (keys <= smallest[np.arange(len(keys)), wanted - 1][:, None]) & is_text
 
@@ -99,13 +99,13 @@ def _choose_words(
     wanted: NDArray[np.int64],
     keys: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Choose whole words of each row, in the order of their keys, each that still fits."""
+    """Choose whole words of each row in the order of their keys; skip words that no longer fit."""
     rows, columns = is_text.shape
     row = np.arange(rows)[:, None]
     start = np.maximum.accumulate(np.where(starts, np.arange(columns), 0), axis=1)
     sizes = np.zeros((rows, columns), np.int64)
     np.add.at(sizes, (np.broadcast_to(row, start.shape)[is_text], start[is_text]), 1)
-    # Only words count, at their starts.
+    # The key of a word is the key of its first token.
     order = np.argsort(np.where(starts, keys, np.inf), axis=1)
     is_taken = np.zeros_like(is_text)
     left = wanted.copy()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 # Chinese and Japanese marks need no blank.
 _END = re.compile(r"""[.!?…]+["'”’»)\]]*\s+(?=["'“‘«(\[]*([^\s"'“‘«(\[]))|[。！？]["”’」』]*()""")
 _LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]*$")
-# Words that have a full stop of their own and seldom end a sentence.
+# Abbreviations: their full stop seldom ends a sentence.
 _ABBREVIATIONS = frozenset(
     """
     mr mrs ms messrs dr prof st sr jr rev hon gov sen rep pres gen col maj capt lt sgt adm cmdr
@@ -16,7 +16,7 @@ _ABBREVIATIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 _BEFORE_NUMBERS = frozenset(("no", "p", "c", "art"))
-# A letter, or letters with full stops between: initials, e.g., U.S.
+# A letter, or letters with full stops between them: initials, e.g., U.S.
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 

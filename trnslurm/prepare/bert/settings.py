@@ -8,8 +8,8 @@ from trnslurm.prepare.bert import sentences, wikiextractor
 from trnslurm.prepare.errors import PrepareError
 from trnslurm.prepare.text.documents import Chunk
 
-# The share of passes over a document that aim at shorter samples than would fit, so that the model
-# sees them too. The share is BERT's.
+# The share of passes over a document that aim at shorter samples, so that the model sees these too.
+# The share is BERT's.
 SHORT_SHARE = 0.1
 # [CLS] and two [SEP].
 SPECIAL = 3
@@ -27,9 +27,9 @@ class SampleSettings:
     max_pred: int
     """The most masked tokens of a sample."""
     masked_lm_prob: float
-    """The share of a sample's tokens that is masked, if max_pred allows."""
+    """The share of a sample's tokens to mask, up to max_pred."""
     dupe_factor: int
-    """Passes over the text, each with other pairs and masks."""
+    """Passes over the text, each with new pairs and masks."""
     whole_words: bool
     """Mask all tokens of a word or none."""
     seed: int

@@ -22,14 +22,15 @@ from trnslurm.prepare.prepared import describe
 from trnslurm.prepare.wordpiece import WordPieces
 from trnslurm.prepare.workers import Work, read_arrays
 
-# libdeflate, if it is there: HDF5's own zlib needs twice as long for files a twentieth larger. The
-# same samples are always the same bytes (github.com/ebiggers/libdeflate/issues/400); Intel's igzip,
-# faster still, now and then makes others, in another process.
+# libdeflate, if it is installed: HDF5's zlib takes twice as long and its files are a twentieth
+# larger. libdeflate makes the same bytes of the same samples
+# (github.com/ebiggers/libdeflate/issues/400); Intel's igzip is faster, but its bytes sometimes
+# differ between processes.
 _deflate: Any = importlib.import_module("deflate") if importlib.util.find_spec("deflate") else None
 COMPRESSOR: dict[str, str] = {"deflate": _deflate.__version__} if _deflate else {}
-# As fast as 1, and of the higher ones each is slower.
+# As fast as level 1; higher levels are slower.
 _LEVEL = 2
-# Each array's type, as NVIDIA's create_pretraining_data.py has them.
+# The type of each array, as in NVIDIA's create_pretraining_data.py.
 DTYPES = {
     "input_ids": "i4",
     "input_mask": "i1",
@@ -38,8 +39,8 @@ DTYPES = {
     "masked_lm_ids": "i4",
     "next_sentence_labels": "i1",
 }
-# What is compressed, and so read, together: whole samples, and few of them, for those who read in
-# another order. HDF5's own choice would cut samples into pieces.
+# Samples that are compressed, and so read, together: few, for readers in another order. HDF5's
+# default would cut samples into pieces.
 _ROWS_TOGETHER = 128
 _ROWS_AT_ONCE = 8 * _ROWS_TOGETHER
 
@@ -143,14 +144,14 @@ def _create(
 
 
 def _write(dataset: h5py.Dataset, first: int, values: NDArray[Any]) -> None:
-    """Write rows from a chunk's first on, which are whole chunks but for the dataset's last."""
+    """Write rows that begin at a chunk; every chunk but the dataset's last is whole."""
     if _deflate is None:
         dataset[first : first + len(values)] = values
         return
     values, together = values.astype(dataset.dtype), dataset.chunks[0]
     for place in range(0, len(values), together):
         chunk = values[place : place + together]
-        if len(chunk) < together:  # the format has the last one whole
+        if len(chunk) < together:  # the format stores the last chunk whole
             chunk = np.concatenate(
                 [chunk, np.zeros((together - len(chunk), *chunk.shape[1:]), chunk.dtype)]
             )

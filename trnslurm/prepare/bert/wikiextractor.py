@@ -12,7 +12,7 @@ _FILES = "wiki_*"
 
 
 def is_output(path: Path) -> bool:
-    """Return whether a path is WikiExtractor's output, by the names of its files."""
+    """Check whether a path is WikiExtractor's output, by the names of its files."""
     return path.is_dir() and any(file.is_file() for file in path.rglob(_FILES))
 
 

@@ -45,9 +45,9 @@ def file_name(url: str) -> str:
 
 
 def download(url: str, directory: Path, *, unpacked: bool) -> Path:
-    """Fetch a file into a directory, where earlier runs may have left the beginning of it.
+    """Fetch a file into a directory, where an earlier run may have left its beginning.
 
-    If it is to be unpacked, there must be room for that too.
+    If the file will be unpacked, there must be room for its contents too.
     """
     path, notes = directory / file_name(url), directory / "download.json"
     version = _read(notes)
@@ -58,7 +58,7 @@ def download(url: str, directory: Path, *, unpacked: bool) -> Path:
 
 
 def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies: int) -> Version:
-    """Fetch what is missing of the known version, if the server still has it, else everything."""
+    """Fetch the missing part of the known version if the server still has it, else everything."""
     have = _size(path)
     if known is not None and known.url == url and known.etag and 0 < have < known.bytes:
         only_rest = {"Range": f"bytes={have}-", "If-Range": known.etag}
@@ -80,9 +80,9 @@ def _receive(url: str, path: Path, notes: Path, known: Version | None, *, copies
 
 @contextmanager
 def _request(url: str, have: int, headers: dict[str, str]) -> Iterator[Any]:
-    """Ask for the file; None if the server does not send the missing part alone."""
+    """Request the file; yield None if the server does not send only the missing part."""
     request = urllib.request.Request(url, headers={"User-Agent": "trnslurm", **headers})
-    # With a part to resume from later, the message says so.
+    # With a part to resume from, the error says that finished work is kept.
     failure = KeptError if have else PrepareError
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
@@ -121,7 +121,7 @@ def _version(url: str, response: Any) -> Version:
 
 
 def _write(response: Any, path: Path, version: Version, have: int, copies: int) -> None:
-    """Append what comes to what is there."""
+    """Append the response to the file."""
     needed, free = copies * version.bytes - have, shutil.disk_usage(path.parent).free
     if free < needed:
         raise KeptError(
@@ -142,7 +142,7 @@ def _write(response: Any, path: Path, version: Version, have: int, copies: int) 
 
 
 def _read_block(response: Any) -> bytes:
-    """Read a block. A broken connection counts as its end: the caller compares the sizes."""
+    """Read a block; a broken connection ends the file, and the caller compares the sizes."""
     try:
         block: bytes = response.read(_BLOCK)
     except http.client.IncompleteRead as error:

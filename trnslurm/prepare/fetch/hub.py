@@ -19,7 +19,7 @@ from trnslurm.prepare.text.sources import DATASET
 
 FORMAT = 1
 _ROWS = 1000
-# Where a row is less than a document: the line that begins one, by the last part of the name.
+# Datasets whose rows are parts of documents: the line that begins a document.
 _DOCUMENT_STARTS = {"wikitext": r"^ = [^=].* = $"}
 MODEL_NOTES = "model.json"
 # Weights without pickle, whole or in parts, and the files that describe them.
@@ -180,7 +180,7 @@ def _ask_hub(what: str, ask: Callable[[], Any]) -> Any:
     """Ask the Hub; the libraries find a token themselves, in HF_TOKEN or its file."""
     try:
         return ask()
-    except Exception as error:  # these libraries raise errors of any kind
+    except Exception as error:  # these libraries raise errors of every kind
         words = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if token := os.environ.get("HF_TOKEN"):
             words = words.replace(token, "***")

@@ -92,8 +92,8 @@ def _read_notes(directory: Path) -> dict[str, Any] | None:
 def _unpack(archive: Path, finished: Path, url: str) -> None:
     """Unpack the shards, without their directories, and nothing else.
 
-    Only their names and contents are used, so no path, link, owner or mode can do harm, whatever
-    the version of Python. What an earlier run unpacked is left as it is.
+    Only names and contents are used, so no path, link, owner or mode can do harm in any version of
+    Python. Shards that an earlier run unpacked stay.
     """
     progress = Progress("unpacking", archive.stat().st_size)
     names: set[str] = set()

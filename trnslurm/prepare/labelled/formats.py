@@ -1,4 +1,4 @@
-"""Formats of rows: the values of some columns, and which rows are unreadable."""
+"""Reads rows from files: the values of some columns, and which rows are unreadable."""
 
 import csv
 import itertools
@@ -14,7 +14,7 @@ from trnslurm.prepare.text.sources import TABLES
 
 CONLL = ".conll"
 FOUND = (".csv", ".tsv", JSON_LINES, CONLL, *TABLES)
-"""What is read from a directory, by suffix."""
+"""The suffixes of files that are read from a directory."""
 FORMATS = (*FOUND, ".json")
 FIELDS = "another number of fields than the first line"
 QUOTE = "a quote within a quoted field"
@@ -24,18 +24,18 @@ JOINED = "a backslash at the end of the line, outside of quotes"
 _MOST_OF_A_FIELD = 1 << 24
 
 Values = list[Any] | str
-"""A row's values in the order of the columns, or one of the reasons above why it has none."""
+"""A row's values in the order of the columns, or one of the reasons above for having none."""
 
 
 def unit(path: Path) -> str:
-    """Return what the numbers of rows count: lines of text, or rows where there are no lines."""
+    """Return what the number of a row counts: lines, or rows in a file without lines."""
     return "row" if path.suffix in (*TABLES, ".json") else "line"
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
-    """Return every row of a file, which is UTF-8, with the number of the line where it begins."""
+    """Return every row of a UTF-8 file, with the number of its first line."""
     if path.suffix == ".tsv":
-        # Like GLUE's own files: a quote is a quote, and no field holds a tab.
+        # As in GLUE's files: a quote is part of the text, and no field holds a tab.
         return _read_fields(path, columns, delimiter="\t", quoting=csv.QUOTE_NONE)
     if path.suffix == ".csv":
         return _read_fields(path, columns, escapechar="\\", strict=True)
@@ -70,7 +70,7 @@ def _read_fields(
 
 
 def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
-    """Return the words and tags of each sentence: first and last field of its lines."""
+    """Yield the words and tags of each sentence: the first and last field of its lines."""
     first, fields = 0, list[list[str]]()
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(itertools.chain(stream, [""]), start=1):
@@ -79,7 +79,7 @@ def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
                 first = first if fields else number
                 fields.append(words)
                 continue
-            # A line that begins a document is none of its sentences.
+            # -DOCSTART- begins a document and is no sentence.
             if fields and fields[0][0] != "-DOCSTART-":
                 whole = min(map(len, fields)) > 1
                 yield (
@@ -90,14 +90,14 @@ def _read_sentences(path: Path) -> Iterator[tuple[int, Values]]:
 
 
 def _remember(stream: Iterable[str], lines: list[str]) -> Iterator[str]:
-    """Pass the lines on, and keep them."""
+    """Yield the lines, and append each to `lines`."""
     for line in stream:
         lines.append(line)
         yield line
 
 
 def _next_fields(rows: Any, lines: list[str], path: Path) -> list[str] | str | None:
-    """Return the next row's fields, or why it is not a row, or None at the end; fill `lines`."""
+    """Return the next row's fields, or why it is no row, or None at the end; fill `lines`."""
     line = rows.line_num + 1
     lines.clear()
     try:

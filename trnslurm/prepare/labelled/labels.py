@@ -7,23 +7,23 @@ from typing import Any
 from trnslurm.prepare.errors import PrepareError
 
 MOST = 1000
-"""Most labels that there can be: with more, it is another column."""
+"""The most labels that data can have; more mean that the column is another one."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(kw_only=True)
 class Labels:
-    """What labels mean: numbers on a scale, known names, or whatever the rows have."""
+    """The labels of rows: numbers on a scale, known names, or the names found in the rows."""
 
     names: list[str]
-    """In the order of their numbers; empty: not known beforehand."""
+    """In the order of their numbers; empty: not known before the rows are read."""
     scale: tuple[float, float] | None
     """Labels are numbers between these two, and have no names."""
     found: dict[str, str] = field(default_factory=dict)
-    """Each label, and where it was found first."""
+    """Each label, and where it was first found."""
 
     def take(self, value: Any, where: str) -> str | None:
-        """Return the text of a row's label; None if there is none. Refuse other values."""
+        """Return the text of a row's label, or None if it has none; refuse other values."""
         if value is not None and not isinstance(value, str | int | float):
             raise PrepareError(
                 f"{where}: label {str(value)[:40]} is neither a name nor a number: fix it, or "
@@ -60,14 +60,14 @@ class Labels:
 
     def _known(self) -> dict[str, int]:
         known = {name: number for number, name in enumerate(self.names)}
-        # Where names are numbers, as 0 and 2, 1 is a mistake and not the number of a label.
+        # If names are numbers, such as 0 and 2, a 1 is a mistake and not the number of a label.
         return known if self._are_numbers() else {str(n): n for n in known.values()} | known
 
     def _are_numbers(self) -> bool:
         return any(_INTEGER.fullmatch(name) for name in self.names)
 
     def numbers(self) -> dict[str, int]:
-        """Return the number of every label, once all rows are read; nothing on a scale."""
+        """Return the number of every label once all rows are read; on a scale there are none."""
         if self.scale:
             return {}
         if not self.names:

@@ -46,13 +46,7 @@ class LabelledPreparation(Preparation):
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
         self.files = _files(given)
-        has_eval = any(file.split == "eval" for file in self.files)
-        if has_eval and given.holdout:
-            raise PrepareError(
-                f"--holdout {given.holdout}: there are rows for evaluation already: leave it out, "
-                "or a recipe's data.holdout"
-            )
-        self._holdout = 0.0 if has_eval else HOLDOUT if given.holdout is None else given.holdout
+        self._holdout = self.choose_holdout(given.holdout, HOLDOUT)
         self.tokenizer = arguments.source_tokenizer(given)
         self._seq_len: int = given.seq_len
         self._task_name: str = given.task or ""
@@ -111,7 +105,7 @@ class LabelledPreparation(Preparation):
         self, directory: Path, finished: Path, chunk_bytes: int
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Write the samples of each split."""
-        # A copy: the names that are found are no setting.
+        # A copy: names that are found in the rows are no setting.
         labels = Labels(names=[*self._names], scale=self._task.scale if self._task else None)
         of_words = bool(self._task and self._task.of_words)
         blocks, left_out = gather(
@@ -197,7 +191,7 @@ def _split_of(file: InputFile) -> InputFile:
 
 
 def _to_train_on(file: InputFile, named: list[Path]) -> InputFile:
-    """Refuse files of another split: scores would not show that they were trained on."""
+    """Refuse files of another split: the scores would not show that they were trained on."""
     inside = Path(*Path(file.name).parts[1:])
     if file.path not in named and (split := split_of(inside)) not in (None, "train"):
         raise PrepareError(

@@ -1,4 +1,4 @@
-"""Rows for tokenizing: checked once, one JSON line each, cut into blocks."""
+"""Rows to tokenize: checked, written as one JSON line each, and cut into blocks."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ NOT_TEXT = "a value that is no text"
 NO_LABEL = "no label"
 UNEQUAL = "more words than labels, or fewer"
 NAMED = 5
-"""How many of the rows left out for a reason are named."""
+"""How many rows that are left out for one reason are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class RowBlock:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size of the block in bytes."""
         return self.end - self.first
 
     def rows(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield the label and the texts of every row; of words, a list each."""
+        """Yield the label and the texts of every row; where words have labels, both are lists."""
         with self.path.open("rb") as stream:
             stream.seek(self.first)
             for line in stream.read(self.size).splitlines():
@@ -97,7 +97,7 @@ def _checked(
     left_out: list[dict[str, Any]],
     take: Callable[[Values, Labels, str], list[Any] | str],
 ) -> Iterator[bytes]:
-    """Yield the rows that are whole; record those that are not."""
+    """Yield whole rows as JSON lines; record the others in `left_out`."""
     bad: dict[str, list[int]] = {}
     for number, values in read_rows(file.path, columns):
         where = f"{file.path}: {unit(file.path)} {number}"

@@ -22,7 +22,7 @@ from trnslurm.prepare.workers import Work, read_arrays
 _ROWS_AT_ONCE = 1000
 _PADS = ("<pad>", "[PAD]")
 SPLITS = ("train", "eval", "eval_mismatched")
-"""The last is MNLI's: rows of kinds of text that were not trained on."""
+"""eval_mismatched is MNLI's: rows of kinds of text that are not in the training rows."""
 
 Samples = NDArray[Any]
 """Records of SampleWork._sample_type."""
@@ -141,7 +141,7 @@ class SampleWork(Work[RowBlock, int]):
 
 
 def first_pieces(words: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """Yield the place of each word's first token, and which word it is; None is of no word."""
+    """Yield the place of each word's first token, and the number of the word; None: no word."""
     before = None
     for place, word in enumerate(words):
         if word is not None and word != before:
@@ -160,7 +160,7 @@ def write_splits(
     for split, parts in by_split.items():
         labels = np.concatenate([work.samples(block)["label"] for block in parts])
         held_out = np.zeros(len(labels), bool)
-        by_label = names and labels.ndim == 1  # a sample of words has many
+        by_label = names and labels.ndim == 1  # with words a sample has many labels
         if split == "train" and holdout:
             held_out = hold_out(labels if by_label else np.zeros(len(labels), np.int32), holdout)
             if not 0 < held_out.sum() < len(labels):
@@ -197,7 +197,7 @@ def _write(
         for block in blocks:
             samples = work.samples(block)
             if not first:
-                head = {  # of a .npy file, which the samples follow as they are
+                head = {  # of a .npy file; the bytes of the samples follow
                     "descr": np.lib.format.dtype_to_descr(samples.dtype),
                     "fortran_order": False,
                     "shape": (int(chosen.sum()),),

@@ -1,4 +1,4 @@
-"""Tasks: GLUE's, as on the Hugging Face Hub, and ner, in which words have labels."""
+"""Tasks: GLUE's, as on the Hugging Face Hub, and ner, whose words have labels."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ DEFAULT_METRICS = ("accuracy", "macro_f1")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is known about a task without reading its rows."""
+    """The columns, labels and scores of a task."""
 
     text: tuple[str, ...]
     labels: tuple[str, ...]
@@ -29,7 +29,7 @@ class Task:
 
 _SENTENCES = ("sentence1", "sentence2")
 
-# The metrics are those of the GLUE paper (arXiv 1804.07461), section 3.
+# Metrics: the GLUE paper (arXiv 1804.07461), section 3.
 TASKS = {
     "cola": Task(text=("sentence",), labels=("unacceptable", "acceptable"), metrics=("matthews",)),
     "sst2": Task(text=("sentence",), labels=("negative", "positive")),

@@ -15,13 +15,12 @@ from trnslurm.prepare.files import parse
 from trnslurm.prepare.text import tables
 from trnslurm.prepare.text.sources import TABLES, InputFile, Source
 
-PER = ("line", "blank-line", "file")
 JSON_LINES = ".jsonl"
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 BY_FILE = "line of JSON lines, else blank-line"
 """The default for text and rows together."""
 _MOST_CHUNKS = 4096
-# Characters per call of a tokenizer, whose answer takes some fifty times as much memory.
+# Characters per call of a tokenizer, whose result takes about fifty times as much memory.
 _BATCH_CHARACTERS = 500_000
 
 
@@ -82,7 +81,7 @@ class TextFile:
                 f"{self._line_at(offset)} is no row with a text {self.rule.column!r}: another can "
                 "be chosen with --column"
             ) from None
-        # Rows that are documents are taken as they are.
+        # Rows that are documents are not changed.
         return text if self.rule.per == "line" or text.endswith("\n") else text + "\n"
 
     def _line_at(self, offset: int) -> str:

@@ -36,7 +36,7 @@ Source = dict[str, Any]
 def text_files(
     paths: list[Path], suffixes: tuple[str, ...] = TEXTS, *, option: str = TEXT_OPTION
 ) -> list[InputFile]:
-    """Return the named text files, and those in the named directories, all to train on."""
+    """Return the named text files, and the files in the named directories, all to train on."""
     found = []
     for path in paths:
         if not path.is_dir():
