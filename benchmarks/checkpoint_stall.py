@@ -105,7 +105,7 @@ class Saves:
 
     def ours(self, step: int) -> Callable[[], bool]:
         """Save as jobs do."""
-        self.checkpoints.save(step=step, samples=step, optimizer=self.optimizer)
+        self.checkpoints.save(step, self.optimizer)
 
         def is_saved() -> bool:
             self.checkpoints.poll()

@@ -80,12 +80,9 @@ def worker(tmp_path, monkeypatch):
 def test_a_worker_that_fails_has_said_in_what(worker) -> None:
     worker, seen = worker
 
-    def fail():
+    with pytest.raises(OSError, match="no route"), worker.doing("joining the others"):
         assert seen()["doing"] == "joining the others"
         raise OSError("no route")
-
-    with pytest.raises(OSError, match="no route"):
-        worker.do("joining the others", fail)
     assert (seen()["doing"], seen()["error"]) == ("joining the others", "OSError: no route")
 
 

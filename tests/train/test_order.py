@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnslurm.train.data.order import indices, sample_at
+from trnslurm.train.data.order import indices
 
 COUNTS = st.one_of(st.integers(1, 50), st.integers(51, 20_000))
 SEEDS = st.integers(0, 2**31)
@@ -35,7 +35,7 @@ def test_a_sample_depends_on_its_position_alone(count, seed, data):
     pieces = [indices(first + a, b - a, count=count, seed=seed) for a, b in ((0, cut), (cut, 40))]
     assert np.array_equal(np.concatenate(pieces), together)
     alone = data.draw(st.integers(0, 39))
-    assert sample_at(first + alone, count=count, seed=seed) == together[alone]
+    assert indices(first + alone, 1, count=count, seed=seed) == together[alone]
 
 
 def test_any_position_of_a_huge_stream_is_known_at_once():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob
@@ -104,7 +105,7 @@ def test_only_worker_0_is_asked_and_its_answer_comes_with_a_report(make_plan, tm
         rank=rank, timer=Timer(), total=total, memory=dict, graphs=lambda: 0,
         graphs_missed=lambda: None, fetch=list,
     )  # fmt: skip
-    environment = SimpleNamespace(attempt=1, phase="train", run_dir=tmp_path)
+    environment = SimpleNamespace(attempt=1, phase="train", files=RunFiles(tmp_path))
     job = TrainingJob(
         plan=make_plan(units=4, workers=2),
         settings=SimpleNamespace(log_every=3),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.train.loop import schedule
-from trnslurm.train.loop.schedule import SaveTimes, epochs_begun, learning_rate, total_steps
+from trnslurm.train.loop.schedule import SaveTimes, learning_rate, total_steps
 
 
 def rates(name, warmup_steps=2, steps=6):
@@ -67,6 +67,4 @@ def test_a_worker_follows_what_worker_0_has_said(monkeypatch):
 def test_the_epochs_of_the_log(steps: int, epochs: int, total: int, begun: int) -> None:
     samples, batch = (114_248, 32) if steps == 100_000 else (28_562, 8)
     plan = SimpleNamespace(steps=steps, batch=SimpleNamespace(global_batch=batch))
-    counts = {"epochs": epochs, "samples_per_epoch": samples}
-    assert total_steps(plan, **counts) == total
-    assert epochs_begun(plan, **counts) == begun
+    assert total_steps(plan, epochs=epochs, samples_per_epoch=samples) == (total, begun)

@@ -27,9 +27,7 @@ CHANGES = {
 
 
 def sign(turn, step=9, beats=40, doing="collectives", node=0):
-    return Sign(
-        turn=turn, step=step, beats=beats, idle_s=1.0, doing=doing, node=node, host=f"host-{node}"
-    )
+    return Sign(turn=turn, step=step, beats=beats, doing=doing, node=node, host=f"host-{node}")
 
 
 def test_a_worker_that_takes_no_turn_is_frozen():

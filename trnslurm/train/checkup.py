@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -55,12 +56,13 @@ class Worker:
             "error": "",
         }
 
-    def do(self, what: str, step: Callable[[], dict[str, Any]]) -> None:
-        """Run a step and write its results; a step that fails is the last."""
+    @contextmanager
+    def doing(self, what: str) -> Iterator[dict[str, Any]]:
+        """Write the results before and after a step that adds to them; an error ends the file."""
         self.seen["doing"] = what
         self._write()
         try:
-            self.seen |= step()
+            yield self.seen
         except BaseException as error:
             self.seen["error"] = f"{type(error).__name__}: {error}"[:500]
             self._write()
@@ -98,26 +100,23 @@ def main() -> None:
     if name != plan["device"]:
         worker.seen["stand_in"] = name
         environment = replace(environment, device=name)
-    worker.do("versions", lambda: {"versions": versions()})
+    with worker.doing("versions") as seen:
+        seen["versions"] = versions()
     log = listen_to_nccl(environment) if name == "cuda" else None
-    device: list[Device] = []
-
-    def join() -> dict[str, Any]:
-        device.append(open_device(name, environment))
-        return {"world": device[0].world}
-
-    worker.do("joining the others", join)
-    worker.do("all-reduce of ones", lambda: {"ones": device[0].total([1.0])[0]})
-    worker.do("rounding to bf16", lambda: rounding(device[0]))
-    worker.do("timing an all-reduce", lambda: timed(device[0]))
+    with worker.doing("joining the others") as seen:
+        device = open_device(name, environment)
+        seen["world"] = device.world
+    with worker.doing("all-reduce of ones") as seen:
+        seen["ones"] = device.total([1.0])[0]
+    with worker.doing("rounding to bf16") as seen:
+        seen |= rounding(device)
+    with worker.doing("timing an all-reduce") as seen:
+        seen |= timed(device)
     if log:
-        worker.do("reading NCCL's log", lambda: {"network": network_lines(log)})
-
-    def part() -> dict[str, Any]:
-        device[0].close()
-        return {}
-
-    worker.do("parting", part)
+        with worker.doing("reading NCCL's log") as seen:
+            seen["network"] = network_lines(log)
+    with worker.doing("parting"):
+        device.close()
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from trnslurm.train.loop.progress import count_parameters, transformer_flops
 from trnslurm.train.plan import JobPlan
 
 _HEADS = ("classifier.", "pre_classifier.")
-"""How the names of a classifier's own parameters begin, in all of them."""
+"""Prefixes of the parameters that belong to the classifier itself, in all architectures."""
 
 
 def open_split(plan: JobPlan, split: str, *, of_words: bool = False) -> Labelled:
@@ -65,7 +65,7 @@ def make_classifier(
 
 def predict(model: Any, device: Device, precision: str, samples: LabelledSamples) -> Tensor:
     """Return the logits of samples that are on the device."""
-    # DistilBERT knows no segments, and of RoBERTa's there is only one.
+    # DistilBERT has no segments, and RoBERTa only one.
     segments = getattr(model.config, "type_vocab_size", 0) > 1
     pairs = {"token_type_ids": samples.token_type_ids} if segments else {}
     with device.autocast(precision):
@@ -90,7 +90,7 @@ def classifier_flops(model: Any, seq_len: int) -> float:
     base: Any = model.base_model
     if model.config.model_type == "distilbert":
         parameters = count_parameters(base.transformer)
-    elif model.config.model_type == "albert":  # its layers share parameters, and not the work
+    elif model.config.model_type == "albert":  # its layers share parameters, but not the work
         again = model.config.num_hidden_layers // model.config.num_hidden_groups
         parameters = count_parameters(base.encoder.albert_layer_groups) * again
     else:

@@ -22,7 +22,7 @@ TYPES: dict[str, Any] = {
     "distilbert": DistilBertConfig,
     "albert": AlbertConfig,
 }
-# DistilBERT's own names; transformers translates only the first three.
+# DistilBERT's names; transformers translates only the first three.
 _DISTILBERT = {
     "hidden_size": "dim",
     "num_attention_heads": "n_heads",
@@ -36,7 +36,7 @@ _DISTILBERT = {
 
 def make_config(values: dict[str, Any], **more: Any) -> Any:
     """Make transformers' config of a recipe's model."""
-    # `name` says whose values these are; it is no value of the config.
+    # `name` is the published model with these values, and no key of the config.
     values = {key: value for key, value in values.items() if key != "name"}
     kind, width = values.pop("model_type", "bert"), values.pop("embedding_size", 0)
     if width and kind != "albert":

@@ -90,7 +90,7 @@ class RunCallback(Callback):
         if trainer.is_global_zero:
             _remove_others(directory, path)
         trainer.should_stop = True
-        # Lightning would first go on to these, and validate: fit_loop.done, _should_check_val_fx.
+        # Else Lightning first runs to these, and validates: fit_loop.done, _should_check_val_fx.
         trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
         trainer.limit_val_batches = 0
 

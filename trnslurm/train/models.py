@@ -1,6 +1,6 @@
 """The section model of a recipe, by architecture; settings.py explains the annotations.
 
-The keys are those of transformers' config. Undeclared keys are passed to the config unchecked.
+The keys are the keys of transformers' config, which gets undeclared keys unchecked.
 """
 
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ Activation = Literal[
     "swish",
     "tanh",
 ]
-"""Names in transformers' ACT2FN, without parameters of their own."""
+"""Names in transformers' ACT2FN of functions without parameters."""
 
 PublishedBert = Literal[
     "",

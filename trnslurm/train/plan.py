@@ -127,7 +127,7 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     value, inside = values[key], f"{where}: {key}"
     if isinstance(kind, type) and is_dataclass(kind):
         return read_section(kind, value, where=inside)
-    # What a Literal may be is checked with everything else that is declared.
+    # The choices of a Literal are checked with the other declared rules.
     parts = get_args(kind)
     plain = type(parts[0]) if get_origin(kind) is Literal else get_origin(kind) or kind
     if plain is float and type(value) is int:

@@ -155,7 +155,7 @@ class UnitTrainer(Trainer):
             )
 
     def get_train_dataloader(self) -> Any:
-        """Yield this worker's units, and no tensors: Trainer fetches those of a whole step first.
+        """Yield this worker's units, and no tensors: Trainer fetches all of a step first.
 
         There is no epoch: the stream of samples is endless.
         """

@@ -94,7 +94,7 @@ class Team:
         """Train to a step and save."""
         self.train_to(step)
         for one, optimizer in zip(self.checkpoints, self.optimizers, strict=True):
-            one.save(step=step, samples=step * 10, optimizer=optimizer, score=score)
+            one.save(step, optimizer, score=score)
 
     def close(self) -> list[SaveOutcome]:
         """Wait for the save; give every worker's outcome."""

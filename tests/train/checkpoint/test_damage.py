@@ -27,7 +27,7 @@ def empty_manifest(path):
 
 def edit_manifest(path):
     manifest = path.with_name("manifest.json")
-    manifest.write_text(manifest.read_text().replace('"samples": 20', '"samples": 28'))
+    manifest.write_text(manifest.read_text().replace('"samples": 96', '"samples": 98'))
 
 
 def rename_step(path):
@@ -37,13 +37,13 @@ def rename_step(path):
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (flip_a_bit, "rank-00001-of-00002.safetensors: its sha256 is not that of the manifest"),
+        (flip_a_bit, "rank-00001-of-00002.safetensors: its sha256 is not as in the manifest"),
         (truncate, "rank-00001-of-00002.safetensors: "),
         (os.unlink, "rank-00001-of-00002.safetensors: No such file"),
         (lose_manifest, "manifest.json: No such file"),
         (empty_manifest, "manifest.json: not as it was written"),
         (edit_manifest, "manifest.json: not as it was written"),
-        (rename_step, "manifest.json: it is that of step 2"),
+        (rename_step, "manifest.json: it is for step 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(team, capsys, damage, named):

@@ -92,7 +92,7 @@ def test_a_manifest_says_what_it_is(team):
     [saved, _] = writers.save(3)
 
     manifest = writers.checkpoints[0].newest()
-    assert (manifest.step, manifest.samples, manifest.attempt, manifest.workers) == (3, 30, 1, 2)
+    assert (manifest.step, manifest.samples, manifest.attempt, manifest.workers) == (3, 144, 1, 2)
     assert manifest.facts["data"] == "abc"
     assert manifest.facts["global_batch"] == 48
     assert saved.num_bytes == sum(writers.file(3, r).stat().st_size for r in range(2))

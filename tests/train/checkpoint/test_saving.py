@@ -116,13 +116,13 @@ def test_a_silent_worker_fails_the_save_after_a_while(team, monkeypatch):
     writers = team(3, patience_s=2)
     writers.train_to(2)
     for rank in (0, 2):
-        writers.checkpoints[rank].save(step=2, samples=20, optimizer=writers.optimizers[rank])
+        writers.checkpoints[rank].save(2, writers.optimizers[rank])
     writers.checkpoints[0].wait()
     assert writers.checkpoints[0].last.failure == "worker 1 did not answer within 2 s"
 
     alone = team(2, patience_s=2)
     alone.train_to(3)
-    alone.checkpoints[1].save(step=3, samples=30, optimizer=alone.optimizers[1])
+    alone.checkpoints[1].save(3, alone.optimizers[1])
     alone.checkpoints[1].wait()
     assert alone.checkpoints[1].last.failure == "worker 0 did not answer within 2 s"
     assert writers.steps() == [1]

@@ -62,7 +62,7 @@ def main():
         checkpoints.load(manifest, optimizer)
     first = manifest.step if manifest else 0
     if options.get("save_loaded"):
-        save(checkpoints, plan, optimizer, first)
+        save(checkpoints, optimizer, first)
     graphs = []
     for step in range(first + 1, options["steps"] + 1):
         before = device.graphs()
@@ -70,7 +70,7 @@ def main():
         graphs.append(device.graphs() - before)
         if step in options.get("save_at", range(1000)):
             with fault(options, step, device.rank):
-                save(checkpoints, plan, optimizer, step)
+                save(checkpoints, optimizer, step)
             assert device.graphs() - before == graphs[-1], "saving made a graph"
             say(rank=device.rank, step=step, failed=bool(checkpoints.last.failure))
     say(
@@ -91,9 +91,8 @@ def make_model(plan, device):
     return model, make_optimizer(settings, device, model.named_parameters())
 
 
-def save(checkpoints, plan, optimizer, step):
-    samples = step * plan.batch.global_batch
-    checkpoints.save(step=step, samples=samples, optimizer=optimizer)
+def save(checkpoints, optimizer, step):
+    checkpoints.save(step, optimizer)
     checkpoints.wait()
 
 

@@ -59,11 +59,12 @@ class Checkpoints:
     ) -> None:
         """Open the run's checkpoints.
 
-        The facts are what else a run must have in common with a checkpoint, such as its data.
+        The facts are further values that a run must share with a checkpoint, such as its data.
         """
         self._root = environment.files.checkpoints
         self._device = device
         self._environment = environment
+        self._global_batch = plan.batch.global_batch
         self._facts = facts_of(plan, facts or {})
         self._settings = settings_of(plan)
         self._policy = policy
@@ -129,16 +130,14 @@ class Checkpoints:
         for change in differences(manifest.settings, self._settings):
             self._say(f"note: {change}")
 
-    def save(
-        self, *, step: int, samples: int, optimizer: TrainingState, score: float | None = None
-    ) -> None:
+    def save(self, step: int, optimizer: TrainingState, *, score: float | None = None) -> None:
         """Save the state after a step; training waits only for the copy to host memory.
 
         The score is the one that keep_best names, if this step was evaluated. Call save when the
         device has been given the step (Device.sync). It waits for an earlier save that still runs.
         """
         if not self._active:
-            self._memory.copy(optimizer.shards())  # should it ever take a graph, it is met here
+            self._memory.copy(optimizer.shards())  # if it takes a graph, the precompile must see it
             return
         self._saves += 1
         start = time.monotonic()
@@ -150,7 +149,7 @@ class Checkpoints:
             environment=self._environment,
             exchange=self._exchange,
             topic=f"save-{self._saves}",
-            manifest=self._manifest(step, samples, optimizer, score),
+            manifest=self._manifest(step, optimizer, score),
             memory=self._memory,
             policy=self._policy,
             stall_s=time.monotonic() - start,
@@ -197,13 +196,13 @@ class Checkpoints:
         return list(optimizer.kinds) if self._policy.save_optimizer else MINIMAL
 
     def _manifest(
-        self, step: int, samples: int, optimizer: TrainingState, score: float | None
+        self, step: int, optimizer: TrainingState, score: float | None
     ) -> CheckpointManifest:
         best = self._policy.keep_best
         return CheckpointManifest(
             format=FORMAT,
             step=step,
-            samples=samples,
+            samples=step * self._global_batch,
             attempt=self._environment.attempt,
             workers=self._device.world,
             device=self._device.name,
@@ -232,7 +231,7 @@ class Checkpoints:
                 f"{path} is damaged ({reason}), and no other checkpoint is whole; to start from "
                 f"step 0, move {self._root} away"
             )
-        # Out of the way, or they would count among the newest that are kept.
+        # Set aside, or they would count among the newest that are kept.
         for path, reason in damaged:
             aside = directory.set_aside(path, self._environment.attempt)
             self._say(f"warning: {path} is damaged ({reason}): kept as {aside.name}")

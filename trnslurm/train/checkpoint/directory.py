@@ -3,7 +3,7 @@
 step-00000017                a whole checkpoint, or one that was damaged later
 step-00000017.tmp-3          attempt 3 is writing it, or died doing so
 step-00000017.removed-3      attempt 3 is deleting it
-step-00000017.damaged-3      attempt 3 found it damaged; kept for whoever wants to look
+step-00000017.damaged-3      attempt 3 found it damaged; kept for inspection
 """
 
 import os
@@ -56,10 +56,10 @@ def set_aside(checkpoint: Path, attempt: int) -> Path:
 def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
     """Give a directory the name of a checkpoint: from this moment on it exists."""
     removed = None
-    # Before one of the same step loses its name: a newer attempt, which has taken this one's
-    # temporary directory away, may have made it.
+    # Only while this attempt has its temporary directory: a newer attempt that has removed it may
+    # have made the existing checkpoint of this step.
     if temporary.is_dir() and checkpoint.exists():
-        # Nobody resumed from it, or this step would not have been done again.
+        # No attempt resumed from it, or this step would not have been repeated.
         removed = _take_name(checkpoint, attempt)
     try:
         rename_durably(temporary, checkpoint)
@@ -70,7 +70,7 @@ def put_in_place(temporary: Path, checkpoint: Path, attempt: int) -> None:
 
 
 def remove(directory: Path, attempt: int) -> None:
-    """Delete a directory; rename it first, so that no half of it ever looks whole."""
+    """Delete a directory; rename it first, so that no part of it ever looks whole."""
     removed = _take_name(directory, attempt)
     fsync_directory(removed.parent)
     shutil.rmtree(removed)

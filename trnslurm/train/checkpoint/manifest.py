@@ -14,7 +14,7 @@ from trnslurm.train.plan import JobPlan, read_section
 
 FORMAT = 1
 NAME = "manifest.json"
-# hashlib lets other threads run; more than these no disk feeds.
+# hashlib lets other threads run; no disk feeds more threads than these.
 HASH_THREADS = 8
 
 
@@ -106,7 +106,7 @@ def check_sizes(checkpoint: Path) -> CheckpointManifest:
         raise DamagedError(f"{NAME}: {error.strerror}") from None
     manifest = CheckpointManifest.from_json(content, where=str(checkpoint / NAME))
     if manifest.step != step_of(checkpoint.name):
-        raise DamagedError(f"{NAME}: it is that of step {manifest.step}")
+        raise DamagedError(f"{NAME}: it is for step {manifest.step}")
     check_files(checkpoint, manifest)
     return manifest
 
@@ -115,7 +115,7 @@ def check_files(directory: Path, manifest: CheckpointManifest) -> None:
     """Check that the files of a manifest are in a directory with the right sizes."""
     for name, file in manifest.files.items():
         if Path(name).name != name:
-            raise DamagedError(f"{NAME}: {name!r} is not the name of a file beside it")
+            raise DamagedError(f"{NAME}: {name!r} is not the name of a file next to it")
         try:
             size = (directory / name).stat().st_size
         except OSError as error:
@@ -131,7 +131,7 @@ def verify(checkpoint: Path) -> CheckpointManifest:
         hashes = pool.map(lambda name: _hash_file(checkpoint / name), manifest.files)
         for (name, file), sha256 in zip(manifest.files.items(), hashes, strict=True):
             if sha256 != file["sha256"]:
-                raise DamagedError(f"{name}: its sha256 is not that of the manifest")
+                raise DamagedError(f"{name}: its sha256 is not as in the manifest")
     return manifest
 
 

@@ -143,7 +143,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError) as error:
         reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
         raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
-    except Exception:  # of a file that is something else, anything: KeyError, IndexError, ...
+    except Exception:  # a file of another kind raises anything: KeyError, IndexError, ...
         raise TrainError(
             f"{file}: torch.load refuses it: not of torch.save, or more than tensors and numbers"
         ) from None
@@ -167,7 +167,7 @@ def _todays_name(name: str) -> str:
 
 
 def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
-    # transformers would warn once in every worker; here the same is one line, or an error.
+    # transformers would warn in every worker; here the same is one line, or an error.
     for part in ("modeling_utils", "integrations.tensor_parallel"):
         logging.getLogger(f"transformers.{part}").setLevel(logging.ERROR)
     try:
@@ -197,6 +197,6 @@ def _read_folder(model: Any, source: str, asked_by: str) -> dict[str, Tensor]:
             )
     missing = set(report["missing_keys"])
     found = {name: value for name, value in loaded.named_parameters() if name not in missing}
-    # Of what is left over there is only the name; buffers, which older versions saved, are none.
+    # Unexpected tensors have only a name here; buffers, which older versions saved, do not count.
     left_over = set(report["unexpected_keys"]) - dict(model.named_buffers()).keys()
     return found | {name: torch.empty(0) for name in sorted(left_over)}

@@ -186,12 +186,12 @@ class Saving:
         reason = ""
         try:
             manifest = replace(self.manifest, files=self._files(reports))
-            # What other nodes wrote must be here too: this is the place to learn that the
-            # directory is not on a file system that all of them share.
+            # The other nodes' files must be here too: this check finds a directory that is not on a
+            # file system that all nodes share.
             check_files(self.temporary, manifest)
             write_manifest(self.temporary, manifest)
-            # Between this look and the renaming a newer attempt can still begin. It then takes the
-            # temporary directory away before it reads anything, and the renaming fails.
+            # A newer attempt can still begin before the renaming. It then removes the temporary
+            # directory before it reads anything, and the renaming fails.
             if not self._overtaken():
                 final = self.root / checkpoint_name(manifest.step)
                 directory.put_in_place(self.temporary, final, manifest.attempt)

@@ -30,21 +30,21 @@ _DTYPES = {
 }
 
 
-# What direct I/O wants of memory, offsets and sizes, on disks with the largest sectors too.
+# What direct I/O requires of memory, offsets and sizes, also on disks with the largest sectors.
 PAGE = 4096
-# In one system call: large enough for a disk, or several servers, to be busy with.
+# Written in one system call: enough to keep a disk, or several servers, busy.
 BLOCK = 64 << 20
 # Direct I/O is not supported at all, or not from or to this place.
 NOT_DIRECT = (errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP)
 
 
 class HostMemory:
-    """A copy of a worker's part of the state, so that training can go on while it is written.
+    """A copy of a worker's part of the state, so that training continues while it is written.
 
-    The memory is kept from save to save: taking new pages from the kernel costs about as much as
-    copying into them, and on CUDA only pinned memory is filled at full speed. It is laid out as the
-    file, so that it is written in large blocks and past the page cache, which would take and fill
-    as many pages again.
+    The memory is kept from save to save: new pages from the kernel cost about as much as copying
+    into them, and on CUDA only pinned memory is filled at full speed. The layout is that of the
+    file, so that it is written in large blocks and past the page cache, which would fill as many
+    pages again.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class HostMemory:
 
     def copy(self, shards: list[TensorShard]) -> None:
         """Copy the shards and wait for it; it overwrites the copy before."""
-        # Wide types first, so that each tensor begins where one of its type may.
+        # Wide types first, so that each tensor is aligned.
         shards = sorted(shards, key=lambda shard: -shard.tensor.element_size())
         header: dict[str, Any] = {}
         end = 0
@@ -139,7 +139,7 @@ def _write(file: io.FileIO, block: memoryview) -> int:
     try:
         return file.write(block)
     except OSError as error:
-        # Also after a write that was cut short, whose rest begins within a page.
+        # Also the rest of a write that was cut short, because it begins within a page.
         if error.errno not in NOT_DIRECT:
             raise
     fcntl.fcntl(file, fcntl.F_SETFL, 0)  # of all that F_SETFL can change, only O_DIRECT is set
@@ -167,7 +167,7 @@ def open_rows(checkpoint: Path, manifest: CheckpointManifest) -> Read:
             first = own_rows(shape, worker, workers).start
             piece = file(worker).get_slice(_key(name, kind))
             pieces.append(piece[max(0, rows.start - first) : min(each, rows.stop - first)])
-        # Joined even if it is one: what the library gives is a part of the mapped file.
+        # Joined even if it is one: the library returns a part of the mapped file.
         return torch.cat(pieces) if pieces else torch.empty(0, *shape[1:])
 
     return read

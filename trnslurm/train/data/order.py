@@ -8,15 +8,10 @@ from numpy.typing import NDArray
 
 from trnslurm.train.data.units import derive_seed
 
-# Each changes one half of the index; eight leave no pattern even in orders of a few samples.
+# Each round changes one half of the index; eight leave no pattern even for a few samples.
 ROUNDS = 8
 
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-def sample_at(position: int, *, count: int, seed: int) -> int:
-    """Return which of count samples is at a position (from 0) of the endless stream."""
-    return int(indices(position, 1, count=count, seed=seed)[0])
 
 
 def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
@@ -56,7 +51,7 @@ def _rounds(
 ) -> NDArray[np.uint64]:
     left, right = places // np.uint64(columns), places % np.uint64(columns)
     for number, key in enumerate(keys):
-        # Adding to one half what depends on the other alone can be undone, so no two places meet.
+        # What is added depends only on the other half, so no two places collide.
         if number % 2 == 0:
             left = (left + _mix(right, key) % np.uint64(rows)) % np.uint64(rows)
         else:

@@ -21,6 +21,10 @@ HELD_OUT = 20
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
+Source = tuple[NDArray[Any], int, int, str]
+"""The tokens of a split, the size of their vocabulary, the end of text, and a fingerprint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenSplit(File):
     """A token file: documents one after another, each followed by an end of text."""
@@ -67,10 +71,10 @@ class Text:
     def __init__(
         self,
         tokens: NDArray[Any],
-        *,
         vocab_size: int,
         end_of_text: int,
         fingerprint: str,
+        *,
         seq_len: int,
         seed: int,
     ) -> None:
@@ -98,16 +102,19 @@ class Text:
 
 def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> Text:
     """Open a split (train or eval) of prepared data, which is a directory, or of a text file."""
-    if not path.is_dir():
-        tokens = _read_bytes(path, split, seq_len)
-        return Text(
-            tokens,
-            vocab_size=VOCAB_SIZE,
-            end_of_text=END_OF_TEXT,
-            fingerprint=hashlib.sha256(tokens.tobytes()).hexdigest(),
-            seq_len=seq_len,
-            seed=seed,
-        )
+    read = _read_tokens if path.is_dir() else _read_bytes
+    return Text(*read(path, split, seq_len), seq_len=seq_len, seed=seed)
+
+
+def read_token_index(directory: Path) -> TokenIndex:
+    """Read the index of prepared tokens and compare the sizes of its files: milliseconds."""
+    index = read_index(directory, "tokens", TokenIndex)
+    for file in (index.tokenizer, *index.splits.values()):
+        file.check_size(directory)
+    return index
+
+
+def _read_tokens(path: Path, split: str, seq_len: int) -> Source:
     index = read_token_index(path)
     found = index.splits.get(split)
     if found is None:
@@ -120,26 +127,12 @@ def open_text(path: Path, *, split: str = "train", seq_len: int, seed: int) -> T
             f"{seq_len}: {PREPARE} from more text{holdout}"
         )
     mapped = np.memmap(path / found.file, _DTYPES[index.dtype], mode="r")
-    return Text(
-        np.asarray(mapped),  # slices of np.memmap itself are several times as slow
-        vocab_size=index.vocab_size,
-        end_of_text=index.end_of_text,
-        fingerprint=found.sha256,
-        seq_len=seq_len,
-        seed=seed,
-    )
+    # A plain array, because slices of np.memmap are several times as slow.
+    return np.asarray(mapped), index.vocab_size, index.end_of_text, found.sha256
 
 
-def read_token_index(directory: Path) -> TokenIndex:
-    """Read the index of prepared tokens and compare the sizes of its files: milliseconds."""
-    index = read_index(directory, "tokens", TokenIndex)
-    for file in (index.tokenizer, *index.splits.values()):
-        file.check_size(directory)
-    return index
-
-
-def _read_bytes(path: Path, split: str, seq_len: int) -> NDArray[np.int64]:
-    """Return the bytes of a split of a text file, and an end of text."""
+def _read_bytes(path: Path, split: str, seq_len: int) -> Source:
+    """Read the bytes of a split of a text file, followed by an end of text."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -150,4 +143,4 @@ def _read_bytes(path: Path, split: str, seq_len: int) -> NDArray[np.int64]:
     if len(tokens) < seq_len:
         name = "the last twentieth, which is held out," if split == "eval" else "the text"
         raise TrainError(f"data: {name} of {path} is shorter than one block of {seq_len} bytes")
-    return tokens
+    return tokens, VOCAB_SIZE, END_OF_TEXT, hashlib.sha256(tokens.tobytes()).hexdigest()

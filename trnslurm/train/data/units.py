@@ -62,6 +62,6 @@ def eval_units(plan: JobPlan, *, worker: int, samples: int) -> list[Unit]:
 
 
 def derive_seed(*parts: int) -> int:
-    """Mix integers into one seed of 31 bits, which a device that holds seeds as int32 keeps too."""
+    """Mix integers into one seed of 31 bits, which also fits devices with seeds of int32."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

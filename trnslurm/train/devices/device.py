@@ -50,7 +50,7 @@ class Device(ABC):
     beats: int = 0
     """Calls of sync so far, which the watchdog counts as progress."""
     checkpoint: Callable[..., Any]
-    """Run a function now and again in the backward pass, instead of keeping its activations."""
+    """Run a function, and again in the backward pass instead of keeping its activations."""
 
     def put(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device."""
@@ -81,7 +81,7 @@ class Device(ABC):
 
     @abstractmethod
     def _end_graph(self) -> None:
-        """Do what sync does, in the device's own way."""
+        """End a graph, in the device's own way."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
         """Return how many steps this worker's host may have ended without waiting for them.
@@ -90,13 +90,17 @@ class Device(ABC):
         """
         return 0
 
-    @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers over all workers."""
+        return self._reduce(values, "sum")
 
-    @abstractmethod
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each of a few numbers over all workers."""
+        return self._reduce(values, "max")
+
+    @abstractmethod
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        """Reduce numbers over all workers, by sum or max."""
 
     @abstractmethod
     def graphs(self) -> int:

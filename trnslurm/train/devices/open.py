@@ -7,7 +7,7 @@ from trnslurm.train.devices.plain import TorchDevice
 from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
-# What torch_xla computes on, and the name that it has there; cpu and cuda are PyTorch's own.
+# The devices of torch_xla, and their names there; cpu and cuda are PyTorch's.
 _PJRT_DEVICES = {"neuron": "NEURON", "xla-cpu": "CPU", "xla-cuda": "CUDA"}
 DEVICES = ("cpu", "cuda", *_PJRT_DEVICES)
 
@@ -27,7 +27,7 @@ def open_device(name: str, environment: Environment) -> Device:
         # other code then, and aliases may be missed (pytorch/xla#8093).
         os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if name == "xla-cuda" and (cache := os.environ.get("XLA_PERSISTENT_CACHE_PATH")):
-        # Two workers that write to one directory spoil each other's entries.
+        # Two workers that write to one directory would spoil each other's entries.
         os.environ["XLA_PERSISTENT_CACHE_PATH"] = f"{cache}/{environment.rank}"
     from trnslurm.train.devices.xla import XlaDevice
 

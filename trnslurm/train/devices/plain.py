@@ -44,17 +44,10 @@ class TorchDevice(Device):
         """Return 0 for gloo, which blocks; on CUDA put() waits for all that was given before."""
         return 1 if self.name == "cuda" else 0
 
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Sum over all workers in double precision."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest over all workers."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        """Reduce in double precision."""
         tensor = self.put(torch.tensor(values, dtype=torch.float64))
-        dist.all_reduce(tensor, op=op)
+        dist.all_reduce(tensor, op={"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how])
         result: list[float] = tensor.tolist()
         return result
 
@@ -84,7 +77,7 @@ def _take_gpu(environment: Environment) -> int:
         # NCCL has no two workers on one GPU: "Duplicate GPU detected", up to version 2.29.
         raise MachineError(
             f"plan.json: {environment.local_world} workers per node, but PyTorch finds {number} "
-            "CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one of its own"
+            "CUDA devices here (CUDA_VISIBLE_DEVICES?): each worker needs one"
         )
     torch.cuda.set_device(environment.local_rank)
     return environment.local_rank

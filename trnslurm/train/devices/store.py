@@ -19,10 +19,7 @@ def open_store(purpose: str, store: Store | None = None) -> Store:
     """Open the keys of one purpose, on a new connection unless one is given."""
     # torchrun restarts workers under the same store: messages from before must not count.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return _dist.PrefixStore(f"trnslurm/{purpose}/{restart}", store or _connect())
-
-
-def _connect() -> Store:
-    return _dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
+    if store is None:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = _dist.TCPStore(*place, is_master=False)
+    return _dist.PrefixStore(f"trnslurm/{purpose}/{restart}", store)

@@ -36,8 +36,8 @@ class XlaDevice(Device):
         else:
             _join()
         self.name = name
-        # Asked of torch_xla and not of the environment: should its runtime not have found the
-        # other workers, each would train a separate copy; check_world sees that here.
+        # From torch_xla and not from the environment: if its runtime has not found the other
+        # workers, each would train a separate copy, and check_world refuses these numbers.
         self.rank = xr.global_ordinal()
         self.world = xr.world_size()
         self.local_world = environment.local_world
@@ -73,17 +73,10 @@ class XlaDevice(Device):
         """Return the steps of the graphs in flight."""
         return -(-_GRAPHS_IN_FLIGHT[self.name] // graphs_per_step)
 
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Sum over all workers in single precision, on the device."""
-        return self._reduce(values, xm.REDUCE_SUM)
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest over all workers in single precision, exact up to 2 ** 24."""
-        return self._reduce(values, xm.REDUCE_MAX)
-
-    def _reduce(self, values: Sequence[float], reduce_type: str) -> list[float]:
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        """Reduce on the device in single precision, which is exact up to 2 ** 24."""
         tensor = self.put(torch.tensor(values, dtype=torch.float32))
-        xm.all_reduce(reduce_type, [tensor], pin_layout=False)
+        xm.all_reduce(how, [tensor], pin_layout=False)
         torch_xla.sync()
         result: list[float] = tensor.cpu().tolist()
         return result
@@ -122,7 +115,7 @@ def _counter(name: str) -> int:
 
 
 def _open_cache(environment: Environment) -> bool:
-    """Open the worker's own cache before anything is computed; tell whether it is to be whole.
+    """Open the worker's cache before anything is computed; return whether it must be complete.
 
     Two workers that write to one directory spoil each other's entries.
     """
@@ -134,7 +127,7 @@ def _open_cache(environment: Environment) -> bool:
     return training
 
 
-# AdamW with the rate in a tensor divides by it: at 0, what never had a gradient would become NaN.
+# AdamW divides by a rate in a tensor: at 0, parameters that never had a gradient become NaN.
 SMALLEST_RATE = 1e-30
 
 

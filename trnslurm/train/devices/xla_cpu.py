@@ -1,9 +1,9 @@
 """torch_xla's collectives over gloo, through host memory: a stand-in for the transport only.
 
 torch_xla's CPU client has no collectives between processes: every process sees a world of one. With
-these functions in place of its own, torch_xla's ZeroRedundancyOptimizer, and any other caller,
-runs unchanged in many processes of one CPU device each. Every call ends the graph, so there
-are more and smaller graphs than on Trainium.
+these functions instead, torch_xla's ZeroRedundancyOptimizer and all other callers run unchanged in
+many processes of one CPU device each. Every call ends the graph, so there are more and smaller
+graphs than on Trainium.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.export.folder import Tokens, warn
 from trnslurm.train.plan import JobPlan
 
-# RoBERTa's, and ALBERT's, where they are not BERT's.
+# The special tokens of RoBERTa and ALBERT that differ from BERT's.
 _OTHERS = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 
 
@@ -76,7 +76,7 @@ def labelled_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) 
             raise TrainError(f"{plan.data} has changed since this run was trained on it")
         path = Path(plan.data).expanduser() / data.index.tokenizer.file
         return Tokens(tokenizer=make_tokenizer(path, plan.model))
-    except Exception as error:  # the library tokenizers raises nothing more particular
+    except Exception as error:  # the library tokenizers raises only Exception
         warn(f"exported without a tokenizer: {error}; --tokenizer DIR adds one")
         return Tokens()
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from trnslurm.rundir import RunFiles, checkpoint_name, checkpoints_in, export_name, step_of
 from trnslurm.train.checkpoint import directory
@@ -24,7 +25,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, load_plan
 
 BEST = "best"
-"""In the place of a step: the checkpoint with the best score."""
+"""Instead of a step: the checkpoint with the best score."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,7 +46,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """What the model's tokens mean."""
+    """The tokenizer of the data, as far as it is known."""
 
     end_of_text: int | None = None
     tokenizer: Any = None
@@ -149,7 +150,7 @@ def _choose(root: Path, step: int | str | None) -> CheckpointManifest:
         return prove(root / checkpoint_name(step))
     manifest, damaged = newest_whole(root)
     for path, reason in damaged:
-        if path.exists():  # else it was deleted meanwhile, by a run that has newer ones
+        if path.exists():  # else a run with newer checkpoints has deleted it meanwhile
             warn(f"{path} is damaged ({reason})")
     if manifest is None:
         raise TrainError(f"{root}: no checkpoint is whole")
@@ -166,7 +167,7 @@ def _check_place(output: Path, *, force: bool) -> None:
 
 
 def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
-    """Find the tokens of a text: bytes, or those of prepared data that has not changed."""
+    """Find the tokens of a text: bytes, or prepared data that has not changed."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
         return Tokens(end_of_text=END_OF_TEXT)
@@ -178,8 +179,6 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     except TrainError as error:
         warn(f"exported without a tokenizer: {error}")
         return Tokens()
-    from transformers import PreTrainedTokenizerFast
-
     fast: Any = PreTrainedTokenizerFast  # it has no annotations
     file = path / index.tokenizer.file
     tokenizer = fast(tokenizer_file=str(file), model_max_length=plan.seq_len)
@@ -194,7 +193,7 @@ def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: tor
         raise TrainError(f"{checkpoint} is not of the model in plan.json")
     parameters = read_parameters(checkpoint, manifest)
     converted = {name: parameter.to(dtype) for name, parameter in parameters.items()}
-    # Not strict, as of two that are tied only one was saved.
+    # Not strict, because only one of two tied parameters was saved.
     model.load_state_dict(converted, strict=False, assign=True)
     model.tie_weights()
 
@@ -202,8 +201,8 @@ def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: tor
 def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> None:
     """Write the folder, whole or not at all."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    # Where DeepSpeed is installed transformers (4.57.6) imports it to save, and it would look for a
-    # GPU and say on stdout that there is none.
+    # If DeepSpeed is installed, transformers (4.57.6) imports it to save, and DeepSpeed would look
+    # for a GPU and print to stdout that there is none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         partial.mkdir(parents=True)
@@ -226,8 +225,6 @@ def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> 
 
 def _copy_tokenizer(source: Path, folder: Path, vocab_size: int) -> None:
     """Copy a tokenizer's files next to the model; check that it loads and fits the model."""
-    from transformers import AutoTokenizer
-
     files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not files:
         raise TrainError(f"--tokenizer: {source} has none of {', '.join(TOKENIZER_FILES)}")

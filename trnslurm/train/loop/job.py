@@ -25,7 +25,7 @@ APART_S = 5
 Settings = TypeVar("Settings", bound=CommonSettings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainingJob(Generic[Settings]):
     """What one worker starts with."""
 
@@ -50,7 +50,7 @@ def open_job(
     environment = read_environment()
     device = open_device(plan.device, environment)
     check_world(plan, device)
-    return TrainingJob(plan=plan, settings=section, environment=environment, device=device)
+    return TrainingJob(plan, section, environment, device)
 
 
 def check_world(plan: JobPlan, device: Device) -> None:
@@ -85,7 +85,7 @@ def run_job(main: Callable[[], None]) -> None:
     except TrainError as error:
         note_failure(error, str(error))
         # Nearly always every worker meets the same error. Local rank 0 reports it for its node, and
-        # torchrun then ends the others while they sleep; one that fails alone reports it late.
+        # torchrun then ends the others while they sleep; a worker that fails alone reports it late.
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(APART_S)
         # One write: a library of another worker may print into the same pipe at any moment.

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trnslurm.rundir import RunFiles
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.reports import JsonLines, TensorBoardEvents
@@ -34,7 +33,7 @@ class Reporting:
 
     flops_per_sample: float = 0.0
     parts: Sequence[str] = ("loss",)
-    """The numbers that each unit has a share of, the loss first."""
+    """The names of the numbers that each unit has a share of, the loss first."""
     rates: Mapping[str, str] = field(default_factory=lambda: TOKENS)
     """The rates that the log shows."""
     expected_samples_per_s: float = 0.0
@@ -83,7 +82,7 @@ class StepReporter:
         self._warned = False
         self._pending: list[StepDone] = []
         self._last_time = time.monotonic()
-        files = RunFiles(environment.run_dir)
+        files = environment.files
         writes = device.rank == 0 and self._training
         self._lines = JsonLines(files.metrics_file) if writes else None
         self._events = TensorBoardEvents(files.tensorboard) if writes else None
@@ -117,7 +116,7 @@ class StepReporter:
         tensors = (tensor for done in steps for tensor in (done.loss, done.grad_norm))
         fetched = self._device.fetch(tensors)
         norms = [norm.item() for norm in fetched[1::2]]
-        # Always as many numbers: their count is part of the graph that sums them.
+        # Always the same count of numbers, because it is part of the graph that sums them.
         mine = [number for loss in fetched[::2] for number in loss.tolist()]
         width = len(self._reporting.parts)
         rest = [0.0] * (self._log_every * width - len(mine))
@@ -127,7 +126,7 @@ class StepReporter:
         now = time.monotonic()
         seconds = (now - self._last_time) / len(steps)
         self._last_time = now
-        # The rest includes what a device does while its host continues: on neuron and cuda, all.
+        # The rest includes a device's work while its host continues: on neuron and cuda, all of it.
         spent = sum(sum(done.spent.values()) for done in steps) / len(steps)
         times = {"step_s": round(seconds, 6), "compute_s": round(max(0.0, seconds - spent), 6)}
         memory = {key: round(value) for key, value in self._device.memory().items()}
@@ -238,7 +237,7 @@ def flops_per_sample(model: nn.Module, config: Any, seq_len: int) -> float:
 
 
 def transformer_flops(parameters: int, config: Any, seq_len: int) -> float:
-    """Count the same from the number of parameters, for models that are divided over workers.
+    """Count the same from the number of parameters, for sharded models.
 
     6 per parameter and token, and the attention's products; what is recomputed does not count.
     """

@@ -31,7 +31,6 @@ from trnslurm.train.loop.schedule import (
     PRECOMPILE_STEPS,
     SaveTimes,
     due,
-    epochs_begun,
     learning_rate,
     total_steps,
 )
@@ -58,10 +57,10 @@ class TrainingRun:
         reporting: Reporting,
         scores: Sequence[str] = (),
     ) -> None:
-        """Take what the job has made.
+        """Prepare to train what the job has made.
 
-        `data` is the fingerprint of the training data. `scores` are the names of what an evaluation
-        gives; by one of them, train.keep_best, the best checkpoint is kept.
+        `data` is the fingerprint of the training data. `scores` are the names of an evaluation's
+        scores; train.keep_best names one of them, by which the best checkpoint is kept.
         """
         self._job = job
         self.plan = plan = job.plan
@@ -71,11 +70,10 @@ class TrainingRun:
         self.optimizer = optimizer
         self.trains = job.environment.phase == "train"
         """False in a precompile, whose numbers mean nothing."""
-        self.total = total_steps(plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch)
-        """Steps of the whole training, however many runs it takes: the schedule ends there."""
-        self._epochs = epochs_begun(
+        self.total, self._epochs = total_steps(
             plan, epochs=settings.epochs, samples_per_epoch=samples_per_epoch
         )
+        """Steps of the whole training, however many runs it takes: the schedule ends there."""
         self.over = False
         """Whether the workers have agreed to stop after the step that ended last."""
         self._reporting = reporting
@@ -156,7 +154,7 @@ class TrainingRun:
                 return
 
     def units(self, step: int) -> list[Unit]:
-        """Return this worker's units of a step; as many for every worker."""
+        """Return this worker's units of a step; every worker has equally many."""
         return worker_units(self.plan, worker=self.device.rank, step=step)
 
     def lr(self, step: int) -> float:
@@ -205,10 +203,7 @@ class TrainingRun:
         if self._saves.due(step, overdue=overdue or self.over):
             self._reporter.report()
             self._checkpoints.save(
-                step=step,
-                samples=step * self.plan.batch.global_batch,
-                optimizer=self.optimizer,
-                score=scores.get(f"eval_{self._keep_best}"),
+                step, self.optimizer, score=scores.get(f"eval_{self._keep_best}")
             )
         self._checkpoints.poll()
         if self.over or step == self._last:

@@ -11,19 +11,15 @@ from trnslurm.train.settings import CommonSettings
 PRECOMPILE_STEPS = STEADY_AFTER + 1
 
 
-def total_steps(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
-    """Return the steps of the whole training: the plan's, or fewer if the epochs end sooner."""
-    if not epochs:
-        return plan.steps
-    return min(plan.steps, -(-epochs * samples_per_epoch // plan.batch.global_batch))
+def total_steps(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> tuple[int, int]:
+    """Return the steps of the whole training, and the epochs that they begin.
 
-
-def epochs_begun(plan: JobPlan, *, epochs: int, samples_per_epoch: int) -> int:
-    """Return the epochs that the whole training begins, the last of them perhaps in part."""
-    total = total_steps(plan, epochs=epochs, samples_per_epoch=samples_per_epoch)
-    if total < plan.steps:
-        return epochs
-    return -(-total * plan.batch.global_batch // max(1, samples_per_epoch))
+    The steps are the plan's, or fewer if the epochs end sooner; 0 epochs: they do not end it.
+    """
+    global_batch = plan.batch.global_batch
+    if epochs and (steps := -(-epochs * samples_per_epoch // global_batch)) < plan.steps:
+        return steps, epochs
+    return plan.steps, -(-plan.steps * global_batch // max(1, samples_per_epoch))
 
 
 def due(every: int, step: int, also: tuple[int, ...]) -> bool:

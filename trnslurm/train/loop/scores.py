@@ -3,7 +3,7 @@
 Both are sums over workers, so a score does not depend on the number of workers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_labels: int) -> Tensor:
     """Count, on the device, how often each label (a row) was predicted as each label (a column).
 
-    A sample of weight 1 counts, one of weight 0 does not. No scatter, and no matrix product, which
-    autocast would round; sums in fp32 are exact up to 16 million samples.
+    Samples of weight 0 do not count. No scatter, and no matrix product, which autocast would round;
+    sums in fp32 are exact up to 16 million samples.
     """
     names = torch.arange(num_labels, device=labels.device)
     wanted, taken = (
@@ -35,18 +35,19 @@ def count_pairs(predicted: Tensor, labels: Tensor, weights: Tensor, *, num_label
 
 def classification_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
     """Return scores by name, from the counts of all samples, row by row."""
-    table = np.array(counts, np.float64)
-    size = round(len(table) ** 0.5)
-    return _scores(names, _OF_COUNTS, (table.reshape(size, size),))
+    _require(names, _OF_COUNTS)
+    size = round(len(counts) ** 0.5)
+    table = np.array(counts, np.float64).reshape(size, size)
+    return {name: _OF_COUNTS[name](table) for name in names}
 
 
 def correlation_scores(
     names: Sequence[str], predicted: Sequence[float], wanted: Sequence[float]
 ) -> dict[str, float]:
     """Return scores by name, from the predictions of numbers on a scale."""
-    return _scores(
-        names, _OF_NUMBERS, (np.array(predicted, np.float64), np.array(wanted, np.float64))
-    )
+    _require(names, _OF_NUMBERS)
+    pair = (np.array(predicted, np.float64), np.array(wanted, np.float64))
+    return {name: _OF_NUMBERS[name](*pair) for name in names}
 
 
 def entity_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, float]:
@@ -58,7 +59,8 @@ def entity_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, fl
         "entity_recall": _ratio(hits, there),
         "accuracy": _ratio(right, words),
     }
-    return _scores(names, {name: lambda name=name: known[name] for name in known}, ())
+    _require(names, known)
+    return {name: known[name] for name in names}
 
 
 def count_words(predicted: Sequence[str], wanted: Sequence[str]) -> list[int]:
@@ -89,13 +91,10 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     return found
 
 
-def _scores(
-    names: Sequence[str], known: dict[str, Callable[..., float]], values: tuple[Numbers, ...]
-) -> dict[str, float]:
+def _require(names: Sequence[str], known: Mapping[str, Any]) -> None:
     for name in names:
         if name not in known:
             raise TrainError(f"the data asks for the score {name}: known are {', '.join(known)}")
-    return {name: known[name](*values) for name in names}
 
 
 def _accuracy(table: Numbers) -> float:
@@ -160,7 +159,7 @@ _OF_COUNTS: dict[str, Callable[..., float]] = {
 _OF_NUMBERS: dict[str, Callable[..., float]] = {"pearson": _pearson, "spearman": _spearman}
 
 
-# Always the same number of values: the number is part of the graph that sums them.
+# Always the same number of values, because it is part of the graph that sums them.
 AT_ONCE = 1024
 
 

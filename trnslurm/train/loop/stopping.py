@@ -5,11 +5,11 @@ batch script, looks for it when it has ended a step s and not yet given step s +
 and announces a last step S in the workers' store. Every worker looks for the announcement at the
 end of every step, and ends after step S.
 
-No worker can miss it. Let a host wait for the results of all but the last `lead` steps when it ends
-one (Device.steps_ahead), and S = s + 1 + lead. A worker that ends S has waited for step s + 1, of
-which worker 0 gave its part after the announcement: so it sees it, then if not before. If a step
-R > s is reported, S = R will do: a report is a collective of the hosts, and worker 0 comes to it
-after the announcement.
+No worker can miss it. A host that ends a step has waited for the results of all but the last `lead`
+steps (Device.steps_ahead), and S = s + 1 + lead. So a worker that ends S has waited for step s + 1,
+and worker 0 gave its part of step s + 1 after the announcement: by then the worker can see it. If a
+step R > s is reported, S = R is late enough: a report is a collective of the hosts, and worker 0
+takes part in it after the announcement.
 """
 
 import os

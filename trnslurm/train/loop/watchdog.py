@@ -1,9 +1,9 @@
 """Checks that training makes progress, and finds who holds it up: a thread in every worker.
 
-Each call of Device.sync is a beat. Every few seconds the thread looks whether there was one since,
-and tells the others through the workers' store, with a number that counts its own turns. Without a
-beat for too long all write their stacks down, and whoever noticed names the worker: one that does
-not count its turns any more is frozen, else the one that is furthest behind holds up the others.
+Each call of Device.sync is a beat. Every few seconds the thread checks for new beats and publishes
+the result in the workers' store, with the number of its turn. If there is no beat for too long, all
+workers log their stacks, and the worker that noticed names the cause: a worker that takes no more
+turns is frozen; if there is none, the worker that is furthest behind holds up the others.
 
 The end of a save, for which training waits, may take long. While a worker is in a save no worker is
 blamed; a save has a separate time limit.
@@ -33,8 +33,8 @@ from trnslurm.train.loop.stopping import leave
 # Graphs are compiled in the first steps; a few more tell how long one takes.
 STEPS_THAT_COMPILE = 2
 STEPS_TO_LEARN = 3
-# Turns from the first suspicion to the stall: a worker that does not take one in this time is
-# frozen, and all have written down their stacks.
+# Turns from the first suspicion to the verdict: a worker that takes no turn in this time is frozen,
+# and by then all have logged their stacks.
 TURNS_TO_JUDGE = 3
 LEAST_PATIENCE_S = 2.0
 EXIT_CODE = 70
@@ -46,10 +46,8 @@ class Sign:
 
     turn: int
     step: int
-    """The step that it is in."""
+    """The step that the worker is in."""
     beats: int
-    idle_s: float
-    """Since its last beat."""
     doing: str
     node: int
     host: str
@@ -63,7 +61,7 @@ class Standstill:
     workers: tuple[int, ...] = ()
     """Empty: no worker in particular."""
     frozen: bool = False
-    """They no longer publish signs of life."""
+    """These workers no longer publish signs."""
 
 
 def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
@@ -94,7 +92,7 @@ class Watchdog:
         least_s: float,
         store: Store | None = None,
     ) -> None:
-        """Watch from a first step on for pauses of factor times a step's time, and of least_s."""
+        """Watch, from the first step, for pauses of factor times a step's time and of least_s."""
         self._device = device
         self._environment = environment
         self._step = first
@@ -108,7 +106,7 @@ class Watchdog:
         self._steps = 0
         self._step_since = time.monotonic()
         self._closed = threading.Event()
-        # The rest is the thread's own.
+        # Only the thread uses the rest.
         self._turn = 0
         self._beats = -1
         self._since = self._answered = time.monotonic()
@@ -143,7 +141,7 @@ class Watchdog:
         self._turn += 1
         if device.beats != self._beats or device.timer.doing == "checkpoint":
             self._beats, self._since, self._suspected = device.beats, now, None
-        dumps = self._ask(lambda: self._exchange(now), patience_s=self._patience_s)
+        dumps = self._ask(self._exchange, patience_s=self._patience_s)
         if dumps is not None:
             self._answered = now
             if dumps > self._dumps:
@@ -167,17 +165,16 @@ class Watchdog:
         durations = list(self._durations)
         if len(durations) < STEPS_TO_LEARN:
             return None
-        # The mean too: of a host that runs ahead of its device most steps may seem to take nothing.
+        # The mean too: if a host runs ahead of its device, most steps may seem to take no time.
         usual_s = max(statistics.median(durations), statistics.fmean(durations))
         return max(self._least_s, self._factor * usual_s)
 
-    def _exchange(self, now: float) -> int:
+    def _exchange(self) -> int:
         """Publish a sign of life; return how often workers have requested stacks."""
         sign = Sign(
             turn=self._turn,
             step=self._step,
             beats=self._device.beats,
-            idle_s=round(now - self._since, 1),
             doing=self._device.timer.doing,
             node=self._environment.node,
             host=self._host,
@@ -231,7 +228,7 @@ class Watchdog:
         here = self._environment
         record = {"time": time.time(), **values, "reported_by": here.rank}
         first = True
-        with suppress(OSError):  # where it cannot be written, whoever notices reports it
+        with suppress(OSError):  # if it cannot be written, every worker that notices reports it
             first = write_json_once(here.files.stuck_file(here.phase, here.attempt), record)
         if first:
             os.write(sys.stderr.fileno(), f"error: {values['line']}\n".encode())
@@ -239,7 +236,7 @@ class Watchdog:
 
 
 def describe(stall: Standstill, signs: list[Sign], *, seconds: int, step: int) -> dict[str, Any]:
-    """Return a stall as one line, with its parts; the step is the reporter's own."""
+    """Return a stall as one line, and its parts; `step` is the step of the worker that reports."""
     worker: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
     who = "no worker"
     more = ""

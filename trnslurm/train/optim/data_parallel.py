@@ -14,9 +14,9 @@ from trnslurm.train.optim.optimizer import GlobalOptimizer, OptimizerSpec
 class DataParallel(GlobalOptimizer):
     """Gradients summed over the workers, the whole optimizer on every one of them.
 
-    The optimizer inside updates masters: the model's parameters themselves, or where these have
-    fewer bits, copies in single precision that it keeps (fp32_copy) or has for a step (fp32_state).
-    With copies the gradients of the units add up in single precision too: in fewer bits a sum of
+    The optimizer inside updates masters: the model's parameters, or, if these have fewer bits,
+    copies in single precision, which are kept (fp32_copy) or made for each step (fp32_state). With
+    copies the gradients of the units add up in single precision too: in fewer bits a sum of
     hundreds would depend on how many of them a worker has.
     """
 
@@ -136,7 +136,7 @@ class DataParallel(GlobalOptimizer):
 
 
 def _nothing(parameter: Tensor) -> Tensor:
-    """Return the value of an unkept master between steps, which takes no memory."""
+    """Return the value between steps of a master that is not kept: it takes no memory."""
     # Not parameter.detach(): on Neuron, where torch_xla does without functionalization, the next
     # step's copy in fp32 would be written into the parameter as well, which stayed in fp32.
     return torch.zeros(1, device=parameter.device)

@@ -19,11 +19,11 @@ _LARGEST, _SMALLEST, _AT_LEAST = 25 << 20, 1 << 20, 8
 class Buckets:
     """The gradients of a model in one piece of memory, which is summed bucket by bucket.
 
-    They lie there in the order in which a backward pass ends with them: the model's, backwards. In
-    the last unit of a step a bucket is on its way as soon as its last gradient is there. All
-    workers send them in the same order, whatever the order on each.
+    They are in the order in which a backward pass completes them: the model's order, reversed. In
+    the last unit of a step a bucket is sent as soon as its last gradient is complete. All workers
+    send the buckets in the same order, in whatever order these become complete.
 
-    How often a unit adds to a bucket is learned in the first step, which sends all at its end: a
+    The first step counts how often a unit adds to each bucket, and sends all buckets at its end: a
     parameter may be used by no unit, or several times by recomputed layers.
     """
 
@@ -105,10 +105,10 @@ def _bucket_bytes(whole: Tensor) -> int:
 
 
 class SharedGradients:
-    """The gradients of a model in one piece of memory, next to those of the other workers.
+    """The gradients of a model in one piece of memory, next to the other workers' gradients.
 
-    Each worker sums its part of all of them, always in one order, and copies the other parts' sums.
-    gloo would send them through TCP: more work than the sum itself, where cores are few.
+    Each worker sums one part of all gradients, always in the same order, and copies the sums of the
+    other parts. gloo would send them through TCP: on few cores more work than the sum itself.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class SharedGradients:
         part = self._part
         torch.sum(self._each[:, part], dim=0, out=self._sum[part])
         self._device.barrier("sums")
-        # The next sums are written after the next barrier: by then all have copied these.
+        # The next sums are written after the next barrier: by then all workers have copied these.
         self.whole.copy_(self._sum)
 
 
 def _allocate(device: Device, count: int, dtype: torch.dtype) -> Tensor:
     """Return zeros that all workers see.
 
-    A file without a name, in no directory: it takes no room in /dev/shm, which containers have
-    little of, and is gone with the last worker however that ends.
+    A file without a name in any directory: it takes no room in /dev/shm, which is small in
+    containers, and disappears with the last worker, however that worker ends.
     """
     file, where = -1, torch.zeros(2, dtype=torch.int64)
     if device.rank == 0:

@@ -1,24 +1,14 @@
 """Makes the optimizer of a recipe."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
-import torch
 from torch import nn
 
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
-from trnslurm.train.optim.lamb import Lamb
-from trnslurm.train.optim.optimizer import OPTIMIZERS, UNCLIPPED, GlobalOptimizer, OptimizerSpec
+from trnslurm.train.optim.optimizer import GlobalOptimizer, make_spec
 from trnslurm.train.settings import OptimizerSettings
-
-_CLASSES: dict[str, Any] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "lamb": Lamb,
-    "sgd": torch.optim.SGD,
-}
 
 
 def make_optimizer(
@@ -31,8 +21,7 @@ def make_optimizer(
 ) -> GlobalOptimizer:
     """Make the optimizer of the settings.
 
-    ZeRO-1 exists on XLA devices only; other devices ignore zero1 and reduce gradients. Matrices
-    decay; biases and layer norms, which are vectors, do not.
+    ZeRO-1 exists on XLA devices only; other devices ignore zero1 and reduce gradients.
     """
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
@@ -44,28 +33,3 @@ def make_optimizer(
     from trnslurm.train.optim import xla
 
     return xla.Zero1(device, spec) if zero1 else xla.XlaDataParallel(device, spec)
-
-
-def make_spec(
-    settings: OptimizerSettings,
-    named: Mapping[str, nn.Parameter],
-    *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    precision: str = "fp32_copy",
-) -> OptimizerSpec:
-    """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones."""
-    name = settings.optimizer
-    shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
-    matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
-    vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
-    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
-    moments = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    return OptimizerSpec(
-        named=named,
-        groups=[{"params": each, "weight_decay": decay} for each, decay in decays if each],
-        kinds=OPTIMIZERS[name],
-        cls=_CLASSES[name],
-        options={} if name == "sgd" else moments,
-        max_norm=settings.max_norm or UNCLIPPED,
-        precision=precision,
-    )

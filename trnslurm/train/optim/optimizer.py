@@ -4,7 +4,7 @@ All return their state as rows of named tensors, and load a state that any numbe
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,21 +13,23 @@ from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
 from trnslurm.train.devices.device import Device
+from trnslurm.train.optim.lamb import Lamb
+from trnslurm.train.settings import OptimizerSettings
 
-OPTIMIZERS = {
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lamb": ("exp_avg", "exp_avg_sq"),
-    "sgd": (),
-}
-"""The state that each keeps per parameter, by PyTorch's names."""
-
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""The state that optimizers keep per parameter, by PyTorch's names; SGD keeps none."""
 ADAMS = (torch.optim.Adam, torch.optim.AdamW)
+_CLASSES: dict[str, Any] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "lamb": Lamb,
+    "sgd": torch.optim.SGD,
+}
 
 UNCLIPPED = 1e30
 """A bound that scales no gradient, in bf16 either; the norm is still computed.
 
-Not infinity, for which compilers of XLA have options of their own.
+Not infinity, which compilers of XLA may treat differently.
 """
 
 
@@ -63,6 +65,34 @@ class OptimizerSpec:
         return replace(self, groups=groups)
 
 
+def make_spec(
+    settings: OptimizerSettings,
+    named: Mapping[str, nn.Parameter],
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str = "fp32_copy",
+) -> OptimizerSpec:
+    """Return the spec of the settings' optimizer; `shapes` are the whole shapes of divided ones.
+
+    Matrices decay; biases and layer norms, which are vectors, do not.
+    """
+    name = settings.optimizer
+    shapes = shapes or {name: parameter.shape for name, parameter in named.items()}
+    matrices = [parameter for name, parameter in named.items() if len(shapes[name]) > 1]
+    vectors = [parameter for name, parameter in named.items() if len(shapes[name]) <= 1]
+    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
+    moments = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    return OptimizerSpec(
+        named=named,
+        groups=[{"params": each, "weight_decay": decay} for each, decay in decays if each],
+        kinds=() if name == "sgd" else MOMENTS,
+        cls=_CLASSES[name],
+        options={} if name == "sgd" else moments,
+        max_norm=settings.max_norm or UNCLIPPED,
+        precision=precision,
+    )
+
+
 class GlobalOptimizer(TrainingState):
     """A step that all workers take together."""
 
@@ -74,7 +104,7 @@ class GlobalOptimizer(TrainingState):
         names = {parameter: name for name, parameter in spec.named.items()}
         self._shapes = {names[parameter]: tuple(parameter.shape) for parameter in self._parameters}
         # Made once and zeroed in place: a gradient that appears in the first backward pass would
-        # make its graph, and that of the optimizer, differ from the next.
+        # make its graph, and the optimizer's, differ from the next.
         self._gradients = self._make_gradients()
 
     def _make_gradients(self) -> list[Tensor]:

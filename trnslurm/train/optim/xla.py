@@ -112,7 +112,7 @@ class XlaDataParallel(DataParallel):
         return spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
 
     def _allocate(self, dtype: torch.dtype) -> tuple[list[Tensor], dict[nn.Parameter, Tensor]]:
-        # Separate tensors: XLA has no views, and itself joins the tensors of a collective.
+        # Separate tensors: XLA has no views, and joins the tensors of a collective by itself.
         zeros = {each: torch.zeros_like(each, dtype=dtype) for each in self._parameters}
         return list(zeros.values()), zeros
 
@@ -120,7 +120,7 @@ class XlaDataParallel(DataParallel):
         """Do nothing: the compiler orders the work on the device."""
 
     def _reduce(self) -> None:
-        # torch_xla itself reads the variable where it averages, in xm.reduce_gradients, alone.
+        # torch_xla reads the variable in xm.reduce_gradients only, which averages.
         bucket_mb = int(os.environ.get("ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB", BUCKET_MB))
         xm.all_reduce_bucketized_gradients(
             self._gradients, scale=1.0, groups=None, pin_layout=False, bucket_cap_mb=bucket_mb

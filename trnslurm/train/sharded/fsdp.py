@@ -23,7 +23,7 @@ class Fsdp(Sharded):
         with torch.device("meta"):
             model: Any = request.make_model()
         if request.settings.gradient_checkpointing:
-            # Not PyTorch's older, reentrant way, which FSDP2's hooks do not expect.
+            # Not the older, reentrant way, which FSDP2's hooks do not support.
             model._set_gradient_checkpointing(
                 gradient_checkpointing_func=functools.partial(
                     torch.utils.checkpoint.checkpoint, use_reentrant=False
@@ -42,9 +42,9 @@ class Fsdp(Sharded):
         fully_shard(model, mesh=mesh, mp_policy=policy)
         _allocate(model, device.torch_device)
         self.model = model
-        # Kept here: after a forward pass without a backward the model has whole ones for a while.
+        # Kept here: after a forward pass without a backward pass the model has whole parameters.
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        # Goes through memory once, where the plain one does so for each of its operations.
+        # The fused AdamW reads memory once, the plain one for each of its operations.
         spec = spec_of(request, self._parameters.items())
         self._max_norm = spec.max_norm
         self._base = spec.make(0.0, adam={"fused": True})

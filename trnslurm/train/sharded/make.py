@@ -30,14 +30,8 @@ def shard_model(
     """
     with torch.device("meta"):
         blueprint = make_model()
-    request = ShardingRequest(
-        plan=plan,
-        settings=settings,
-        device=device,
-        file=read_strategy(RunFiles(run_dir).strategy_file, plan, settings),
-        blueprint=blueprint,
-        make_model=make_model,
-    )
+    file = read_strategy(RunFiles(run_dir).strategy_file, plan, settings)
+    request = ShardingRequest(plan, settings, device, file, blueprint, make_model)
     sharded = _strategy(settings.strategy)(request)
     if settings.init_from:
         first = saved_values(settings.init_from, blueprint)

@@ -63,8 +63,7 @@ def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[
         raise TrainError(f"{path}: not JSON ({error})") from None
     if not isinstance(values, dict):
         raise TrainError(f"{path}: expected keys and values")
-    expected = _EXPECTED[settings.strategy](plan, settings)
-    for key, wanted in expected.items():
+    for key, wanted in _expected(plan, settings).items():
         found = _value(values, key)
         if found != wanted:
             raise TrainError(
@@ -75,7 +74,7 @@ def read_strategy(path: Path, plan: JobPlan, settings: ShardedSettings) -> dict[
         for key in OFFLOADS & values["zero_optimization"].keys():
             raise TrainError(
                 f"{path}: zero_optimization.{key}: checkpoints need the state on the device, and "
-                "DeepSpeed an optimizer of its own: leave it out"
+                "DeepSpeed its own optimizer: leave it out"
             )
     known = {"fsdp": _FSDP_KEYS, "xla_fsdp": _XLA_KEYS}.get(settings.strategy)
     for key in values.keys() - (known or values.keys()):
@@ -89,19 +88,16 @@ def _value(values: Any, dotted: str) -> Any:
     return values
 
 
-def _expected_fsdp(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
-    return {"activation_checkpointing": settings.gradient_checkpointing}
-
-
-def _expected_xla(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
-    return {
-        "xla": True,
-        "xla_fsdp_grad_ckpt": settings.gradient_checkpointing,
-        "xla_fsdp_settings.compute_dtype": COMPUTE_TYPES[plan.precision],
-    }
-
-
-def _expected_deepspeed(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
+def _expected(plan: JobPlan, settings: ShardedSettings) -> dict[str, Any]:
+    """Return what the plan says about keys of the strategy's file."""
+    if settings.strategy == "fsdp":
+        return {"activation_checkpointing": settings.gradient_checkpointing}
+    if settings.strategy == "xla_fsdp":
+        return {
+            "xla": True,
+            "xla_fsdp_grad_ckpt": settings.gradient_checkpointing,
+            "xla_fsdp_settings.compute_dtype": COMPUTE_TYPES[plan.precision],
+        }
     batch = plan.batch
     return {
         "train_batch_size": batch.micro_batch * batch.accumulation * plan.workers,
@@ -110,15 +106,9 @@ def _expected_deepspeed(plan: JobPlan, settings: ShardedSettings) -> dict[str, A
         "gradient_clipping": settings.max_norm,
         "bf16.enabled": plan.precision == "bf16",
         "zero_optimization.stage": 3,
-        # Not torch.optim's: the job's own has the rule for what decays, and takes the rate.
+        # DeepSpeed must not make its own: the job's optimizer has the rule for what decays, and
+        # takes the rate.
         "optimizer": None,
         "scheduler": None,
         "fp16": None,
     }
-
-
-_EXPECTED = {
-    "fsdp": _expected_fsdp,
-    "xla_fsdp": _expected_xla,
-    "deepspeed": _expected_deepspeed,
-}

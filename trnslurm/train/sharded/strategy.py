@@ -12,13 +12,12 @@ from trnslurm.rundir import STRATEGY
 from trnslurm.train.checkpoint.state import TrainingState, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
-from trnslurm.train.optim.make import make_spec
-from trnslurm.train.optim.optimizer import OPTIMIZERS, OptimizerSpec
+from trnslurm.train.optim.optimizer import MOMENTS, OptimizerSpec, make_spec
 from trnslurm.train.plan import JobPlan
 from trnslurm.train.sharded.settings import ShardedSettings
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ShardingRequest:
     """What a strategy gets to divide a model."""
 
@@ -44,7 +43,7 @@ class Sharded(TrainingState):
     def __init__(self, request: ShardingRequest) -> None:
         self._device = request.device
         self._shapes = shapes_of(request.blueprint)
-        self._kinds = OPTIMIZERS[request.settings.optimizer]
+        self._kinds = () if request.settings.optimizer == "sgd" else MOMENTS
 
     @property
     def num_parameters(self) -> int:
@@ -58,11 +57,11 @@ class Sharded(TrainingState):
         scaled.backward()
 
     def _check_world(self, found: int) -> None:
-        """Refuse to train separate copies: each library finds the other workers in its own way."""
+        """Refuse to train separate copies: each library finds the other workers by itself."""
         if found != self._device.world:
             raise TrainError(
                 f"{type(self).__name__} found {found} workers, but {self._device.world} run: "
-                "each would train a copy of its own"
+                "each would train a separate copy"
             )
 
 

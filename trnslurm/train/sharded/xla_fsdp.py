@@ -30,7 +30,7 @@ from trnslurm.train.sharded.strategy import (
     split,
 )
 
-# What only TorchAcc's build of torch_xla takes, and what decides no value.
+# Settings that only TorchAcc's build of torch_xla accepts, and that change no result.
 TORCHACC_SETTINGS = {"opt_flatten_overlap"}
 # The settings that name a type.
 DTYPES = ("compute_dtype", "buffer_dtype")
@@ -41,7 +41,7 @@ FsdpPart = tuple[list[str], nn.Parameter]
 
 
 class XlaFsdp(Sharded):
-    """Divides parameters as flat rows of numbers: those of a layer together, or each alone."""
+    """Divides parameters as flat rows of numbers: all of a layer together, or each alone."""
 
     def __init__(self, request: ShardingRequest) -> None:
         super().__init__(request)
@@ -106,9 +106,9 @@ class XlaFsdp(Sharded):
 
     @torch.no_grad()
     def load(self, read: Read, *, updates: int) -> None:
-        """Transfer every tensor to the device, so that the state is there before the first step.
+        """Transfer every tensor to the device, so that the state exists before the first step.
 
-        That has the graph of any later one then, if the state is made in its order.
+        Then the first step has the graph of any later step, if the state is made in its order.
         """
         for names, holder in self._parts:
             if self._kinds:
@@ -120,14 +120,14 @@ class XlaFsdp(Sharded):
                     holder.data.copy_(own)
                 else:
                     self._base.state[holder][kind] = self._device.put(own)
-        self.shards()  # gathering takes graphs: met here, they surprise no later save
+        self.shards()  # gathering takes graphs: compiled here, they delay no later save
 
     def _rate(self, lr: float) -> Tensor | float:
         return rate_for(self._device, lr, self._kinds)
 
 
 def _read_settings(request: ShardingRequest) -> dict[str, Any]:
-    """Return what torch_xla's class takes of the settings."""
+    """Return the settings that torch_xla's class accepts."""
     settings: dict[str, Any] = dict(request.file["xla_fsdp_settings"])
     known = set(inspect.signature(XlaFullyShardedDataParallel.__init__).parameters)
     for key in sorted(settings.keys() - known):
@@ -171,7 +171,7 @@ def _allocate(module: nn.Module) -> None:
 
 
 def _parts_of(model: nn.Module) -> Iterator[FsdpPart]:
-    """Find whose numbers each of the divided parameters has, by the names before wrapping."""
+    """Yield each divided parameter with the names, before wrapping, of the parameters in it."""
     for place, module in model.named_modules():
         if not isinstance(module, XlaFullyShardedDataParallel):
             continue

@@ -15,7 +15,7 @@ from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, 
 class Zero3(Sharded):
     """Each parameter is divided as a flat row of numbers, by DeepSpeed's engine.
 
-    Only DeepSpeed understands what its file has beyond the plan. The engine's loss scaling
+    Only DeepSpeed reads the keys of its file that the plan does not have. The engine's loss scaling
     does not exist in fp32 and bf16; its averages over units and workers are undone in the loss.
     """
 
@@ -97,7 +97,7 @@ class Zero3(Sharded):
 
 
 def _open_deepspeed(accelerator: str) -> Any:
-    # By itself it takes a GPU if there is one, even where the plan says cpu.
+    # DeepSpeed takes a GPU if there is one, even if the plan says cpu.
     os.environ["DS_ACCELERATOR"] = accelerator
     try:
         import deepspeed
@@ -106,9 +106,9 @@ def _open_deepspeed(accelerator: str) -> Any:
             "strategy deepspeed: this Python has no deepspeed: pip install 'trnslurm[deepspeed]', "
             "or take the preset fsdp"
         ) from None
-    # On CPUs it would compile collectives of its own, which takes a C++ compiler and a minute, and
-    # which pass through shared memory whatever node a worker takes for its own.
+    # On CPUs DeepSpeed would compile its own collectives, which takes a C++ compiler and a minute.
+    # They use shared memory, even between workers that play different nodes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # Takes over the process group that is there already; zero.Init asks it for the workers.
+    # Takes over the existing process group, in which zero.Init finds the workers.
     deepspeed.init_distributed(dist_backend=dist.get_backend())
     return deepspeed

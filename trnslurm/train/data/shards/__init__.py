@@ -1,1 +1,1 @@
-"""BERT's pretraining data: HDF5 shards in the format of NVIDIA and AWS, read as they are."""
+"""BERT's pretraining data: HDF5 shards in the format of NVIDIA and AWS."""

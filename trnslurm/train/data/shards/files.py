@@ -1,8 +1,8 @@
 """Shards on disk: finding, checking and reading them.
 
-The format is that of create_pretraining_data.py in NVIDIA's DeepLearningExamples (PyTorch, BERT),
-which AWS's tutorial uses too: one HDF5 file a shard, one row a sample, most often gzipped in chunks
-of about a thousand rows. Labels of the next sentence are 0 (it follows) or 1 (it is a random one).
+create_pretraining_data.py in NVIDIA's DeepLearningExamples (PyTorch, BERT), which AWS's tutorial
+uses too, defines the format: one HDF5 file per shard, one row per sample, most often gzipped in
+chunks of about a thousand rows. Labels of the next sentence are 0 (it follows) or 1 (it is random).
 """
 
 from collections.abc import Iterable

@@ -34,13 +34,13 @@ class ShardSplit:
     directory: Path
     name: str
     """train or eval."""
-    beside: Path
-    """Where the index is, if it cannot be written to the directory: in the run directory."""
+    fallback: Path
+    """Where the index is if it cannot be written to the directory: in the run directory."""
 
     def index_files(self) -> tuple[Path, Path]:
         """Return where the index can be."""
         name = f"{self.name}-index.safetensors"
-        return self.directory / name, self.beside / name
+        return self.directory / name, self.fallback / name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,12 @@ def index_shards(split: ShardSplit, say: Callable[[str], None] = print) -> None:
     if _find(split):
         return
     index = _scan(split, say)
-    with_shards, beside = split.index_files()
+    with_shards, fallback = split.index_files()
     try:
         _write(index, with_shards)
     except OSError:
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        _write(index, beside)
+        fallback.parent.mkdir(parents=True, exist_ok=True)
+        _write(index, fallback)
 
 
 def read_shard_index(split: ShardSplit) -> ShardIndex:

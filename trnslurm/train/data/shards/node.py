@@ -1,11 +1,11 @@
 """Arrays that the workers of a node share: files on its disk, each made once and mapped by all.
 
-While they are used they are in the page cache, so no worker waits for the disk; what a killed job
-leaves takes no memory.
+Arrays in use are in the page cache, so no worker waits for the disk; a killed job's arrays take no
+memory.
 
-The first worker that needs an array makes it; the others wait for its lock, which the kernel lifts
-if that worker dies, so there is no leader, and no state but the files. Where they cannot be
-shared each worker makes its own.
+The first worker that needs an array makes it; the others wait for its lock, which the kernel
+releases if that worker dies, so there is no leader, and no state but the files. If arrays cannot be
+shared, each worker makes its own.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from trnslurm.rundir import is_private
 
 _PREFIX = "trnslurm-shards"
-# Every worker that uses a directory holds this lock: a directory without a holder is left over.
+# Every worker that uses a directory holds this lock: a directory without a holder is abandoned.
 _USED = "used"
-# Where the disk is full, or cannot be written to.
+# Used if the disk is full or cannot be written to.
 _MEMORY = Path("/dev/shm")
 _ALONE = "each worker decodes them for itself"
 
@@ -47,7 +47,7 @@ class NodeArrays:
         made: NDArray[Any] | None = None
         try:
             while (found := self._map(path, length)) is None:
-                # What is written is the lock too: nothing is left of it once it has its name.
+                # The file that is written is also the lock: it is gone once the array has its name.
                 with path.with_suffix(".new").open("ab") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)
                     if _is_at(file, Path(file.name)) and self._map(path, length) is None:
@@ -55,7 +55,7 @@ class NodeArrays:
                         _write(file, made, path)
         except OSError as error:
             self._say(f"{self._directory}: {error.strerror}: no shards are kept there: {_ALONE}")
-            self._say = _say_nothing  # the next is like it
+            self._say = _say_nothing  # once is enough
             return make() if made is None else made
         return found
 
@@ -89,7 +89,7 @@ def share(
         with contextlib.suppress(OSError):
             _remove_abandoned(base)
             directory = base / f"{_PREFIX}-{os.getuid()}-{key}"
-            # In a directory that another worker has made there was room.
+            # If another worker has made the directory, there was room.
             if directory.exists() or shutil.disk_usage(base).free >= size:
                 return NodeArrays(directory, dtype, say)
     say(f"{' and '.join(map(str, bases))}: no room for {size / 1e6:,.0f} MB of shards: {_ALONE}")
@@ -114,7 +114,7 @@ def _say_nothing(text: str) -> None:
 
 
 def _hold(directory: Path) -> IO[bytes]:
-    """Make a directory of this user's own, and hold it."""
+    """Make a directory that belongs to this user, and hold it."""
     while True:
         directory.mkdir(mode=0o700, exist_ok=True)
         _check_ours(directory)

@@ -69,8 +69,8 @@ class ShardedSamples:
         self._dtype = _dtype_of(self.seq_len, self.max_pred, vocab_size)
         self._node: NodeArrays | None = None
         if shared:
-            # Of this run only: runs are at different windows, and drop those behind them.
-            place = str(split.beside.absolute())
+            # For this run only: runs are at different windows, and drop old ones.
+            place = str(split.fallback.absolute())
             name = repr((place, split.name, self.fingerprint, seed, self._dtype.descr))
             key = hashlib.sha256(name.encode()).hexdigest()[:16]
             kept = (KEPT_BEHIND + 2) * self._windows.largest * self._dtype.itemsize
