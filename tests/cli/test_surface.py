@@ -101,7 +101,6 @@ DEFAULTS = {
     ("env check", "timeout"): 600.0,
     ("sandbox up", "nodes"): 4,
     ("sandbox up", "like"): "trn1.32xlarge",
-    ("sandbox up", "slurm"): "",
     ("sandbox up", "users"): 0,
     **{(f"sandbox {verb}", "name"): "sandbox" for verb in SANDBOX_VERBS},
 }

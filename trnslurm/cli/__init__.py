@@ -66,6 +66,7 @@ _HERE = {
     "submit",
 }
 _INTERRUPTED = 130
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 _LONGEST = 2000
 # By default Python collects garbage after every 700 new objects. Imports make many objects that
 # stay; looking through them takes 5% of a command's start.
@@ -143,7 +144,7 @@ class _LazyGroup(click.Group):
         return name, command, rest
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="trnslurm", message="%(prog)s %(version)s")
 @click.option(
     "--on",

@@ -53,7 +53,7 @@ def compile_command() -> None:
 
 @compile_command.command("key")
 @recipe_argument(required=False)
-@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@click.option("-n", "--nodes", type=int, default=1, help="Number of nodes.")
 @spec_options
 @click.option("--explain", is_flag=True, help="Show everything that the key depends on.")
 @click.option("--diff", nargs=2, metavar="A B", help="Show how two runs, bundles or keys differ.")

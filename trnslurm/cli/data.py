@@ -46,11 +46,7 @@ from trnslurm.prepare.options import (
 from trnslurm.submit.job import make_prepare_job
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
-_EXCLUSIVE = (
-    ("document_per", "document_start"),
-    ("text", "wikiextractor"),
-    ("eval", "holdout"),
-)
+_EXCLUSIVE = (("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout"))
 # In the order of the job's script.
 _PASSED_ON = ("wrapped", "end_of_text", "document_per", "document_start", "column", "force")
 # Readers of an option -> the recipes that they are; in the order of the help.

@@ -11,12 +11,7 @@ import click
 
 from trnslurm.api.search import run_roots
 from trnslurm.api.tables import count
-from trnslurm.cli.options import (
-    cluster_option,
-    json_option,
-    run_name_argument,
-    workspace_option,
-)
+from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.cluster.preflight import check_nodes
 from trnslurm.config.load import resolve_cluster
@@ -39,7 +34,7 @@ _SAME = ("Python", "torch", "torch-xla", "torch-neuronx")
     metavar="N",
     help="Number of nodes to check  [default: 1].",
 )
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the nodes.")
+@click.option("--timeout", default=600.0, help="Seconds to wait for the nodes.")
 @click.option(
     "--run",
     "measure",

@@ -11,12 +11,7 @@ import click
 
 from trnslurm.api.choice import choose_data_cluster
 from trnslurm.api.search import run_roots
-from trnslurm.cli.options import (
-    cluster_option,
-    json_option,
-    run_name_argument,
-    workspace_option,
-)
+from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal
 from trnslurm.cluster.programs import export, export_file
 from trnslurm.config.load import resolve
@@ -41,18 +36,11 @@ def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) ->
 @click.option(
     "-o", "--output", metavar="DIR", help="Output directory  [default: exported/step-N in the run]."
 )
-@click.option(
-    "--format",
-    type=click.Choice(["hf"]),
-    default="hf",
-    show_default=True,
-    help="hf is the only format.",
-)
+@click.option("--format", type=click.Choice(["hf"]), default="hf", help="hf is the only format.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    show_default=True,
     help="Data type of the weights.",
 )
 @click.option("--tokenizer", metavar="DIR", help="Copy the tokenizer from this folder.")

@@ -45,7 +45,6 @@ Points = Sequence[tuple[float, float]]
     "--lines",
     type=click.IntRange(min=1),
     default=20,
-    show_default=True,
     metavar="N",
     help="Show only the last N steps.",
 )

@@ -152,7 +152,7 @@ def show_command(console: Terminal, **options: Any) -> None:
 
 @click.command("plan")
 @recipe_argument(with_arguments=True)
-@click.option("-n", "--nodes", default="1,2,4,8,16", show_default=True, help="Node counts.")
+@click.option("-n", "--nodes", default="1,2,4,8,16", help="Node counts.")
 @spec_options
 @json_option
 def plan_command(nodes: str, console: Terminal, **options: Any) -> None:

@@ -31,7 +31,7 @@ _READING_ORDER = (
 
 @click.command("render")
 @recipe_argument(with_arguments=True)
-@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@click.option("-n", "--nodes", type=int, default=1, help="Number of nodes.")
 @spec_options
 @click.option("-o", "--output", metavar="DIR", help="Write the bundle to this new directory.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")

@@ -91,15 +91,12 @@ def resume_command(run: str, workspace: Workspace, console: Terminal, **options:
     is_flag=True,
     help="Resume the run whenever it stops before its last step.",
 )
-@click.option(
-    "--every", metavar="TIME", default="30s", show_default=True, help="Interval: 30s, 5m, 1h."
-)
+@click.option("--every", metavar="TIME", default="30s", help="Interval: 30s, 5m, 1h.")
 @click.option(
     "--max",
     "most",
     type=click.IntRange(min=1),
     default=3,
-    show_default=True,
     help="Give up after this many resumes without a newer checkpoint.",
 )
 @path_option

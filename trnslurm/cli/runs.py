@@ -215,7 +215,7 @@ def _say_attempts(status: RunStatus) -> None:
 
 @click.command("logs")
 @run_argument
-@click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
+@click.option("--node", type=int, default=0, help="Rank of the node.")
 @click.option(
     "--phase",
     type=click.Choice(["precompile", "train", "prepare"]),
@@ -223,9 +223,7 @@ def _say_attempts(status: RunStatus) -> None:
 )
 @click.option("--batch", is_flag=True, help="Show the batch script's own log.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until the run ends.")
-@click.option(
-    "-n", "--lines", type=int, default=100, show_default=True, help="Number of last lines; 0: all."
-)
+@click.option("-n", "--lines", type=int, default=100, help="Number of last lines; 0: all.")
 @path_option
 def logs_command(run: RunDir, follow: bool, lines: int, **which: Any) -> None:
     """Print the log of a node or of the batch script.
@@ -281,7 +279,7 @@ def triage_command(run: RunDir, phase: str | None, attempt: int | None, console:
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @run_argument
-@click.option("--node", type=int, default=0, show_default=True, help="Rank of the node.")
+@click.option("--node", type=int, default=0, help="Rank of the node.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @path_option
 def exec_command(run: RunDir, node: int, command: tuple[str, ...]) -> None:

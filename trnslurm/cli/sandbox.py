@@ -50,7 +50,6 @@ def _name_option(command: Command) -> Command:
         metavar="NAME",
         envvar=_VARIABLE,
         default=DEFAULT_NAME,
-        show_default=True,
         shell_complete=_names,
         help="Name of the sandbox.",
     )(command)
@@ -74,19 +73,17 @@ def sandbox_command() -> None:
 
 @sandbox_command.command("up")
 @_name_option
-@click.option("-n", "--nodes", type=int, default=4, show_default=True, help="Number of nodes.")
+@click.option("-n", "--nodes", type=int, default=4, help="Number of nodes.")
 @click.option(
     "--like",
     metavar="TYPE",
     default="trn1.32xlarge",
-    show_default=True,
     shell_complete=_types,
     help="Instance type whose CPUs, memory and features the nodes claim.",
 )
 @click.option("--accounting", is_flag=True, help="Run slurmdbd and its database, too.")
 @click.option(
     "--set",
-    "settings",
     multiple=True,
     metavar="KEY=VALUE",
     help="Set a line of slurm.conf, or a value in its node lines: --set KillWait=5 --set CPUs=8.",
@@ -100,13 +97,13 @@ def sandbox_command() -> None:
     "--slurm",
     metavar="DIR",
     envvar="TRNSLURM_SANDBOX_SLURM",
-    default="",
     help="Run the Slurm in PREFIX/bin and PREFIX/sbin  [default: the Slurm whose srun is on PATH].",
 )
 @click.option(
     "--users",
     type=int,
     default=0,
+    show_default=False,
     metavar="N",
     help="Add N users (alice, bob, …) for `exec --user`. Needs root.",
 )
@@ -114,17 +111,7 @@ def sandbox_command() -> None:
 @click.option("--owner", type=int, metavar="PID", help="End the sandbox when this process ends.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 def up_command_line(
-    name: str,
-    nodes: int,
-    like: str,
-    accounting: bool,
-    settings: tuple[str, ...],
-    neuron_stand_ins: bool,
-    slurm: str,
-    users: int,
-    python: str | None,
-    owner: int | None,
-    quiet: bool,
+    name: str, slurm: str | None, python: str | None, owner: int | None, quiet: bool, **options: Any
 ) -> None:
     """Start a sandbox, unless it is up already.
 
@@ -139,32 +126,24 @@ def up_command_line(
       trnslurm sandbox up --name two --users 2
     """
     layout = Layout.named(name)
-    asked = SandboxSettings(
-        nodes=nodes,
-        like=like,
-        accounting=accounting,
-        set=settings,
-        neuron_stand_ins=neuron_stand_ins,
-        users=users,
-        python=_interpreter(python),
-        slurm=str(Path(slurm).absolute()) if slurm else "",
-    )
+    own_slurm = str(Path(slurm).absolute()) if slurm else ""
+    settings = SandboxSettings(python=_interpreter(python), slurm=own_slurm, **options)
     started = time.monotonic()
 
     def say(line: str) -> None:
         if not quiet:
             click.echo(f"  {line}", err=True)
 
-    fresh = up(layout, asked, owner=owner, say=say)
+    fresh = up(layout, settings, owner=owner, say=say)
     if quiet:
         return
     took = f" after {time.monotonic() - started:.1f} s" if fresh else " already"
     named = "" if name == DEFAULT_NAME else f" --name {name}"
-    click.echo(f"Sandbox {name} is up{took}: {count(nodes, 'node')} like {like}")
+    click.echo(f"Sandbox {name} is up{took}: {count(settings.nodes, 'node')} like {settings.like}")
     click.echo(f'Its commands: eval "$(trnslurm sandbox env{named})"')
     click.echo(f"Its cluster profile: --cluster {layout.cluster}")
-    if users:
-        names = ", ".join(asked.user_names)
+    if settings.user_names:
+        names = ", ".join(settings.user_names)
         click.echo(f"Its users: {names}: trnslurm sandbox exec{named} --user alice -- bash")
 
 

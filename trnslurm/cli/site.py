@@ -19,13 +19,7 @@ from trnslurm.config.schema import Cluster
 from trnslurm.config.search import SETTINGS_FILE, Workspace, packaged_root, user_root
 from trnslurm.errors import ConfigError, SlurmError, TrnslurmError
 from trnslurm.slurm.commands import Slurm
-from trnslurm.slurm.detect import (
-    DetectedCluster,
-    Partition,
-    detect,
-    find_shared,
-    profile_text,
-)
+from trnslurm.slurm.detect import DetectedCluster, Partition, detect, find_shared, profile_text
 
 # Errors of scontrol where neither slurm.conf nor a DNS record names the controller.
 _NO_CONFIGURATION = re.compile("configuration source|configuration file|s_p_parse_file|DNS SRV")
@@ -190,7 +184,7 @@ def env_command() -> None:
 @env_command.command("check")
 @workspace_option
 @cluster_option
-@click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for a node.")
+@click.option("--timeout", default=600.0, help="Seconds to wait for a node.")
 @json_option
 def check_command(
     workspace: Workspace, cluster: str | None, timeout: float, console: Terminal

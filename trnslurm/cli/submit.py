@@ -36,7 +36,7 @@ _OF_A_BUNDLE = {"rendered", "path", "dry_run", "yes", "follow", "detach", "as_js
 
 @click.command("submit")
 @recipe_argument(required=False, with_arguments=True)
-@click.option("-n", "--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
+@click.option("-n", "--nodes", type=int, default=1, help="Number of nodes.")
 @spec_options
 @click.option(
     "--precompile",

@@ -25,7 +25,6 @@ from trnslurm.runs.status import RunStatus, run_status
     "--every",
     type=click.FloatRange(min=0.5),
     default=5.0,
-    show_default=True,
     metavar="S",
     help="Refresh after this many seconds; each refresh is one squeue.",
 )
@@ -52,32 +51,36 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
     def listed() -> Sequence[RunStatus]:
         return list_statuses(workspace, RunFilter(everything=everything))[0]
 
-    def cancel(chosen: RunDir) -> str:
-        from trnslurm.submit.cancel import cancel_unless_ended
-
-        before, cancelled = cancel_unless_ended(chosen, now=False)
-        if not cancelled:
-            return f"{chosen.name} has ended already: {before.state}"
-        saves = cancelled[0].saves
-        return f"Cancelling {chosen.name}: it saves a checkpoint" if saves else "Cancelled"
-
-    def resume(chosen: RunDir) -> str:
-        from trnslurm.submit.resume import Continuation
-        from trnslurm.submit.resume import resume as resume_run
-
-        console = Console(detach=True)
-        how = Continuation(template_dirs=workspace.template_dirs())
-        resume_run(chosen, how, console)
-        return "\n".join([f"Resumed {chosen.name}", *console.remarks])
-
-    def report(chosen: RunDir) -> str:
-        from trnslurm.report.history import History
-        from trnslurm.report.page import write_report
-
-        file = Path(f"{chosen.name}.html").absolute()
-        write_report([History(chosen, chosen.record(), run_status(chosen))], file, pictures=False)
-        return f"Wrote {file}"
-
     first = find_run(run, run_roots(workspace)) if run else None
-    acts = {"cancel": cancel, "resume": resume, "report": report}
+    acts = {
+        "cancel": _cancel,
+        "resume": lambda run: _resume(workspace, run),
+        "report": _report,
+    }
     Top(listed, every_s=every, acts=acts, first=first).run()
+
+
+def _cancel(run: RunDir) -> str:
+    from trnslurm.submit.cancel import cancel_unless_ended  # as the others: for a key only
+
+    before, cancelled = cancel_unless_ended(run, now=False)
+    if not cancelled:
+        return f"{run.name} has ended already: {before.state}"
+    return f"Cancelling {run.name}: it saves a checkpoint" if cancelled[0].saves else "Cancelled"
+
+
+def _resume(workspace: Workspace, run: RunDir) -> str:
+    from trnslurm.submit.resume import Continuation, resume
+
+    console = Console(detach=True)
+    resume(run, Continuation(template_dirs=workspace.template_dirs()), console)
+    return "\n".join([f"Resumed {run.name}", *console.remarks])
+
+
+def _report(run: RunDir) -> str:
+    from trnslurm.report.history import History
+    from trnslurm.report.page import write_report
+
+    file = Path(f"{run.name}.html").absolute()
+    write_report([History(run, run.record(), run_status(run))], file, pictures=False)
+    return f"Wrote {file}"

@@ -25,14 +25,21 @@ def find_run(word: str, roots: list[Path]) -> RunDir:
     return _pick(word, list_runs(roots), roots)
 
 
+def _matching(word: str, names: Iterable[str]) -> list[str]:
+    """Return the names equal to a word; if none is, those that end with it, or contain it."""
+    known = list(dict.fromkeys(names))
+    return (
+        [name for name in known if name == word]
+        or [name for name in known if name.endswith(f"-{word}")]
+        or [name for name in known if word in name]
+    )
+
+
 def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
     if word == "last" and runs:
         return next((r for r in reversed(runs) if is_ours(r.path)), runs[-1])
-    matches = (
-        [r for r in runs if r.name == word]
-        or [r for r in runs if r.name.endswith(f"-{word}")]
-        or [r for r in runs if word in r.name]
-    )
+    names = {*_matching(word, (r.name for r in runs))}
+    matches = [r for r in runs if r.name in names]
     if len(matches) == 1:
         return matches[0]
     if matches and len({group_of(run) for run in matches}) == 1 and group_of(matches[0]):
@@ -40,8 +47,8 @@ def _pick(word: str, runs: list[RunDir], roots: list[Path]) -> RunDir:
             f"{word} is a sweep of {len(matches)} runs: name one of them, as {matches[0].name}"
         )
     if matches:
-        names = ", ".join(r.name for r in matches[-3:])
-        raise RunError(f"{word} names {len(matches)} runs ({names} …): give more of the name")
+        some = ", ".join(r.name for r in matches[-3:])
+        raise RunError(f"{word} names {len(matches)} runs ({some} …): give more of the name")
     where = ", ".join(map(str, roots)) or "no run root"
     raise RunError(f"no run {word!r} in {where}; `trnslurm runs` lists them")
 
@@ -56,11 +63,7 @@ def find_runs(word: str, roots: list[Path]) -> list[RunDir]:
     named: dict[str, list[RunDir]] = {}
     for run in near:
         named.setdefault(group_of(run) or run.name, []).append(run)
-    found = (
-        [name for name in named if name == word]
-        or [name for name in named if name.endswith(f"-{word}")]
-        or [name for name in named if word in name]
-    )
+    found = _matching(word, named)
     if len(found) == 1:
         return in_order(named[found[0]])
     if found:

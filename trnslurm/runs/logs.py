@@ -20,12 +20,10 @@ def choose_log(
     run: RunDir, *, phase: str | None = None, node: int = 0, batch: bool = False
 ) -> Path | None:
     """Return the newest log of a node or of the batch script; None if there is none."""
-    record = run.record()
-    if phase is not None and phase not in record.phases:
-        raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
+    phases, record = run.phases_back(phase), run.record()
     if not 0 <= node < record.nodes:
         raise RunError(f"{run.name} has nodes 0 to {record.nodes - 1}, but no node {node}")
-    for name in [phase] if phase else list(record.phases[::-1]):
+    for name in phases:
         if batch:
             if logs := run.batch_logs(name):
                 return logs[-1]

@@ -13,25 +13,8 @@ from trnslurm.runs.foreign import printable
 from trnslurm.runs.run import Attempt, Record, RunDir
 from trnslurm.slurm.commands import QueueEntry, find_job
 
-FINAL = {
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "STOPPED",
-    "LOST",
-}
-STATES = (
-    "PENDING",
-    "HELD",
-    "CONFIGURING",
-    "PRECOMPILING",
-    "RUNNING",
-    "REQUEUED",
-    *sorted(FINAL),
-)
+FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "STOPPED", "LOST"}
+STATES = ("PENDING", "HELD", "CONFIGURING", "PRECOMPILING", "RUNNING", "REQUEUED", *sorted(FINAL))
 """Every state of a run."""
 _STALE_S = 120  # four missed heartbeats
 WRITTEN = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "STOPPED"}
@@ -111,8 +94,7 @@ def phase_status(
     run: RunDir, record: Record, phase: str, seen: Seen | None, wait: Wait
 ) -> PhaseStatus:
     """Return the status of a phase, given the controller's answer."""
-    attempts = run.attempts_since(record, phase)
-    last = attempts[-1] if attempts else None
+    last = run.newest_attempt(record, phase)
     job_id = record.jobs.get(phase, "")
     if record.local:
         state, reason = _local_state(run, record, last, wait)

@@ -162,6 +162,13 @@ class RunDir(RunFiles, kw_only=False):
         """Replace run.json whole."""
         write_json(self.record_file, asdict(record))
 
+    def phases_back(self, phase: str | None = None) -> list[str]:
+        """Return the phases, last phase first; or only the given phase, which must be one."""
+        phases = self.record().phases
+        if phase not in (None, *phases):
+            raise RunError(f"{self.name} has no phase {phase!r}; it has {', '.join(phases)}")
+        return [phase] if phase else [*reversed(phases)]
+
     def add_job(self, phase: str, job_id: str) -> None:
         """Record the job id of a phase."""
         record = self.record()
@@ -186,6 +193,10 @@ class RunDir(RunFiles, kw_only=False):
     def attempts_since(self, record: Record, phase: str) -> list[Attempt]:
         """Return the attempts of a phase since the run was submitted, or resumed."""
         return [a for a in self.attempts(phase) if a.attempt > record.earlier.get(phase, 0)]
+
+    def newest_attempt(self, record: Record, phase: str) -> Attempt | None:
+        """Return the newest of these attempts; None if there is none."""
+        return next(reversed(self.attempts_since(record, phase)), None)
 
     def was_stopped(self, phase: str, attempt: int) -> bool:
         """Check whether an attempt was stopped on request, so that its end is not a crash."""

@@ -122,22 +122,13 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
 
 def is_complete(run: RunDir, record: Record) -> bool:
     """Check whether the last phase completed, so that Slurm's state of the job does not matter."""
-    last = run.attempts_since(record, record.phases[-1])
-    return bool(last) and last[-1].state == "COMPLETED"
-
-
-def _wrote_its_end(run: RunDir, record: Record, phase: str) -> bool:
-    """Check whether the newest attempt wrote how it ended, so that accounting is not needed."""
-    last = run.attempts_since(record, phase)
-    return bool(last) and last[-1].state in WRITTEN
+    last = run.newest_attempt(record, record.phases[-1])
+    return last is not None and last.state == "COMPLETED"
 
 
 def choose_attempt(run: RunDir, *, phase: str | None, attempt: int | None) -> Attempt:
     """Return the chosen attempt, by default the newest attempt of the last phase that began."""
-    record = run.record()
-    if phase is not None and phase not in record.phases:
-        raise RunError(f"{run.name} has no phase {phase!r}; it has {', '.join(record.phases)}")
-    for name in [phase] if phase else reversed(record.phases):
+    for name in run.phases_back(phase):
         attempts = run.attempts(name)
         found = [a for a in attempts if attempt in (None, a.attempt)]
         if found:
@@ -179,12 +170,13 @@ def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> S
         queue = slurm.queue(sorted({record.user for _, record in unsettled}))
     except SlurmError as error:
         return Seen({}, {}, silent=str(error))
-    forgotten = [
-        job
-        for run, record in unsettled
-        for phase, job in record.jobs.items()
-        if not find_job(queue, job, run.path) and not _wrote_its_end(run, record, phase)
-    ]
+    forgotten = []
+    for run, record in unsettled:
+        for phase, job in record.jobs.items():
+            last = run.newest_attempt(record, phase)
+            # The end that an attempt wrote says more than accounting.
+            if not find_job(queue, job, run.path) and (last is None or last.state not in WRITTEN):
+                forgotten.append(job)
     return Seen(queue, slurm.accounting(forgotten))
 
 
@@ -298,8 +290,8 @@ def _next_command(
         return f"trnslurm cancel {run.name}" if queued else ""
     if ahead:
         return ahead
-    last = run.attempts_since(record, record.phases[-1])[-1:]
-    if state == "FAILED" and last and last[0].cause == ERROR:
+    last = run.newest_attempt(record, record.phases[-1])
+    if state == "FAILED" and last and last.cause == ERROR:
         return ""  # a retry would fail again
     held = state == "HELD" and any(map(held_by_slurm, phases))
     # Slurm cancelled the job because another run's job failed; no user did.
