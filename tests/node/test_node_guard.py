@@ -86,7 +86,7 @@ def test_no_orphan_when_the_watched_process_is_killed(bench, tree, program):
         # Not collected yet: the zombie has to count as gone.
         assert guard.wait(60) == 143
         assert bench.alive() == []
-    assert f"process {watched.pid}, which this run belongs to, is gone" in guard.stderr.read()
+    assert f"process {watched.pid}, which this run belongs to, has ended" in guard.stderr.read()
 
 
 def test_a_recycled_pid_is_not_taken_for_the_watched_process(bench):

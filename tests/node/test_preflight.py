@@ -300,13 +300,13 @@ def test_started_by_hand_it_says_what_is_missing(job: Job) -> None:
         capture_output=True, text=True, timeout=20, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts it\n"
+    assert done.stderr == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts this\n"
 
 
 def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:
     checks = {"slow": lambda _: time.sleep(60), "broken": lambda _: 1 / 0}
     found = run_all(Needs(run=job.run, phase="train"), checks, 1)
-    assert found["slow"].problem.startswith("looking at it took over 1 s")
+    assert found["slow"].problem.startswith("its check took over 1 s")
     assert "ZeroDivisionError" in found["broken"].problem
 
 
@@ -327,7 +327,7 @@ def test_torch_xla_without_gpus_is_found_before_workers_start(tmp_path: Path, mo
     """A package directory of each name, as pip leaves it, on the path of this Python."""
     check = CHECKS["torch_xla"]
     needs = Needs(run=tmp_path, phase="train", device="xla-cuda")
-    assert "torch_xla has no GPUs without; install" in check(needs).problem
+    assert "torch_xla needs one of them for GPUs; install" in check(needs).problem
     assert check(Needs(run=tmp_path, phase="train", device="cuda")) == Checked()
     (tmp_path / "torchacc-0.0.7.dist-info").mkdir()
     (tmp_path / "torchacc-0.0.7.dist-info/METADATA").write_text("Name: torchacc\nVersion: 0.0.7\n")

@@ -224,7 +224,7 @@ def test_watch_tells_what_no_node_could(lost, webhook: Webhook, cli) -> None:
     (message,) = webhook.got
     assert (message["event"], message["state"], message["attempt"]) == ("failure", "LOST", 1)
     assert (message["run"], message["recipe"], message["nodes"]) == (lost.name, "toy", 2)
-    assert "notify: failure: webhook 127.0.0.1: sent" in done.err
+    assert "notify: failure: webhook: sent to 127.0.0.1" in done.err
     cli("watch", "last", "--every", "0.05s")
     assert len(webhook.got) == 1  # once is enough
 

@@ -1,16 +1,16 @@
-"""Runs batch scripts one after another here, and leaves no process behind.
+"""Runs batch scripts one after another on this machine, and leaves no process behind.
 
     python -m trnslurm.node.guard --output 'logs/%s.log' -- precompile.sh train.sh
 
-The caller may be killed, and may kill us, with no time to clean up: submitit's local controller
-signals its direct child only, INT and a second later KILL. Hence two processes:
+The caller may be killed, and may kill this program without time to clean up: submitit's local
+controller signals only its direct child, INT and a second later KILL. So there are two processes:
 
-- the waiter, which the caller sees: it ends when its parent dies, and returns the exit code;
-- the supervisor, in a separate session: it runs the scripts, adopts what they leave behind, and
-  ends everything when its pipe from the waiter closes or when the watched process is gone.
+- the waiter, the caller's child: it ends when its parent dies, and returns the exit code;
+- the supervisor, in a separate session: it runs the scripts, adopts the processes that they leave
+  behind, and ends everything when its pipe from the waiter closes or the watched process has ended.
 
-Should the supervisor itself be killed, its descendants fall to the waiter, which ends them.
-The running script is told first and alone (TERM), so that its trap can write down what happened.
+If the supervisor itself is killed, the waiter adopts its descendants and ends them. At the end the
+running script alone gets TERM first, so that its trap can record the reason.
 """
 
 import argparse
@@ -28,24 +28,24 @@ from trnslurm.node import processes
 
 ENDED = 128 + signal.SIGTERM
 POLL_S = 0.5
-RETRIED_BY_SUBMITIT = 144  # its local controller would start us again, up to six times
+RETRIED_BY_SUBMITIT = 144  # its local controller would start the program again, up to six times
 
 
 class Watched:
-    """A process whose end is ours: known by pid and start time, as pids are used again."""
+    """A process with which this program ends; pid and start time identify it."""
 
     def __init__(self, pid: int) -> None:
         stat, own = processes.read_stat(pid), processes.read_stat(os.getpid())
-        # It asked for us, so it is not younger than we are: one that is took over a dead one's pid.
+        # It started this program, so it is older. A younger process has the pid of a dead one.
         self._known = stat is not None and own is not None and stat.start_ticks <= own.start_ticks
         self._start_ticks = stat.start_ticks if stat else 0
         self.pid = pid
         self.fd: int | None = None
-        with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3, or in a strict jail
+        with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3, or not permitted
             self.fd = os.pidfd_open(pid)
 
     def gone(self) -> bool:
-        """Return whether the process has ended; a zombie has."""
+        """Check whether the process has ended; a zombie has."""
         stat = processes.read_stat(self.pid)
         return (
             not self._known
@@ -70,7 +70,7 @@ class Lifeline:
         self.cut: str | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when something happened; `cut` then gives the reason to end, if there is one."""
+        """Wait until something happens; `cut` then has the reason to end, if there is one."""
         if self.cut:
             self._signals.wait(timeout_s)
             return
@@ -80,7 +80,7 @@ class Lifeline:
             timeout_s = self._poll_s
         arrived, closed = self._signals.wait(timeout_s, self._fds)
         if self._watched and self._watched.gone():
-            self.cut = f"process {self._watched.pid}, which this run belongs to, is gone"
+            self.cut = f"process {self._watched.pid}, which this run belongs to, has ended"
         elif closed:
             self.cut = "asked to end"
         elif asked := arrived & processes.END_SIGNALS:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     supervisor = os.fork()
     if supervisor == 0:
         os.close(supervisor_end)
-        # The only writer is now the waiter: end of file means that it is gone or wants the end.
+        # The waiter is now the only writer: at the end of file it has ended, or asks for the end.
         become_supervisor(options, waiter_end, watched)
     os.close(waiter_end)
     code = wait_for(supervisor, supervisor_end, signals)
@@ -125,7 +125,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def wait_for(supervisor: int, supervisor_end: int, signals: processes.SignalQueue) -> int:
-    """Wait for the supervisor; have it end everything when a signal asks for that."""
+    """Wait for the supervisor; let it end everything when a signal asks for that."""
     ended_by = 0
     while True:
         arrived, _ = signals.wait(None)
@@ -156,7 +156,7 @@ def become_supervisor(
         try:
             processes.end_descendants()
         finally:
-            os._exit(code)  # never back into the waiter's code
+            os._exit(code)  # never returns to the waiter's code
 
 
 def run_scripts(options: argparse.Namespace, lifeline: Lifeline) -> int:
@@ -189,7 +189,7 @@ def still_runs(process: str) -> bool:
 
 
 def run_script(script: str, log_fd: int | None, grace_s: float, lifeline: Lifeline) -> int:
-    """Run one script; once the lifeline is cut, tell it and give it `grace_s` to end."""
+    """Run one script; once the lifeline is cut, send TERM, and wait `grace_s` for its end."""
     pid = processes.spawn(["bash", "--", script], output_fd=log_fd)
     deadline: float | None = None
     while True:

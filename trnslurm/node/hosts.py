@@ -1,18 +1,18 @@
-"""Lists of hosts for people: a few by name, many as Slurm writes them."""
+"""Lists of hosts in messages: a few by name, many in Slurm's notation."""
 
 import re
 from collections.abc import Sequence
 
 _NAMED = 8
-"""So many are named one by one."""
+"""Up to this number, every host is named."""
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 
 def brief(hosts: Sequence[str]) -> str:
-    """Return the hosts in a line: node-1,node-2, and of more than eight node-[1-100,102]."""
+    """Return the hosts in one line: node-1,node-2, or if they are many node-[1-100,102]."""
     if len(hosts) <= _NAMED:
         return ",".join(hosts)
-    # By what stands before the number, and by its width where zeros fill it.
+    # By the text before the number, and by the number's width if it has leading zeros.
     groups: dict[tuple[str, int], list[int]] = {}
     for host in hosts:
         match = _NUMBERED.fullmatch(host)
@@ -27,7 +27,7 @@ def brief(hosts: Sequence[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int], width: int) -> str:
-    """Return [1-100,102] of numbers, and of a single one only itself."""
+    """Return numbers as [1-100,102], and a single number without brackets."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and number == ranges[-1][1] + 1:

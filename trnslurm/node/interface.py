@@ -2,7 +2,7 @@
 
     python -m trnslurm.node.interface MASTER_ADDR
 
-Standard library only, as an image may lack iproute2.
+It uses no command, because an image may lack iproute2.
 """
 
 import array
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 _SIOCGIFCONF = 0x8912  # netdevice(7)
-_ENTRY = struct.Struct("16s4x4s16x")  # of struct ifreq: the name, and from its sockaddr the address
-_MOST = 256  # on a p5.48xlarge there are 32 cards
+_ENTRY = struct.Struct("16s4x4s16x")  # struct ifreq: the name, and the address in its sockaddr
+_MOST = 256  # a p5.48xlarge has 32 cards
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def interface_to(master: str) -> str:
-    """Return the interface whose address the kernel would take to reach an IPv4 address."""
+    """Return the interface whose address the kernel uses to reach an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((str(ipaddress.IPv4Address(master)), 9))  # sends nothing
         own: str = probe.getsockname()[0]
         if ipaddress.IPv4Address(own).is_loopback:
-            return "lo"  # it serves all of 127.0.0.0/8 but has one address
+            return "lo"  # serves all of 127.0.0.0/8, but has one address
         for name, address in _addresses(probe):
             if address == own:
                 return name

@@ -1,8 +1,8 @@
-"""Which nodes a training's job leaves out for a while, as its preflight or watchdog found them bad.
+"""Chooses the nodes that a training's job leaves out for a while, after preflight or watchdog.
 
-What was found bad, until when and why is in state/excluded.json. Slurm keeps a list of nodes to
-leave out with the job; the batch script replaces it when it requeues the job, and not before: one
-that waits already is not let onto a node whose time is over.
+state/excluded.json has these nodes, until when they are left out, and why. Slurm stores a list of
+nodes to leave out with the job. The batch script replaces the list only when it requeues the job,
+so a job that is already waiting does not get a node whose time is over.
 """
 
 import re
@@ -14,7 +14,7 @@ from trnslurm.node.state import RUN
 from trnslurm.rundir import read_json, write_json
 
 _NAMED = 3
-"""So many nodes are named in the reason of a failure."""
+"""Up to this number, nodes are named in the reason of a failure."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -26,23 +26,20 @@ class Change:
     after: frozenset[str]
 
     def applied_to(self, excluded: Iterable[str]) -> str | None:
-        """Return what a job leaves out after it: the user's own choice, and what is bad now.
-
-        None: no change.
-        """
+        """Return the nodes to leave out: the user's choice and the bad nodes; None: no change."""
         wanted = set(excluded) - self.before | self.after
         return None if wanted == set(excluded) else ",".join(sorted(wanted))
 
 
 def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> tuple[Change, str]:
-    """Write down which nodes the attempt found bad; return what that changes, and its trouble."""
+    """Record the nodes that the attempt found bad; return the change, and the problem in words."""
     bad = bad_nodes(attempt, hosts)
     words = [f"{host}: {why}" for host, why in bad.items()]
     if len(words) > _NAMED:
         words[_NAMED:] = [f"and {len(words) - _NAMED} more"]
     trouble = "; ".join(words) or unfit(attempt)
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
-        bad = {}  # what is wrong with all of them is not theirs
+        bad = {}  # a problem of all nodes is not theirs
     before = read_excluded()
     after = {host: entry for host, entry in before.items() if float(entry["until"]) > now}
     after |= {host: {"until": now + hours * 3600, "why": why} for host, why in bad.items()}
@@ -52,7 +49,7 @@ def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> t
 
 
 def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Return the nodes of an attempt that are bad, by Slurm's names, each with the reason."""
+    """Return the bad nodes of an attempt by Slurm's names, with the reasons."""
     bad: dict[str, str] = {}
     for file in RUN.preflight_files("train", attempt):
         bad |= _preflight(read_json(file), hosts)
@@ -63,7 +60,7 @@ def bad_nodes(attempt: int, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def unfit(attempt: int) -> str:
-    """Return the first problem that a preflight found, though no node is to blame; or nothing."""
+    """Return the first problem that a preflight found, whoever is to blame; empty: none."""
     for node in read_json(RUN.preflight_file("train", attempt)).get("nodes", ()):
         for problem in node.get("problems", ()):
             return f"{node.get('host', 'a node')}: preflight failed; {problem}"
@@ -80,7 +77,7 @@ def _preflight(report: Mapping[str, Any], hosts: Sequence[str]) -> dict[str, str
 
 
 def _slurms_name(node: Mapping[str, Any], hosts: Sequence[str]) -> str:
-    """Return what Slurm calls a node; a host's own name may be another."""
+    """Return Slurm's name of a node, which may differ from its host name."""
     number = node.get("node")
     if isinstance(number, int) and 0 <= number < len(hosts):
         return hosts[number]

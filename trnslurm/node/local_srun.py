@@ -1,9 +1,10 @@
-"""Stands in for `srun --nodes N --ntasks-per-node 1 --kill-on-bad-exit=1` on one machine.
+"""Replaces `srun --nodes N --ntasks-per-node 1 --kill-on-bad-exit=1` on one machine.
 
     python -m trnslurm.node.local_srun --nodes 2 --output 'logs/node%n.log' -- bash node.sh train
 
-Each "node" is one run of the command in a separate session; Slurm's variables say which node
-it is. The first that fails ends the others. All end with the script that started us, killed or not.
+Each "node" is one run of the command in a separate session, with Slurm's variables for a node. The
+first failure ends the other nodes. All end with the script that started this program, even if that
+script is killed.
 """
 
 import argparse
@@ -20,7 +21,7 @@ KILL_INTERVAL_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on every node; return what srun would."""
+    """Run the command on every node; return the exit code of srun."""
     parent = os.getppid()
     signals = processes.SignalQueue()
     options = parse(argv)
@@ -66,7 +67,7 @@ def start_nodes(
 ) -> dict[int, int]:
     """Start every node; return the nodes' numbers by pid."""
     numbers = range(num_nodes)
-    # All logs before any node: a wrong path then costs nothing.
+    # Open all logs first, so that no node starts if a path is wrong.
     logs = [
         processes.open_log(output.replace("%n", str(node))) if output else None for node in numbers
     ]
@@ -79,7 +80,7 @@ def start_nodes(
 
 
 def task_environment(node: int, num_nodes: int, task: int, tasks: int) -> dict[str, str]:
-    """Return the variables of Slurm that tell a task where it is."""
+    """Return Slurm's variables for a task."""
     return {
         "SLURM_NNODES": str(num_nodes),
         "SLURM_JOB_NUM_NODES": str(num_nodes),
@@ -95,9 +96,9 @@ def task_environment(node: int, num_nodes: int, task: int, tasks: int) -> dict[s
 def wait_for_nodes(
     running: dict[int, int], signals: processes.SignalQueue, kill_wait_s: float
 ) -> int:
-    """Wait for all nodes, ending them at the first failure or signal; return the code to exit with.
+    """Wait for all nodes; end them at the first failure or signal. Return the exit code.
 
-    The code is that of the failure, not that of the nodes which we killed because of it.
+    The code is that of the failure, not of the nodes that were ended because of it.
     """
     result = 0
     deadline: float | None = None
@@ -117,7 +118,7 @@ def wait_for_nodes(
 
 
 def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
-    """Say why the nodes are ended."""
+    """Print why the nodes are ended."""
     tail = "; ending the other nodes" if num_running else ""
     failed = {node: code for node, code in ended.items() if code}
     for node, code in failed.items():
@@ -127,10 +128,10 @@ def announce(ended: dict[int, int], asked: set[int], num_running: int) -> None:
 
 
 def signal_nodes(running: dict[int, int], signum: int) -> None:
-    """Signal the process groups of the nodes.
+    """Signal the process groups of the nodes that still run.
 
-    Only of nodes not collected yet: after that the number may belong to another group. What a node
-    moved to another session (torchrun's workers) is left to the node, then to the last sweep.
+    The number of an ended node may belong to another group. Processes in other sessions (torchrun's
+    workers) are ended by their node, or by end_descendants.
     """
     for leader in running:
         processes.send(-leader, signum)

@@ -1,13 +1,13 @@
 """The nodes of a job meet on the master port: node 0 listens, and the others connect to it.
 
-The preflight and the checkup both use this protocol. Messages are lines of JSON. Node 0 greets with
-the name of the meeting, so that a node recognizes a stranger on the same port; the node says which
-one it is; the two then exchange what the meeting is for; last, node 0 answers. The node closes the
-connection first: a connection that lingers then keeps no port of node 0's, which torchrun needs
-next.
+The preflight and the checkup use this protocol. Messages are lines of JSON. Node 0 sends the name
+of the meeting, so that a node recognizes another program on the same port. The node sends its
+number. Then the two exchange the data of the meeting, and node 0 sends its answer. The node closes
+the connection first: otherwise a lingering connection would occupy node 0's port, which torchrun
+needs next.
 
-To time a link, one side sends a stream of bytes that ends after a second or 64 MiB. TCP shows a bad
-cable, a throttled interface or the wrong one; the workers' all-reduce measures what EFA carries.
+To time a link, one side sends a stream of bytes for a second, or 64 MiB. TCP shows a bad cable and
+a throttled or wrong interface; the workers' all-reduce measures EFA.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 MESSAGE_S = 5.0
-"""How long a message may take that the other side sends at once."""
+"""The time limit for a message that the other side sends at once."""
 _RETRY_S = 0.1
 _MAX_MESSAGE_BYTES = 2**20
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a connection that node 0 has to cut off is reset
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close resets the connection
 _CHUNK = bytes(256 << 10)
 _MORE, _END = b"+", b"."
 MAX_STREAM_BYTES = 64 << 20
 MAX_STREAM_S = 1.0
 _SILENT_S = 60.0
-"""How long the other side of a stream may be silent: a slow link empties its buffers first."""
+"""How long the other side of a stream may be silent, while a slow link empties its buffers."""
 
 
 class MeetingError(Exception):
@@ -42,7 +42,7 @@ class MeetingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the nodes of an attempt meet, and which of them this one is."""
+    """The place where the nodes of an attempt meet, and the number of this node."""
 
     purpose: str
     node: int
@@ -57,15 +57,15 @@ class Rendezvous:
     def name(self) -> str:
         """The name of the meeting, which no other meeting has.
 
-        The run directory's path is not in it, because one node may see another path. The name is
-        short whatever the number of hosts, because every node sends and receives it.
+        It has no path of the run directory, because nodes may see different paths, and a hash of
+        the hosts, because every node sends and receives the name.
         """
         hosts = hashlib.sha256(",".join(self.hosts).encode()).hexdigest()
         return f"{self.purpose} {self.run.name} {self.phase} {self.attempt} {hosts}"
 
 
 def read_rendezvous(purpose: str) -> Rendezvous:
-    """Return what the batch script and srun say in the environment."""
+    """Return the rendezvous that batch script and srun describe in the environment."""
     environ = os.environ
     return Rendezvous(
         purpose=purpose,
@@ -91,7 +91,7 @@ class Connection:
         self._connection.sendall(json.dumps(data).encode() + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for a message; raise a ValueError if anything else comes, or nothing more."""
+        """Wait for a message; raise a ValueError if anything else arrives, or the stream ends."""
         self._connection.settimeout(max(0.01, timeout_s))
         line = self._file.readline(_MAX_MESSAGE_BYTES)
         data = json.loads(line) if line.endswith(b"\n") else None
@@ -109,7 +109,7 @@ class Connection:
         self._connection.sendall(_END)
 
     def time_stream(self) -> float:
-        """Read the stream that the other side sends; return MB/s."""
+        """Read the stream of the other side; return MB/s."""
         self._connection.settimeout(_SILENT_S)
         start, received = time.monotonic(), 0
         while (mark := self._file.read(1)) == _MORE:
@@ -138,8 +138,8 @@ class Connection:
 class Meeting:
     """Node 0's side of a meeting.
 
-    `hear` exchanges with one node what the meeting is for, until a deadline, and returns what
-    `heard` keeps of that node. Each node has a separate thread.
+    `hear` exchanges data with one node until a deadline, and returns the value that `heard` keeps
+    for the node. Each node has a separate thread.
     """
 
     def __init__(self, rendezvous: Rendezvous, hear: Callable[[Connection, float], Any]) -> None:
@@ -152,8 +152,8 @@ class Meeting:
             self._server = socket.create_server(("", rendezvous.port), backlog=4096)
         except OSError as error:
             raise MeetingError(
-                f"master port {rendezvous.port} is taken ({error.strerror}); submit again, which"
-                " chooses another, or end what holds it (ss -ltnp)"
+                f"master port {rendezvous.port} is taken ({error.strerror}); submit again, which "
+                "chooses another port, or end the program that holds it (ss -ltnp)"
             ) from None
 
     def open(self, deadline: float) -> None:
@@ -161,7 +161,7 @@ class Meeting:
         threading.Thread(target=self._accept, args=(deadline,), daemon=True).start()
 
     def wait(self, deadline: float) -> None:
-        """Wait until all other nodes are heard, or the deadline has passed."""
+        """Wait until all other nodes were heard, or the deadline has passed."""
         others = len(self._rendezvous.hosts) - 1
         with self._changed:
             self._changed.wait_for(
@@ -169,7 +169,7 @@ class Meeting:
             )
 
     def answer(self, answers: Mapping[int, Any], within_s: float = 1.0) -> None:
-        """Send every node that was heard its answer, wait until it closes, and free the port."""
+        """Send the nodes that were heard their answers, wait until they close, free the port."""
         with self._changed:
             self._over = True
             connections = [(c, answers[node]) for node, c in self._connections.items()]
@@ -181,7 +181,7 @@ class Meeting:
         self.close()
 
     def close(self) -> None:
-        """Free the port; a thread that still waits in accept keeps it no longer."""
+        """Free the port, which also ends a thread that waits in accept."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -202,7 +202,7 @@ class Meeting:
             node = hello["node"]
             others = range(1, len(self._rendezvous.hosts))
             if hello["meeting"] != self._rendezvous.name or node not in others:
-                raise ValueError("of another meeting")
+                raise ValueError("another meeting")
             heard = self._hear(connection, deadline)
             with self._changed:
                 if self._over:
@@ -210,7 +210,7 @@ class Meeting:
                 self.heard[node], self._connections[node] = heard, connection
                 self._changed.notify()
         except (OSError, ValueError, LookupError, TypeError):
-            connection.close()  # a stranger, or a node that is gone: it will be missed
+            connection.close()  # another program, or a node that has gone and will be missing
 
 
 def _end(connection: Connection, answer: Any, within_s: float) -> None:
@@ -221,7 +221,7 @@ def _end(connection: Connection, answer: Any, within_s: float) -> None:
 
 @contextmanager
 def join(rendezvous: Rendezvous, reach_s: float) -> Iterator[Connection]:
-    """Connect to node 0 and say which node this is; raise a MeetingError if that breaks."""
+    """Connect to node 0 and send this node's number; raise a MeetingError if that fails."""
     node0 = f"node 0 at {rendezvous.address}:{rendezvous.port}"
     connection = _reach(rendezvous, node0, reach_s)
     try:

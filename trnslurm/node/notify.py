@@ -1,13 +1,12 @@
-"""Tells people what becomes of a run: a message to a command, a webhook, or both.
+"""Sends messages about a run to a command, a webhook, or both.
 
     python -m trnslurm.node.notify 10 < message.json    # in a run directory; at most 10 seconds
 
-The run's notify.json says which events are sent, and how. The program is a separate process, so
-nothing that a command or a server does can delay or end a training. Each outcome is one line on
-stderr.
+The run's notify.json names the events and the recipients. This program is a separate process, so
+that no command or server can delay or end a training. It prints one line per recipient on stderr.
 
-The URL of a webhook is a secret as a rule: who has it can write to the channel. So it is read from
-a private file when it is used, and of it only the host is ever printed.
+The URL of a webhook is usually a secret, because whoever has the URL can write to the channel. So
+it is read from a private file when it is needed, and only its host is ever printed.
 """
 
 import json
@@ -40,10 +39,10 @@ EVENT_OF = {
     "NODE_FAIL": "failure",
     "LOST": "failure",
 }
-"""What the end of an attempt, or of a run, is to those who are told."""
-# Of the time that there is: how long each try may take, and the pauses between them.
+"""The event that the final state of an attempt, or of a run, is."""
+# Shares of the time limit: for each try, and for the pauses between tries.
 _TRIES, _PAUSES = (0.4, 0.25, 0.2), (0.03, 0.07)
-_AGAIN = (408, 429)  # besides 5xx
+_AGAIN = (408, 429)  # in addition to 5xx
 _LONGEST_URL = 4096
 _LONGEST_TEXT = 500
 _LINES_WITHOUT_LOSS = 50
@@ -52,26 +51,22 @@ _TAIL_BYTES = 300
 Message = dict[str, Any]
 
 
-class NotSentError(Exception):
-    """Why a message was not sent; it never has the URL."""
-
-
-class WebhookError(Exception):
-    """What is wrong with the file of a webhook's URL; it never has the URL."""
+class NotifyError(Exception):
+    """Why a message cannot be sent; never contains the URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipients:
-    """Whom to tell, and of what."""
+    """The recipients of messages, and the events that they get."""
 
     command: str
     webhook: str
-    """The path of a file with the URL."""
+    """The path of the file with the URL."""
     events: tuple[str, ...]
 
 
 def read_notify(run: RunFiles) -> Recipients | None:
-    """Return what notify.json says; None if no one is notified."""
+    """Return the contents of notify.json; None if it names no recipient."""
     said = read_json(run.notify_file)
     command, webhook, events = (said.get(k) or "" for k in ("command", "webhook", "events"))
     if not (isinstance(command, str) and isinstance(webhook, str) and isinstance(events, list)):
@@ -104,7 +99,7 @@ def compose(
 
 
 def _newest(lines: Sequence[Message], key: str) -> Any:
-    """Return what was said last of a number; None if nothing was, or it is not finite."""
+    """Return the latest value of a metric; None if there is none, or it is not finite."""
     value = next((line[key] for line in lines if key in line), None)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -126,7 +121,7 @@ def _line(message: Message) -> str:
     if message["loss"] is not None:
         line += f", loss {message['loss']:.4f}"
     line += f": {message['reason']}" if message["reason"] else ""
-    # Slack reads <!channel> and <url> as more than text.
+    # <!channel> and <url> have a meaning for Slack.
     return line.replace("<", "‹").replace(">", "›")[:_LONGEST_TEXT]
 
 
@@ -154,7 +149,7 @@ def start_sender(run: RunFiles, message: Message, limit_s: float) -> subprocess.
 
 
 def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
-    """Wait for a sender, and kill it with all that it started; return whether it had ended."""
+    """Wait for a sender, then kill it and all that it started; return whether it had ended."""
     try:
         sender.wait(max(0.0, within_s))
     except subprocess.TimeoutExpired:
@@ -166,7 +161,7 @@ def end_sender(sender: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Send the message on stdin; return 1 if it reached no one."""
+    """Send the message on stdin; return 1 if it was sent to no recipient."""
     (limit,) = sys.argv[1:] if argv is None else argv
     limit_s, run, body = float(limit), RunFiles(Path()), sys.stdin.buffer.read()
     message, notify = json.loads(body), read_notify(run)
@@ -181,14 +176,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     def go(name: str) -> None:
         try:
             said = ways[name]()
-        except NotSentError as error:
+        except NotifyError as error:
             said = str(error)
-        except Exception as error:  # its text might have the URL
-            said = f"{name}: not sent ({type(error).__name__})"
+        except Exception as error:  # its text might contain the URL
+            said = f"not sent ({type(error).__name__})"
         else:
             sent.append(name)
         if name in threads:  # else it was too late
-            _say(f"notify: {event}: {said}")
+            _say(f"notify: {event}: {name}: {said}")
 
     deadline = time.monotonic() + limit_s
     threads = {name: threading.Thread(target=go, args=[name], daemon=True) for name in ways}
@@ -204,12 +199,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             told = run.told_file(message["phase"], message["attempt"], event)
             write_json_once(told, {"time": message["time"], "by": sent})
     if len(threads) < len(ways) and os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # with what the command has started
-    os._exit(0 if sent else 1)  # a name that is still being looked up would be waited for
+        os.killpg(0, signal.SIGKILL)  # including the processes of the command
+    os._exit(0 if sent else 1)  # does not wait for a name that is still being looked up
 
 
 def run_command(command: str, event: str, body: bytes) -> str:
-    """Run a shell line with the message on stdin; return a word about it."""
+    """Run a shell line with the message on stdin; return a text about the result."""
     process = subprocess.Popen(
         ["bash", "-c", command],
         stdin=subprocess.PIPE,
@@ -225,33 +220,33 @@ def run_command(command: str, event: str, body: bytes) -> str:
         while some := os.read(output.fileno(), 1 << 16):
             tail = (tail + some)[-_TAIL_BYTES:]
 
-    # A thread, because what the command leaves behind may hold the pipe open.
+    # A thread, because processes that the command leaves behind may hold the pipe open.
     reader = threading.Thread(target=drain, args=[process.stdout], daemon=True)
     reader.start()
     with suppress(OSError), process.stdin:
         process.stdin.write(body)
     code = process.wait()
     if code == 0:
-        return "command: done"
+        return "done"
     reader.join(1.0)
     said = tail.decode(errors="replace").strip().splitlines()
     last = "".join(c for c in said[-1] if c.isprintable()) if said else ""
-    raise NotSentError(f"command: exit code {code}{f': {last}' if last else ''}")
+    raise NotifyError(f"exit code {code}{f': {last}' if last else ''}")
 
 
 def read_webhook(path: str | Path) -> str:
-    """Return the URL that a webhook's file has, if the file is private and it is one."""
-    file = Path(os.path.expanduser(path))  # noqa: PTH111  it never raises
+    """Return the URL in a webhook's file; refuse a file that is not private, or has no URL."""
+    file = Path(os.path.expanduser(path))  # noqa: PTH111  never raises
     try:
         with open_file(file) as stream:
             about, text = os.fstat(stream.fileno()), stream.read(_LONGEST_URL + 1)
     except OSError as error:
-        raise WebhookError(f"{file}: {error.strerror}") from None
+        raise NotifyError(f"{file}: {error.strerror}") from None
     if about.st_uid != os.geteuid():
-        raise WebhookError(f"{file} belongs to another user: make one of your own")
+        raise NotifyError(f"{file} belongs to another user: make one of your own")
     if stat.S_IMODE(about.st_mode) & 0o077:
         mode = f"{stat.S_IMODE(about.st_mode):04o}"
-        raise WebhookError(f"{file} has mode {mode}, and a URL in it is a secret: chmod 600 it")
+        raise NotifyError(f"{file} has mode {mode}, and a URL in it is a secret: chmod 600 it")
     url = text.decode("latin-1").strip()
     try:
         parts = urlsplit(url)
@@ -259,34 +254,31 @@ def read_webhook(path: str | Path) -> str:
     except ValueError:
         parts, whole = urlsplit(""), False
     if not whole or len(text) > _LONGEST_URL or not all("!" <= c <= "~" for c in url):
-        raise WebhookError(f"{file}: expected one line with a URL, http:// or https://")
+        raise NotifyError(f"{file}: expected one line with a URL, http:// or https://")
     if parts.username is not None:
-        raise WebhookError(f"{file}: its URL has a user's name, which webhooks do not take")
+        raise NotifyError(f"{file}: its URL has a user's name, which webhooks do not take")
     return url
 
 
 def post(file: str, body: bytes, limit_s: float) -> str:
-    """Send the message to the URL in a file, again where that may help; return a word about it."""
-    try:
-        url = read_webhook(file)
-    except WebhookError as error:
-        raise NotSentError(f"webhook: {error}") from None
+    """Send the message to the URL in a file, with retries; return a text about the result."""
+    url = read_webhook(file)
     host, why, number = urlsplit(url).hostname, "", 0
     for number, share in enumerate(_TRIES, 1):
         why, again = _try(url, body, share * limit_s)
         if not why:
-            return f"webhook {host}: sent"
+            return f"sent to {host}"
         if not again or number > len(_PAUSES):
             break
         time.sleep(_PAUSES[number - 1] * limit_s)
     tries = f" in {number} tries" if number > 1 else ""
-    raise NotSentError(f"webhook {host}: not sent{tries}: {why}")
+    raise NotifyError(f"not sent to {host}{tries}: {why}")
 
 
 def _try(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
-    """Send it once; return why not, and whether another try may help."""
+    """Send the message once; return why it was not sent, and whether another try may help."""
     found = [(_late(limit_s), True)]
-    # A thread: a timeout of the socket's bounds one read only, and none the look-up of a name.
+    # A thread, because a socket's timeout limits a single read, and not the look-up of a name.
     thread = threading.Thread(
         target=lambda: found.insert(0, _post(url, body, limit_s)), daemon=True
     )
@@ -302,7 +294,7 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     import urllib.request
 
     class Stay(urllib.request.HTTPRedirectHandler):
-        """Follows no redirect: the message is for the host in the file."""
+        """Follows no redirect, because the message is for the host in the file."""
 
         def redirect_request(self, *_: Any) -> None:
             return None
@@ -310,14 +302,14 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
     headers = {"Content-Type": "application/json", "User-Agent": "trnslurm"}
     request = urllib.request.Request(url, body, headers, method="POST")
     try:
-        # Nothing of the answer but its first lines is read, which http.client bounds.
+        # Only the first lines of the answer are read, whose length http.client limits.
         with urllib.request.build_opener(Stay).open(request, timeout=limit_s):
             return "", False
     except urllib.error.HTTPError as error:
         code = error.code
         error.close()
         word = ""
-        with suppress(ValueError):  # in our words: the server's may be anything
+        with suppress(ValueError):  # not the server's phrase, which may be anything
             word = f" {http.HTTPStatus(code).phrase}"
         if 300 <= code < 400:
             return f"it answers {code}{word}, and redirects are not followed", False
@@ -327,7 +319,7 @@ def _post(url: str, body: bytes, limit_s: float) -> tuple[str, bool]:
         if isinstance(reason, ssl.SSLCertVerificationError):
             return f"its certificate is not valid ({reason.verify_message})", False
         why = reason.strerror if isinstance(reason, OSError) else ""
-        if not why and isinstance(reason, TimeoutError):  # the socket's, which has no words
+        if not why and isinstance(reason, TimeoutError):  # the socket's has no text
             why = _late(limit_s)
         return why or type(reason).__name__, True
 
@@ -337,7 +329,7 @@ def _late(limit_s: float) -> str:
 
 
 def _say(line: str) -> None:
-    """Write a line to the log, whole."""
+    """Write a line to the log in one piece."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="replace"))
 

@@ -2,8 +2,9 @@
 
     python -m trnslurm.node.ports JOB_ID RESTART_COUNT
 
-The same job and restart get the same ports wherever they are free, so that a log explains itself;
-another restart gets others, because a process of the earlier attempt may still hold its own.
+The choice depends on job and restart alone, as far as the ports are free, so that logs are easy to
+compare. Another restart gets other ports, because a process of the earlier attempt may still hold
+the earlier ones.
 """
 
 import argparse
@@ -17,23 +18,14 @@ from pathlib import Path
 PREFERRED = (range(20000, 30000), range(10000, 20000), range(1024, 65536))
 MIN_CHOICE = 1000
 STRIDE = 64
-"""Ports between two restarts: room for ports that were occupied and passed over."""
-EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # of IPv6 as well
-
-
-class NoPortError(Exception):
-    """No ports, and why."""
+"""Distance between the ports of two restarts, for ports that are not free."""
+EPHEMERAL_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for IPv6 as well
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ports, separated by a space."""
     options = parse(argv)
-    try:
-        ports = choose(options.job_id, options.restart_count, options.count, options.address)
-    except NoPortError as error:
-        print(f"error: ports: {error}", file=sys.stderr)
-        return 1
-    print(*ports)
+    print(*choose(options.job_id, options.restart_count, options.count, options.address))
     return 0
 
 
@@ -43,12 +35,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("job_id", metavar="JOB_ID", help="any text")
     parser.add_argument("restart_count", metavar="RESTART_COUNT", type=int)
     parser.add_argument("--count", type=int, default=2, choices=range(1, STRIDE + 1), metavar="N")
-    parser.add_argument("--address", help="numeric address that must be one of this node's own")
+    parser.add_argument("--address", help="numeric address of this node")
     return parser.parse_args(argv)
 
 
 def choose(job_id: str, restart_count: int, count: int, address: str | None) -> list[int]:
-    """Return the first free ports, counted from this attempt's place in the range."""
+    """Return the first free ports from this attempt's place in the range, or exit with an error."""
     ephemeral = ephemeral_range()
     ports = usable_ports(ephemeral)
     digest = hashlib.sha256(job_id.encode(errors="surrogateescape")).digest()
@@ -60,9 +52,9 @@ def choose(job_id: str, restart_count: int, count: int, address: str | None) -> 
             chosen.append(port)
             if len(chosen) == count:
                 return chosen
-    raise NoPortError(
-        f"found {len(chosen)} of {count} free ports among {len(ports)} outside the ephemeral range "
-        f"{ephemeral.start}-{ephemeral.stop - 1} (net.ipv4.ip_local_port_range)"
+    sys.exit(
+        f"error: ports: found {len(chosen)} of {count} free ports among {len(ports)} outside the "
+        f"ephemeral range {ephemeral.start}-{ephemeral.stop - 1} (net.ipv4.ip_local_port_range)"
     )
 
 
@@ -96,7 +88,7 @@ def address_family(address: str) -> socket.AddressFamily:
     try:
         return socket.getaddrinfo(address, None, flags=socket.AI_NUMERICHOST)[0][0]
     except socket.gaierror as error:
-        raise NoPortError(f"{address} is not a numeric address") from error
+        raise SystemExit(f"error: ports: {address} is not a numeric address") from error
 
 
 def can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
@@ -108,7 +100,7 @@ def can_bind(family: socket.AddressFamily, address: str, port: int) -> bool:
             server.bind((address, port))
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL and address != "::":
-            raise NoPortError(f"{address} is not an address of this node") from error
+            raise SystemExit(f"error: ports: {address} is not an address of this node") from error
         # A host without IPv6 cannot have the port taken there.
         return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
     return True

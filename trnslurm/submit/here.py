@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.errors import SubmitError
-from trnslurm.node.notify import WebhookError, read_webhook
+from trnslurm.node.notify import NotifyError, read_webhook
 from trnslurm.plan.data import CONFIG as MODEL_CONFIG
 from trnslurm.plan.data import INDEX, command, none_there
 from trnslurm.rundir import CHECKPOINTS, PLAN, load_json
@@ -50,7 +50,7 @@ def check_notify(job: Job) -> list[str]:
         file = Path(job.profile.expand(notify.webhook))
         try:
             read_webhook(file)
-        except WebhookError as error:
+        except NotifyError as error:
             if job.local or os.access(file.parent, os.X_OK):
                 raise SubmitError(f"notify.webhook: {error}") from None
             found.append(f"notify.webhook: {file} is not on this host; the first node needs it")

@@ -1,1 +1,1 @@
-"""Whether all nodes are fit for a job: they find out together, before its workers start."""
+"""The preflight: the nodes of a job check together that all are fit, before workers start."""

@@ -7,4 +7,4 @@ from trnslurm.node.preflight.program import main
 
 code = main()
 sys.stdout.flush()
-os._exit(code)  # a check that hangs must not keep us
+os._exit(code)  # does not wait for a check that hangs

@@ -1,4 +1,4 @@
-"""What a job needs of a node, and what a node can check of that before the job starts."""
+"""The checks of a node before a job starts: disks, data, cache, memory and limits."""
 
 import os
 import re
@@ -18,14 +18,14 @@ from trnslurm.rundir import RunFiles
 
 MIB, GIB = 2**20, 2**30
 _MEMORY_PER_WORKER = 256 * MIB
-"""A Python with torch in it needs more."""
+"""A Python that imports torch needs more."""
 _FILES_PER_NODE = 256
 _MAX_FILES_COUNTED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the job needs of a node."""
+    """The needs of a job on one node."""
 
     run: Path
     phase: str
@@ -39,12 +39,12 @@ class Needs:
     data: str = ""
     caches: tuple[str, ...] = ()
     min_free: int = 256 * MIB
-    """Bytes that must be free where something is written."""
+    """Bytes that must be free on each disk that is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What a check found: a fact for a table, and what is wrong and what to do about it."""
+    """The result of a check: a fact for a table, and a problem with its fix."""
 
     fact: str = ""
     problem: str = ""
@@ -55,7 +55,7 @@ Check = Callable[[Needs], Checked]
 
 
 def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict[str, Checked]:
-    """Run the checks side by side; a check that has not ended by then is a problem, too."""
+    """Run the checks in parallel; a check that exceeds the time limit is a problem, too."""
     found: dict[str, Checked] = {}
 
     def run(name: str, check: Check) -> None:
@@ -63,8 +63,8 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
             found[name] = check(needs)
         except OSError as error:
             found[name] = Checked(problem=f"{error.filename or name}: {error.strerror}")
-        except Exception as error:  # then this node cannot be called fit
-            found[name] = Checked(problem=f"looking at its {name} failed ({error!r})")
+        except Exception as error:  # then this node is not known to be fit
+            found[name] = Checked(problem=f"the check of its {name} failed ({error!r})")
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
     for thread in threads:
@@ -72,12 +72,12 @@ def run_all(needs: Needs, checks: Mapping[str, Check], timeout_s: float) -> dict
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    hung = Checked(problem=f"looking at it took over {timeout_s:g} s: is a file system dead?")
+    hung = Checked(problem=f"its check took over {timeout_s:g} s: is a file system dead?")
     return {name: found.get(name, hung) for name in checks}
 
 
 def run_directory(needs: Needs) -> Checked:
-    """Check that the run directory can be written, and has room for a checkpoint."""
+    """Check that the run directory is writable, and has room for a checkpoint."""
     run = RunFiles(needs.run)
     state, checkpoints = run.state, run.checkpoints
     if error := _cannot_write(state):
@@ -93,14 +93,14 @@ def run_directory(needs: Needs) -> Checked:
 
 
 def _bytes_in(checkpoint: Path) -> int:
-    """Return the size of a checkpoint, which may be a file where a custom script made it."""
+    """Return the size of a checkpoint, which may be a file if a custom script made it."""
     files = checkpoint.rglob("*") if checkpoint.is_dir() else [checkpoint]
     some = islice(files, _MAX_FILES_COUNTED)
     return sum(file.stat().st_size for file in some if file.is_file())
 
 
 def temporary_directory(needs: Needs) -> Checked:
-    """Check that the node's own disk can be written, and is not full."""
+    """Check that the node's own disk is writable, and not full."""
     try:
         directory = Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -111,12 +111,12 @@ def temporary_directory(needs: Needs) -> Checked:
 
 
 def cache(needs: Needs) -> Checked:
-    """Check that compiled graphs can be read, and written by a precompile."""
+    """Check that the cache of compiled graphs is readable, and for a precompile writable."""
     for directory in (Path(word).expanduser() for word in needs.caches):
         if needs.phase == "precompile":
             directory.mkdir(parents=True, exist_ok=True)
         elif not directory.is_dir():
-            continue  # trnslurm.node.graphs says what that means
+            continue  # trnslurm.node.graphs reports that
         with os.scandir(directory) as entries:
             next(entries, None)
         error = _cannot_write(directory)
@@ -140,7 +140,7 @@ def dataset(needs: Needs) -> Checked:
     except OSError as error:
         text = f"dataset {error.filename}: {error.strerror}; mount its file system here, or make it"
         text += " with trnslurm data prepare"
-        precompiling = needs.phase == "precompile"  # which reads none
+        precompiling = needs.phase == "precompile"  # it reads no data
         return Checked(warning=text) if precompiling else Checked(problem=text)
     return Checked(fact="ok")
 
@@ -155,17 +155,15 @@ def memory(needs: Needs) -> Checked:
         return Checked(
             fact=_size(available),
             problem=f"{_size(available)} of memory available, {needs.workers} workers need at least"
-            f" {_size(needed)}; end what uses it",
+            f" {_size(needed)}; end the programs that use it",
         )
     return Checked(fact=_size(available))
 
 
 def open_files(needs: Needs) -> Checked:
-    """Check that a worker may open enough files: collectives need one per peer."""
-    limit, needed = (
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        _FILES_PER_NODE + 4 * needs.nodes * needs.workers,
-    )
+    """Check that a worker may open enough files, because collectives need one per peer."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_PER_NODE + 4 * needs.nodes * needs.workers
     if limit < needed:
         return Checked(
             fact=str(limit),
@@ -175,7 +173,7 @@ def open_files(needs: Needs) -> Checked:
 
 
 def own_name(needs: Needs) -> Checked:
-    """Check that the node's name leads to itself; only a warning, as nothing here depends on it."""
+    """Check that the node's name leads to the node; only a warning, because we do not use it."""
     name = socket.gethostname()
     if needs.nodes == 1 or needs.device != "neuron":
         return Checked()
@@ -184,13 +182,13 @@ def own_name(needs: Needs) -> Checked:
     except OSError as error:
         return Checked(warning=f"its own name has no address ({error}): correct /etc/hosts or DNS")
     if not owns(address):
-        text = f"its own name means {address}, which is none of its addresses: correct /etc/hosts"
+        text = f"its own name means {address}, which is another host: correct /etc/hosts"
         return Checked(warning=text)
     return Checked(fact=address)
 
 
 def torch_xla(needs: Needs) -> Checked:
-    """Check that there is a torch_xla for GPUs, which PyTorch/XLA has not built since 2.8."""
+    """Check that torch_xla supports GPUs; PyTorch/XLA has built no such version since 2.8."""
     if needs.device != "xla-cuda":
         return Checked()
     for name in ("torchacc", "torch_xla_cuda_plugin"):
@@ -199,13 +197,13 @@ def torch_xla(needs: Needs) -> Checked:
         except metadata.PackageNotFoundError:
             continue
     return Checked(
-        problem="neither torchacc nor torch_xla_cuda_plugin is in its Python, and torch_xla has no "
-        "GPUs without; install TorchAcc's build, or take a strategy for cuda"
+        problem="neither torchacc nor torch_xla_cuda_plugin is in its Python, and torch_xla needs "
+        "one of them for GPUs; install TorchAcc's build, or use a strategy for cuda"
     )
 
 
 def owns(address: str) -> bool:
-    """Return whether an address is one of this host's."""
+    """Check whether an address belongs to this host."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -222,7 +220,7 @@ def _with_room(directory: Path, free: int, needs: Needs) -> Checked:
 
 
 def _cannot_write(directory: Path) -> str:
-    """Write a file for real; return what is wrong."""
+    """Write a file; return what is wrong."""
     try:
         with tempfile.TemporaryFile(dir=directory, prefix=".preflight-") as file:
             file.write(b"preflight\n")

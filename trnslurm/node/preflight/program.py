@@ -1,13 +1,13 @@
-"""Are all nodes fit for the job? They find out together, before its workers start.
+"""Checks that all nodes are fit for the job, before its workers start.
 
     python -m trnslurm.node.preflight --device neuron --devices 16 --workers 32 --efa 8 --data DIR
 
-Started on every node at the same time. Each node checks itself and reports to node 0 (meeting.py).
-Node 0 compares the reports, writes state/preflight-PHASE-ATTEMPT.json, and answers. Every node
-prints its own problems, and all exit with 1 if any node is unfit, so that the step ends.
+It starts on every node at the same time. Each node checks itself and reports to node 0
+(meeting.py). Node 0 compares the reports, writes state/preflight-PHASE-ATTEMPT.json, and answers.
+Every node prints its own problems, and all exit with 1 if any node is unfit, so that the step ends.
 
-A node that cannot reach node 0 writes preflight-PHASE-ATTEMPT-nodeN.json. Node 0 reads there why
-it did not hear from that node; if node 0 itself is dead, this file remains.
+A node that cannot reach node 0 writes preflight-PHASE-ATTEMPT-nodeN.json. Node 0 adds the reason in
+it to its verdict. If node 0 itself is dead, this file remains.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.rundir import PLAN, STRATEGY, RunFiles, load_json, write_json
 
 WAIT_S = 20.0
-"""How long node 0 waits for the others. They try to reach it for a little less long, and wait for
-its answer a little longer, so that the answer comes before they give up."""
+"""How long node 0 waits for the others. They try to reach node 0 for a shorter time, and wait for
+its answer for a longer time, so that they do not give up before the answer."""
 GPU_WAIT_S = 60.0
-"""The same on GPUs, whose driver may have to start."""
+"""The same on GPUs, whose driver may have to start first."""
 NODES_PER_S = 20
-"""Every 20 nodes add a second: nodes are started one after another, and one file system answers all
-of them as they read Python and the run's code."""
+"""Every 20 nodes add a second, because nodes start one after another, and all read Python and the
+run's code from one file system."""
 PACKAGES = ("torch", "torch-xla", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers")
 CHECKS: dict[str, Check] = {
     "devices": devices.devices,
@@ -64,12 +64,12 @@ _DEVICES = ("neuron", "cuda", "xla-cuda", "xla-cpu", "cpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take part; return the code to exit with."""
+    """Take part in the preflight; return the exit code."""
     options = parse(argv)
     try:
         rendezvous = read_rendezvous("preflight")
     except (KeyError, ValueError) as error:
-        print(f"error: preflight: environment: {error}; node.sh starts it", file=sys.stderr)
+        print(f"error: preflight: environment: {error}; node.sh starts this", file=sys.stderr)
         return 2
     preflight = Preflight(
         rendezvous,
@@ -94,7 +94,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--efa", type=int, default=0, help="EFA interfaces of a node")
     parser.add_argument("--data", default="", help="dataset, a file or a directory")
     parser.add_argument("--min-free-mib", type=int, default=256, help="on every disk")
-    parser.add_argument("--wait", type=float, help="seconds for a node to report, if they are few")
+    parser.add_argument("--wait", type=float, help="seconds in which few nodes must report")
     parser.add_argument("--clock-offset", type=float, default=0.0, help="for tests: a wrong clock")
     options = parser.parse_args(argv)
     if options.wait is None:
@@ -103,7 +103,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_needs(rendezvous: Rendezvous, options: argparse.Namespace) -> Needs:
-    """Return what the job needs of this node."""
+    """Return the needs of the job on this node."""
     words = [os.environ.get(n, "") for n in ("TRNSLURM_CACHE", "NEURON_COMPILE_CACHE_URL")]
     return Needs(
         run=rendezvous.run,
@@ -134,16 +134,16 @@ class Preflight:
         return os.environ.get("SLURMD_NODENAME") or self.rendezvous.hosts[self.rendezvous.node]
 
     def file(self, node: int | None = None) -> Path:
-        """Return where node 0 writes its verdict, or a node that it cannot reach node 0."""
+        """Return the file for node 0's verdict, or for a node that cannot reach node 0."""
         at = self.rendezvous
         return RunFiles(at.run).preflight_file(at.phase, at.attempt, node)
 
     def seconds(self) -> float:
-        """Return how long this node has been at it."""
+        """Return the time since this node has begun."""
         return round(time.monotonic() - self.started, 2)
 
     def compare(self) -> dict[str, Any]:
-        """Take node 0's part: check this node, hear the others, judge, answer all of them."""
+        """Act as node 0: check this node, hear the others, judge, and answer all of them."""
         hosts, deadline = self.rendezvous.hosts, self.started + self.wait_s
         try:
             meeting = Meeting(self.rendezvous, hear)
@@ -173,7 +173,7 @@ class Preflight:
         return answer_to(own, unfit)
 
     def report(self) -> dict[str, Any]:
-        """Take another node's part: check it, report to node 0, and return node 0's answer."""
+        """Act as another node: check it, report to node 0, and return node 0's answer."""
         try:
             with join(self.rendezvous, reach_s=0.75 * self.wait_s) as node0:
                 node0.receive(MESSAGE_S)
@@ -208,7 +208,7 @@ class Preflight:
         }
 
     def read_silent(self, nodes: Sequence[NodeReport]) -> dict[int, str]:
-        """Return what silent nodes wrote, and remove their files: the verdict replaces them."""
+        """Return the reasons that silent nodes wrote; remove the files, which the verdict replaces."""
         said = {}
         for node in nodes:
             file = self.file(node.node)
@@ -219,7 +219,7 @@ class Preflight:
         return said
 
     def wait_for_verdict(self) -> None:
-        """Give node 0 the time to write its verdict, which replaces this node's file."""
+        """Wait for node 0's verdict, which replaces this node's file."""
         while self.seconds() < 1.25 * self.wait_s:
             if self.file().exists():
                 self.file(self.rendezvous.node).unlink(missing_ok=True)
@@ -253,9 +253,9 @@ def hear(connection: Connection, deadline: float) -> dict[str, Any]:
 
 
 def _ahead(then: float, sent: float, received: float) -> float:
-    """Return a clock's lead: it was read at some moment between two readings of node 0's clock.
+    """Return a clock's lead, from a reading between two readings of node 0's clock.
 
-    Of the leads that the round trip leaves possible this is the smallest.
+    Several leads are possible within the round trip; return the smallest.
     """
     if sent <= then <= received:
         return 0.0
@@ -263,7 +263,7 @@ def _ahead(then: float, sent: float, received: float) -> float:
 
 
 def identity(run: Path) -> dict[str, str]:
-    """Return what must be the same on all nodes: versions, code, plan and strategy."""
+    """Return the facts that must be the same on all nodes: versions, code, plan and strategy."""
     same = {"Python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -281,18 +281,18 @@ def identity(run: Path) -> dict[str, str]:
 
 
 def write(file: Path, nodes: Sequence[NodeReport], bad: Sequence[str]) -> None:
-    """Write the verdict, whole; where that fails, a problem of this node says why."""
+    """Write the verdict; if that fails, this node's check of the run directory says why."""
     with suppress(OSError):
         write_json(file, {"nodes": [node.record() for node in nodes], "bad": list(bad)})
 
 
 def some_unfit(nodes: Sequence[NodeReport]) -> list[NodeReport]:
-    """Return up to nine unfit nodes, so that eight others remain to be named to each of them."""
+    """Return up to nine unfit nodes, so that eight others remain for the answer to each."""
     return list(islice((node for node in nodes if node.problems), _MAX_NAMED + 1))
 
 
 def answer_to(node: NodeReport, unfit: Sequence[NodeReport]) -> dict[str, Any]:
-    """Return what a node prints: its own problems, and a line for each of some other nodes."""
+    """Return the lines that a node prints: its own problems, and those of some other nodes."""
     others = [f"{n.host}: {t}" for n in unfit if n is not node for t in n.problems.values()]
     return {
         "problems": list(node.problems.values()),

@@ -1,4 +1,4 @@
-"""Which nodes are unfit, and which of them a job should avoid: the comparison of their reports."""
+"""Compares the reports of nodes: which nodes are unfit, and which of them a job should avoid."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 MAX_SKEW_S = 5.0
-# A problem that one node alone has is the node's. One of these that all nodes have is the site's.
+# The site is to blame for one of these problems if all nodes have it; else the node is.
 _SHARED = ("run directory", "cache", "dataset")
 _OF_CHANCE = ("master port",)
 _LAST_CHARACTERS = 12
@@ -15,20 +15,20 @@ _LAST_CHARACTERS = 12
 
 @dataclass(kw_only=True)
 class NodeReport:
-    """What a node reports, and what the comparison adds."""
+    """The report of a node, and the problems that the comparison adds."""
 
     node: int
     host: str
     heard: bool = True
     seconds: float = 0.0
     clock_s: float = 0.0
-    """How far its clock is ahead of node 0's."""
+    """The lead of its clock over node 0's."""
     facts: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    """By check: what is wrong and what to do."""
+    """By check: the problem and its fix."""
     warnings: list[str] = field(default_factory=list)
     same: dict[str, str] = field(default_factory=dict)
-    """What must be the same on all nodes."""
+    """The facts that must be the same on all nodes."""
 
     def record(self) -> dict[str, Any]:
         """Return the node's part of the verdict file."""
@@ -46,9 +46,9 @@ class NodeReport:
 
 
 def judge(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float) -> list[str]:
-    """Add what only the comparison shows; return the hosts that are to blame.
+    """Add the problems that the comparison shows; return the hosts that are to blame.
 
-    `silent` has the reasons of nodes that were not heard but could write a file.
+    `silent` has the reasons of nodes that could not report, but could write a file.
     """
     heard = [node for node in nodes if node.heard]
     compare_clocks(heard)
@@ -62,7 +62,7 @@ def judge(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: floa
 
 
 def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float) -> bool:
-    """Name the nodes that did not report; return whether node 0 is the one they cannot reach."""
+    """Add a problem to nodes that did not report; return whether node 0 is the cause."""
     missing = [node for node in nodes if not node.heard]
     for node in missing:
         text = f"did not report within {waited_s:g} s"
@@ -75,7 +75,7 @@ def miss(nodes: Sequence[NodeReport], silent: Mapping[int, str], waited_s: float
 
 
 def compare_clocks(heard: Sequence[NodeReport]) -> None:
-    """Name the nodes whose clocks are off; if there are only two, that is the second."""
+    """Add a problem to nodes whose clocks are off; of only two nodes, to the second."""
     usual = median(node.clock_s for node in heard) if len(heard) > 2 else 0.0
     for node in heard:
         ahead = node.clock_s - usual
@@ -87,7 +87,7 @@ def compare_clocks(heard: Sequence[NodeReport]) -> None:
 
 
 def compare_versions(heard: Sequence[NodeReport]) -> None:
-    """Name the nodes whose software differs from most; if two halves differ, from node 0's."""
+    """Add a problem to nodes whose software differs from most; of two halves, from node 0's."""
     for name in dict.fromkeys(name for node in heard for name in node.same):
         values = Counter(node.same.get(name, "missing") for node in heard)
         most = max(values.values())
@@ -102,9 +102,9 @@ def compare_versions(heard: Sequence[NodeReport]) -> None:
 
 
 def is_to_blame(node: NodeReport, failed: Mapping[str, int], heard: int) -> bool:
-    """Return whether the job would be better off without this node.
+    """Check whether the job should avoid this node.
 
-    `failed` counts, by check, the heard nodes that have a problem there; `heard` counts them all.
+    `failed` counts, by check, the nodes that reported a problem; `heard` counts all that reported.
     """
     others = heard - node.heard
     for check in node.problems:
@@ -118,5 +118,5 @@ def is_to_blame(node: NodeReport, failed: Mapping[str, int], heard: int) -> bool
 
 
 def _short(value: str) -> str:
-    """Return a version whole, the beginning of a checksum."""
+    """Return a whole version, or the beginning of a checksum."""
     return value if len(value) < 4 * _LAST_CHARACTERS else value[:_LAST_CHARACTERS]

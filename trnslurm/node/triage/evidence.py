@@ -111,7 +111,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
         found.hits += _hits(part, place, None)
         if not found.suspects:  # it failed before any node wrote a log
-            errors = read_words(part).of_nobody()
+            errors = read_words(part).without_rank()
             found.suspects += [_suspect(errors, place)] if errors else []
     return found
 
@@ -214,7 +214,7 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield the suspects on a node, from torchrun's report and the workers' own output."""
-    unsaid = words.of_nobody()
+    unsaid = words.without_rank()
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:

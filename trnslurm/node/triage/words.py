@@ -73,7 +73,7 @@ class Words(Frozen, kw_only=False):
         own = [t for t in self.tracebacks if t.rank == rank is not None]
         return tuple(own[-1].lines) if own else ()
 
-    def of_nobody(self) -> tuple[str, ...]:
+    def without_rank(self) -> tuple[str, ...]:
         """Return the last traceback or error line that names no rank."""
         found = [(t.at, tuple(t.lines)) for t in self.tracebacks if t.rank is None]
         # What ran a program says that it failed, after the program itself has said why.
