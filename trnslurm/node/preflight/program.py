@@ -208,7 +208,7 @@ class Preflight:
         }
 
     def read_silent(self, nodes: Sequence[NodeReport]) -> dict[int, str]:
-        """Return the reasons that silent nodes wrote; remove the files, which the verdict replaces."""
+        """Return the reasons that silent nodes wrote; remove their files."""
         said = {}
         for node in nodes:
             file = self.file(node.node)
