@@ -179,7 +179,7 @@ def test_a_reader_learns_at_once_what_happened(interrupted, tmp_path) -> None:
         page.partition(f'id="{name}"')[2].partition("</figure>")[0] for name in ("loss", "timeline")
     )
     assert "a restart" in loss
-    for text in ("attempt 2: 1 node", "starting, until the first step", "lost, and done again"):
+    for text in ("attempt 2: 1 node", "starting, until the first step", "lost and repeated"):
         assert text in timeline
 
 

@@ -32,27 +32,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-# Light colours, which PNGs have; on the page each is a variable, which the dark theme replaces.
-_INK, _GRID = "#3c4149", "#dfe2e7"
-# Okabe and Ito's, which people who see colours differently can tell apart; yellow is too pale.
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#8c564b")
+# PNGs have these light colours. On the page each is a variable, which the dark theme replaces.
+_INK, _GRID, _GREY = "#3c4149", "#dfe2e7", "#7f7f7f"
+# The palette of Okabe and Ito, for all kinds of colour vision; without its yellow, which is pale.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", _GREY, "#8c564b")
+DARK: Mapping[str, str] = {
+    _INK: "#c9ced6",
+    _GRID: "#363b43",
+    "#0072b2": "#4aa8e0",
+    "#d55e00": "#ff8a3d",
+    "#009e73": "#2cc797",
+    "#cc79a7": "#e59ac3",
+    "#56b4e9": "#7cc7f2",
+    "#e69f00": "#f2b632",
+    _GREY: "#9aa0a8",
+    "#8c564b": "#c08a7e",
+}
+"""The colours of the dark theme."""
 PARTS = {
     COMPILING: "#cc79a7",
     PREPARING: "#cc79a7",
     STARTING: "#e69f00",
     TRAINING: "#009e73",
     UNDONE: "#d55e00",
-    ENDING: "#7f7f7f",
+    ENDING: _GREY,
 }
 _PART_KEYS = {
     STARTING: "starting, until the first step",
     TRAINING: "training",
-    UNDONE: "training that was lost, and done again",
+    UNDONE: "training that was lost and repeated",
     ENDING: "after the last step",
 }
 _MOST_POINTS = 2000
 _SIZE = (5.4, 2.7)
-_RESUMED = (_INK, "¦ a restart")
+_RESTART = (_INK, "¦ a restart")
 _STEP_PARTS = {
     "compute_s": "compute",
     "collectives_s": "collectives",
@@ -67,7 +80,7 @@ _TITLES = {
     "tokens_per_s": "Tokens per second",
     "samples_per_s": "Samples per second",
 }
-# Our metrics that have an own figure, are part of another figure, or never change.
+# Metrics of ours that have a figure, are part of a figure, or never change.
 _TOLD = {
     *_TITLES,
     *_STEP_PARTS,
@@ -92,7 +105,7 @@ _MOST_KEYS = 12
 
 
 class Drawing(Frozen, kw_only=False):
-    """A figure, its name in files, and what it shows."""
+    """A figure, its name in file names, and its caption."""
 
     name: str
     title: str
@@ -103,20 +116,19 @@ class Drawing(Frozen, kw_only=False):
 
 
 def drawings(runs: Sequence[History]) -> list[Drawing]:
-    """Return the figures for these runs; for a single run, also where its time went."""
-    found = [_curves(runs, "loss", "step")]
+    """Return the figures for these runs; for a single run also a timeline and its step time."""
+    found = [_curves(runs, "loss")]
     if any(run.series("loss") for run in runs):
-        found.append(_curves(runs, "loss", "time"))
+        found.append(_curves(runs, "loss", over_time=True))
     speed = "tokens_per_s" if any(run.series("tokens_per_s") for run in runs) else "samples_per_s"
-    found += [_curves(runs, name, "step") for name in ("grad_norm", "lr", speed)]
-    found += [_curves(runs, name, "step") for name in own_numbers(runs)]
+    found += [_curves(runs, name) for name in ("grad_norm", "lr", speed, *own_numbers(runs))]
     if len(runs) == 1:
         found += [_step_time(runs[0]), _timeline(runs[0])]
     return [each for each in found if each.keys]
 
 
 def own_numbers(runs: Sequence[History]) -> list[str]:
-    """Return what only these runs tell: scores of a task, numbers of a custom script."""
+    """Return the metrics that only these runs have: scores of a task, or of a custom script."""
     names = [name for run in runs for name in run.last if name not in _TOLD]
     return list(dict.fromkeys(names))[:_MOST_OWN]
 
@@ -126,37 +138,38 @@ def colour_of(number: int) -> str:
     return SERIES[number % len(SERIES)]
 
 
-def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
-    """Return a metric of each run, over steps or time; of one run's loss what is undone too."""
+def _curves(runs: Sequence[History], name: str, *, over_time: bool = False) -> Drawing:
+    """Return a metric of each run, over steps or time; for one run's loss, also undone steps."""
     several = len(runs) > 1
+    alone_over_steps = not several and not over_time
     series = [_thinned(run.series(name)) for run in runs]
     held_out = [run.series("eval_loss") if name == "loss" else [] for run in runs]
-    undone = _undone(runs[0]) if name == "loss" and over == "step" and not several else []
+    undone = _undone(runs[0]) if name == "loss" and alone_over_steps else []
     keys = [(colour_of(n), run.label) for n, run in enumerate(runs) if series[n]]
     if not several and keys:
         keys = [(SERIES[0], "training")] if held_out[0] or undone else [(SERIES[0], "")]
         keys += [(SERIES[1], "held out")] if held_out[0] else []
-        keys += [("#7f7f7f", "undone and trained again")] if undone else []
+        keys += [(_GREY, "undone and trained again")] if undone else []
     if several and any(held_out):
         keys = _ranked(keys, [points for n, points in enumerate(held_out) if series[n]])
-    resumed = _resumed(runs[0]) if over == "step" and not several and keys else []
-    keys += [_RESUMED] if resumed else []
+    resumed = _resumed(runs[0]) if alone_over_steps and keys else []
+    keys += [_RESTART] if resumed else []
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _mark(axes, resumed)
-        factor, unit = _unit(_longest(runs)) if over == "time" else (1.0, "step")
-        unit += " since the first start" if over == "time" else ""
+        factor, unit = _unit(_longest(runs)) if over_time else (1.0, "step")
+        unit += " since the first start" if over_time else ""
 
         def plot(number: int, points: Sequence[Point], colour: str, **how: Any) -> None:
-            zero = runs[number].stays[0].began if over == "time" and runs[number].stays else 0.0
-            for _, each in itertools.groupby(points, lambda p: p[3] if over == "time" else 0):
-                stretch = [*each]  # nothing was told between two attempts
-                x = [(p[1] - zero) * factor if over == "time" else p[0] for p in stretch]
+            zero = runs[number].stays[0].began if over_time and runs[number].stays else 0.0
+            for _, each in itertools.groupby(points, lambda p: p[3] if over_time else 0):
+                stretch = [*each]  # between two attempts there are no points
+                x = [(p[1] - zero) * factor if over_time else p[0] for p in stretch]
                 axes.plot(x, [p[2] for p in stretch], color=colour, ms=3, **how)
 
         for line in undone:
-            plot(0, line, "#7f7f7f", lw=1, ls=":")
+            plot(0, line, _GREY, lw=1, ls=":")
         for number, points in enumerate(series):
             marker = "o" if len(points) == 1 else None
             plot(number, points, colour_of(number), lw=1.4, marker=marker)
@@ -167,8 +180,8 @@ def _curves(runs: Sequence[History], name: str, over: str) -> Drawing:
 
     title = _TITLES.get(name, name)
     return Drawing(
-        name=re.sub(r"\W+", "-", f"{name}-over-time" if over == "time" else name).strip("-"),
-        title=f"{title} over time" if over == "time" else title,
+        name=re.sub(r"\W+", "-", f"{name}-over-time" if over_time else name).strip("-"),
+        title=f"{title} over time" if over_time else title,
         about="dashed: held out; lowest at the end first" if several and any(held_out) else "",
         draw=draw,
         keys=keys,
@@ -188,7 +201,7 @@ def _ranked(
 
 
 def _step_time(run: History) -> Drawing:
-    """Return what the time of a step goes into."""
+    """Return the parts of each step's time."""
     lines = _thinned([line for line in run.steps if "compute_s" in line])
 
     def seconds(line: Mapping[str, Any], name: str) -> float:
@@ -197,13 +210,12 @@ def _step_time(run: History) -> Drawing:
     names = [name for name in _STEP_PARTS if any(seconds(line, name) for line in lines)]
     values = [[seconds(line, name) for line in lines] for name in names]
     whole = [*map(sum, zip(*values, strict=True))]
-    # The first step compiles, or fills caches: it would hide all others.
+    # The first step compiles or fills caches, and would make all others tiny.
     top = 1.2 * sorted(whole)[int(0.95 * (len(whole) - 1))] if whole else 0.0
     about = "on worker 0"
     if whole and max(whole) > top > 0:
         highest = lines[whole.index(max(whole))]["step"]
         about += f"; cut off: step {highest} took {max(whole):.1f} s"
-
     resumed = _resumed(run) if names else []
 
     def draw(figure: Figure) -> None:
@@ -218,12 +230,12 @@ def _step_time(run: History) -> Drawing:
         _tidy(axes)
 
     keys = [(SERIES[n], _STEP_PARTS[name]) for n, name in enumerate(names)]
-    keys += [_RESUMED] if resumed else []
+    keys += [_RESTART] if resumed else []
     return Drawing("step-time", "Where a step's time goes", about, draw, keys)
 
 
 def _timeline(run: History) -> Drawing:
-    """Return every attempt as a bar: what its time went into, and when it saved."""
+    """Return every attempt as a bar of its activities, with its checkpoints."""
     stays = run.stays
     kinds = [kind for kind in PARTS if any(kind == part[0] for s in stays for part in s.parts)]
     saves = any(line.get("checkpoint_s") for line in run.lines)
@@ -253,42 +265,25 @@ def _timeline(run: History) -> Drawing:
 
     keys = [(PARTS[kind], _PART_KEYS.get(kind, kind)) for kind in dict.fromkeys(kinds)]
     keys += [(_INK, "| a checkpoint")] if saves else []
-    title = "Timeline: what the nodes were doing"
-    gaps = "between bars it had none" if len(stays) > 1 else ""
-    return Drawing("timeline", title, gaps, draw, keys if stays else ())
+    gaps = "between bars it had no nodes" if len(stays) > 1 else ""
+    return Drawing("timeline", "Timeline of the nodes", gaps, draw, keys if stays else ())
 
 
 def svg(drawing: Drawing) -> str:
-    """Return a figure for a page: its texts are texts, its colours the page's variables."""
+    """Return a figure for a page, with texts as text, and the page's variables as colours."""
     text = _saved(drawing, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    for colour in variables():
+    for colour in DARK:
         text = text.replace(colour, f"var(--c{colour[1:]})")
     return text
 
 
 def png(drawing: Drawing, file: Path) -> None:
-    """Write a figure as a picture."""
+    """Write a figure as a PNG file."""
     file.write_bytes(_saved(drawing, "png"))
-
-
-def variables() -> Mapping[str, str]:
-    """Return each colour of the figures, and what it is in a dark page."""
-    return {
-        _INK: "#c9ced6",
-        _GRID: "#363b43",
-        "#0072b2": "#4aa8e0",
-        "#d55e00": "#ff8a3d",
-        "#009e73": "#2cc797",
-        "#cc79a7": "#e59ac3",
-        "#56b4e9": "#7cc7f2",
-        "#e69f00": "#f2b632",
-        "#7f7f7f": "#9aa0a8",
-        "#8c564b": "#c08a7e",
-    }
 
 
 def _saved(drawing: Drawing, kind: str) -> bytes:
@@ -314,7 +309,7 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
     }
     written = io.BytesIO()
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that its own font lacks
+        warnings.simplefilter("ignore")  # glyphs that matplotlib's font lacks
         figure = Figure(figsize=_SIZE, layout="constrained")
         drawing.draw(figure)
         if kind == "png":
@@ -334,7 +329,7 @@ def _saved(drawing: Drawing, kind: str) -> bytes:
                     handleheight=1,
                 )
                 height += 0.2 * -(-len(handles) // columns)
-            figure.set_size_inches(width, height + 0.25)  # for the title, and these rows
+            figure.set_size_inches(width, height + 0.25)  # room for the title and these rows
             figure.savefig(written, format="png", dpi=180, facecolor="white")
         else:
             figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
@@ -361,9 +356,9 @@ def _label(stay: Stay) -> str:
 
 
 def _resumed(run: History) -> list[int]:
-    """Return the step with which each later attempt began."""
-    told = [stay.lines[0]["step"] for stay in run.stays if stay.lines]
-    return [step for step in told[1:] if is_number(step)]
+    """Return the first step of each later attempt."""
+    first = [stay.lines[0]["step"] for stay in run.stays if stay.lines]
+    return [step for step in first[1:] if is_number(step)]
 
 
 def _mark(axes: Axes, steps: Sequence[int]) -> None:
@@ -372,7 +367,7 @@ def _mark(axes: Axes, steps: Sequence[int]) -> None:
 
 
 def _undone(run: History) -> list[list[Point]]:
-    """Return the losses of each attempt's steps that a later one did again."""
+    """Return the losses of each attempt's steps that a later attempt repeated."""
     found = []
     for stay in run.stays:
         lines = stay.lines[max(0, stay.kept - 1) :] if stay.redone else []
@@ -390,7 +385,7 @@ def _thinned(points: Sequence[T]) -> list[T]:
 
 
 def _longest(runs: Sequence[History]) -> float:
-    """Return the seconds from the first start to the last step, of the run that took most."""
+    """Return the seconds from the first start to the last step of the longest run."""
     ends = [(run.stays, run.series("loss")[-1:]) for run in runs]
     return max((last[0][1] - stays[0].began for stays, last in ends if stays and last), default=1.0)
 

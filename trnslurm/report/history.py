@@ -1,4 +1,4 @@
-"""What a run did on its nodes, and how much of that counts, reckoned from its files."""
+"""Reads from a run's files what it did on its nodes, and which part of that counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNREADABLE = (
     yaml.YAMLError,
 )
 Point = tuple[int, float, float, int]
-"""Step, time and value of a number, and the attempt that told it."""
+"""Step, time and value of a metric, and the attempt that wrote it."""
 _MOST_RUNS = 100
 
 
@@ -50,13 +50,13 @@ class Stay(Frozen):
     began: float
     ended: float
     lines: Sequence[Mapping[str, Any]] = ()
-    """What it told of its steps."""
+    """Its lines of metrics."""
     kept: int = 0
-    """How many of these count: a later attempt did the others again."""
+    """The number of lines that count; a later attempt repeated the others."""
 
     @cached_property
     def parts(self) -> list[tuple[str, float, float]]:
-        """Return what its time went into: (what, from, to), in this order without gaps."""
+        """The activities of the attempt as (activity, from, to), in order and without gaps."""
         phase = self.attempt.phase
         if phase != TRAIN:
             return [(PREPARING if phase == PREPARE else COMPILING, self.began, self.ended)]
@@ -83,18 +83,18 @@ class Stay(Frozen):
 
     @property
     def end(self) -> str:
-        """How the attempt ended, and why."""
+        """The end of the attempt, and its reason."""
         attempt = self.attempt
         return printable(f"{attempt.state}: {attempt.reason}" if attempt.reason else attempt.state)
 
     @property
     def redone(self) -> int:
-        """Return how many of its steps a later attempt undid."""
+        """The number of its steps that a later attempt repeated."""
         return len(self.lines) - self.kept
 
 
 class History(Frozen, kw_only=False):
-    """A run, and everything that it told."""
+    """A run, and the contents of its files."""
 
     run: RunDir
     record: Record
@@ -102,13 +102,9 @@ class History(Frozen, kw_only=False):
 
     @property
     def label(self) -> str:
-        """What tells it from other runs: in a sweep its number and values, else its name."""
-        number = self.run.name.rpartition("-")[2]
-        return (
-            f"{number}: {format_values(self.record.values)}"
-            if self.record.values
-            else self.run.name
-        )
+        """A label for figures: in a sweep the run's number and values, else its name."""
+        name, values = self.run.name, self.record.values
+        return f"{name.rpartition('-')[2]}: {format_values(values)}" if values else name
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -141,7 +137,7 @@ class History(Frozen, kw_only=False):
     @cached_property
     def stays(self) -> list[Stay]:
         """Every attempt of every phase that began, the oldest first."""
-        # For the last phase, the status knows the end of killed attempts, which wrote none.
+        # For the last phase, the status has the end of killed attempts, which wrote no end.
         earlier = self.record.phases[:-1]
         attempts = [attempt for phase in earlier for attempt in self.run.attempts(phase)]
         attempts += self.status.attempts
@@ -158,7 +154,7 @@ class History(Frozen, kw_only=False):
             lines = [line for line in self.lines if line["attempt"] == attempt.attempt]
             kept = sum(1 for line in self.steps if line["attempt"] == attempt.attempt)
         ended = seconds_of(attempt.ended or "")
-        if ended is None:  # it still runs, or nobody wrote down its end
+        if ended is None:  # it still runs, or was killed
             told = _number(lines[-1], "time", began) if lines else began
             newest = attempt.attempt == len(self.run.attempts(attempt.phase))
             alive = newest and self.status.state not in FINAL
@@ -173,7 +169,7 @@ class History(Frozen, kw_only=False):
         )
 
     def _nodes_at(self, moment: float) -> int:
-        """Return on how many nodes it ran then: a resume may have changed that."""
+        """Return the number of nodes at a time; a resume may have changed it."""
         for before in self.record.history:
             resumed = seconds_of(str(before["resumed"]))
             if resumed is not None and moment < resumed:
@@ -182,7 +178,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def price_per_hour(self) -> float | None:
-        """What a node costs in an hour, in US dollars; None if nobody knows."""
+        """The price of a node in US dollars per hour; None: unknown."""
         try:
             cluster = read_cluster(self._tree, str(self.run.config_file))
             return find(catalog(cluster.instance_types), cluster.instance_type).price_per_hour
@@ -190,7 +186,7 @@ class History(Frozen, kw_only=False):
             return None
 
     def node_hours(self, *kinds: str) -> float:
-        """Return the node-hours that it took, or those of parts of some kinds."""
+        """Return the node-hours of the run, or of its parts of some kinds."""
         return sum(
             (stay.seconds(*kinds) if kinds else stay.ended - stay.began) * stay.nodes / 3600
             for stay in self.stays
@@ -198,13 +194,13 @@ class History(Frozen, kw_only=False):
 
     @property
     def lost_node_hours(self) -> float:
-        """Return what its interruptions cost: see `cost_of`."""
+        """The node-hours that its interruptions cost."""
         return sum(hours for _, hours in self.interruptions())
 
     def interruptions(self) -> Iterator[tuple[Stay, float]]:
-        """Yield each attempt to train that another one followed, and what that cost in node-hours.
+        """Yield each training attempt that another one followed, and the cost in node-hours.
 
-        That is: the steps that were done again, its end, and the start of the next attempt.
+        The cost is the time of repeated steps, of its end, and of the next attempt's start.
         """
         trains = [stay for stay in self.stays if stay.attempt.phase == TRAIN]
         for stay, then in itertools.pairwise(trains):
@@ -214,11 +210,11 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def last(self) -> dict[str, float]:
-        """What it said last of each of its numbers."""
+        """The latest value of each metric."""
         return latest_values(self.steps)
 
     def series(self, name: str) -> list[Point]:
-        """Return one of its numbers, wherever it was told."""
+        """Return all values of a metric."""
         return [
             (line["step"], _number(line, "time", 0.0), line[name], line["attempt"])
             for line in self.steps
@@ -242,7 +238,7 @@ def is_number(value: Any) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) < float("inf")  # False of what is no number
+        and abs(value) < float("inf")  # False for NaN
     )
 
 

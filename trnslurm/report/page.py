@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else."""
+"""Writes the page of a report: one HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trnslurm import __version__
 from trnslurm.api.tables import dollars
-from trnslurm.report.figures import colour_of, drawings, png, svg, variables
+from trnslurm.report.figures import DARK, colour_of, drawings, png, svg
 from trnslurm.report.history import TRAIN, History, is_number
 from trnslurm.report.tables import hours_of, tables_of_many, tables_of_one
 
@@ -29,7 +29,7 @@ def write_report(runs: Sequence[History], file: Path, *, pictures: bool) -> list
         title=_title(runs),
         runs=runs,
         colours=[colour_of(number) for number in range(len(runs))],
-        variables={f"c{light[1:]}": (light, dark) for light, dark in variables().items()},
+        variables={f"c{light[1:]}": (light, dark) for light, dark in DARK.items()},
         figures=[(each, svg(each)) for each in drawn],
         story=_story(runs[0]) if len(runs) == 1 else "",
         tiles=_tiles(runs[0]) if len(runs) == 1 else [],
@@ -58,7 +58,7 @@ def _title(runs: Sequence[History]) -> str:
 
 
 def _story(run: History) -> str:
-    """Return in a sentence or two how a training was interrupted, and how it resumed."""
+    """Return one or two sentences about the interruptions of a training."""
     trains = [stay for stay in run.stays if stay.attempt.phase == TRAIN]
     if len(trains) < 2:
         return ""
@@ -75,7 +75,7 @@ def _story(run: History) -> str:
 
 
 def _tiles(run: History) -> list[tuple[str, str, str]]:
-    """Return what there is to know first: (what, figure, remark)."""
+    """Return the most important figures: (name, figure, remark)."""
     last, plan = run.last, run.plan
     found: list[tuple[str, str, str]] = []
     done, steps = (run.steps[-1].get(key) if run.steps else None for key in ("step", "steps"))
@@ -86,14 +86,9 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
         first = run.series("loss")[0][2]
         found.append(("loss", f"{last['loss']:.4f}", f"from {first:.4f}"))
     if "eval_loss" in last:
-        best = min(run.series("eval_loss"), key=lambda point: point[2])
-        found.append(
-            (
-                "held-out loss",
-                f"{last['eval_loss']:.4f}",
-                f"best {best[2]:.4f}, at step {best[0]:,}",
-            )
-        )
+        step, _, best, _ = min(run.series("eval_loss"), key=lambda point: point[2])
+        remark = f"best {best:.4f}, at step {step:,}"
+        found.append(("held-out loss", f"{last['eval_loss']:.4f}", remark))
     for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         if values := sorted(point[2] for point in run.series(name)):
             found.append((f"{unit}, median", f"{values[len(values) // 2]:,.0f}", ""))
@@ -105,13 +100,8 @@ def _tiles(run: History) -> list[tuple[str, str, str]]:
         price = run.price_per_hour
         cost = f", {dollars(node_hours * price)}" if price is not None else ""
         found.append(("node-hours", hours_of(node_hours), f"{plan.get('instance_type', '')}{cost}"))
-        share = run.lost_node_hours / node_hours if node_hours else 0.0
-        lost = dollars(run.lost_node_hours * price) if price is not None else ""
-        found.append(
-            (
-                "node-hours lost to interruptions",
-                hours_of(run.lost_node_hours),
-                ", ".join(filter(None, (f"{share:.0%} of all", lost))),
-            )
-        )
+        lost = run.lost_node_hours
+        cost = f", {dollars(lost * price)}" if price is not None else ""
+        remark = f"{lost / node_hours if node_hours else 0.0:.0%} of all{cost}"
+        found.append(("node-hours lost to interruptions", hours_of(lost), remark))
     return found

@@ -1,4 +1,4 @@
-"""The tables of a report, which `trnslurm compare` prints too."""
+"""Makes the tables of a report, which `trnslurm compare` prints too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMS = {
 
 
 class Table(Frozen, kw_only=False):
-    """A table of the page; the columns from `numbers` on are aligned right."""
+    """A table of the page; its columns from number `numbers` on are aligned right."""
 
     title: str
     header: Sequence[str]
@@ -75,8 +75,8 @@ def _attempts(run: History) -> Iterator[Table]:
         "node-hours lost",
     )
     about = (
-        "Undone steps were done again by a later attempt. Lost node-hours: those of undone steps, "
-        "of the time after an attempt's last step, and until the next one's first."
+        "Undone steps were repeated by a later attempt. Lost node-hours are those of undone steps, "
+        "of the time after an attempt's last step, and of the time until the next attempt's first."
     )
     if rows:
         yield Table("Attempts", header, rows, about=about, numbers=4)
@@ -89,7 +89,7 @@ def _hours_spent(run: History) -> Iterator[Table]:
     kinds = dict.fromkeys(part[0] for stay in run.stays for part in stay.parts)
     known = {
         TRAINING: "steps that count",
-        UNDONE: "steps done again",
+        UNDONE: "steps repeated later",
         STARTING: "until the first step",
         ENDING: "after the last step",
     }
@@ -190,7 +190,7 @@ def _configuration(run: History) -> Iterator[Table]:
 
 
 def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
-    """Yield tables that compare runs: their states and results, and their configurations."""
+    """Yield tables that compare runs: states and results, and configurations."""
     names = ("loss", "eval_loss", "tokens_per_s", *own_numbers(runs))
     columns = [name for name in names if any(name in run.last for run in runs)]
     rows = []
@@ -224,9 +224,9 @@ def tables_of_many(runs: Sequence[History]) -> Iterator[Table]:
 
 
 def differing(runs: Sequence[History]) -> dict[str, list[Any]]:
-    """Return each key of the configuration in which runs differ, and its value in each.
+    """Return each key of the configuration in which runs differ, with its value in each run.
 
-    The profile's definitions of instance types are skipped: `instance_type` names the one used.
+    The definitions of instance types are skipped, because `instance_type` names the type in use.
     """
     known = "instance_types"
     keys = dict.fromkeys(k for run in runs for k in run.config if k.partition(".")[0] != known)

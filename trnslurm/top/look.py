@@ -10,6 +10,7 @@ from trnslurm.api.tables import figure
 from trnslurm.errors import RunError
 from trnslurm.frozen import Frozen
 from trnslurm.node.hosts import brief
+from trnslurm.report.history import is_number
 from trnslurm.runs.foreign import cleaned, printable
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
@@ -54,12 +55,12 @@ def view_of(run: RunDir, *, lines: int) -> View:
     """Return the current state of a run, with the last lines of its log."""
     status = run_status(run)
     steps = [cleaned(step) for step in run.steps()]
-    losses = [s["loss"] for s in steps if _is_number(s.get("loss"))]
+    losses = [s["loss"] for s in steps if is_number(s.get("loss"))]
     every = -(-len(losses) // _POINTS) or 1
-    recent = [s["step_s"] for s in steps[-_RECENT:] if _is_number(s.get("step_s"))]
+    recent = [s["step_s"] for s in steps[-_RECENT:] if is_number(s.get("step_s"))]
     last = steps[-1] if steps else {}
     done, whole = last.get("step"), last.get("steps")
-    share = done / whole if _is_number(done) and _is_number(whole) and whole else None
+    share = done / whole if is_number(done) and is_number(whole) and whole else None
     held_out = next((s["eval_loss"] for s in reversed(steps) if "eval_loss" in s), None)
     hosts = next((phase.hosts for phase in reversed(status.phases) if phase.hosts), "")
     named = f": {brief(hosts.split(','))}" if hosts else ""
@@ -98,7 +99,7 @@ def log_lines(run: RunDir, lines: int) -> list[str]:
 def speed_of(metrics: Mapping[str, Any]) -> str:
     """Return tokens or samples per second."""
     for key, unit in (("tokens_per_s", "tok/s"), ("samples_per_s", "seq/s")):
-        if _is_number(metrics.get(key)):
+        if is_number(metrics.get(key)):
             return f"{metrics[key]:,.0f} {unit}"
     return "-"
 
@@ -106,7 +107,7 @@ def speed_of(metrics: Mapping[str, Any]) -> str:
 def time_left(status: RunStatus, step_s: Any) -> str:
     """Return the time for the remaining steps of an active run."""
     step, steps = (status.metrics.get(name) for name in ("step", "steps"))
-    if status.state not in _ALIVE or not all(map(_is_number, (step, steps, step_s))):
+    if status.state not in _ALIVE or not all(map(is_number, (step, steps, step_s))):
         return "-"
     minutes = max(0.0, steps - step) * step_s / 60  # type: ignore[operator]
     if minutes < 1:
@@ -114,7 +115,3 @@ def time_left(status: RunStatus, step_s: Any) -> str:
     if minutes < 100:
         return f"{minutes:.0f} min"
     return f"{minutes / 60:.1f} h" if minutes < 6000 else f"{minutes / 1440:.1f} d"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
