@@ -73,7 +73,7 @@ def settings_of(settings: Settings) -> tuple[str, ...]:
     """Return settings as `key=value` texts; a mapping has Python values."""
     if isinstance(settings, Mapping):
         return tuple(f"{text('settings', key)}={_written(key, settings[key])}" for key in settings)
-    return tuple(texts("settings", settings))
+    return texts("settings", settings)
 
 
 def _written(key: str, value: Any) -> str:
@@ -137,14 +137,14 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def texts(name: str, value: object, *, one_word: bool = True) -> list[str]:
-    """Return a list of texts; `one_word`: a single text is a list of one."""
+def texts(name: str, value: object, *, one_word: bool = True) -> tuple[str, ...]:
+    """Return an argument that must be texts; `one_word`: or a single text."""
     if isinstance(value, str) and not one_word:
         raise ConfigError(f"{name}={value!r}: expected a list of words, as {value.split()!r}")
     several = [value] if isinstance(value, str) else value
     if not isinstance(several, Sequence) or not all(isinstance(each, str) for each in several):
         raise ConfigError(f"{name}={value!r}: expected texts")
-    return list(several)
+    return tuple(several)
 
 
 class JobArguments(TypedDict, total=False):
@@ -171,33 +171,36 @@ class SubmitArguments(JobArguments, total=False):
     precompile: str | None
 
 
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "cluster": text,
+    "preset": text,
+    "settings": lambda _, value: settings_of(value),
+    "workers": whole,
+    "from_run": lambda name, value: file_name(name, getattr(value, "directory", value)),  # a Run
+    "time": lambda name, value: text(name, str(value) if isinstance(value, int) else value),
+    "name": text,
+    "sbatch": texts,
+    "allow_idle": flag,
+    "arguments": functools.partial(texts, one_word=False),
+    "launcher": functools.partial(one_of, known=get_args(Launcher)),
+    "precompile": functools.partial(one_of, known=_PRECOMPILE),
+    "notify": texts,
+}
+FIELD_OF = {"workers": "workers_per_node"}
+"""Argument -> the field of JobOptions, if the names differ."""
+
+
 def options_of(recipe: PathLike, nodes: object, given: Mapping[str, Any]) -> JobOptions:
-    """Check the arguments of a call, and return them as options."""
-
-    def optional(name: str, check: Callable[[str, Any], Any]) -> Any:
-        value = given.get(name)
-        return None if value is None else check(name, value)
-
-    start = given.get("from_run")
-    start = getattr(start, "directory", start)  # a Run
-    minutes = given.get("time")
+    """Check the arguments of a call, and return them as options; None is not given."""
     return JobOptions(
         workspace=workspace_of(search_path(given.get("path", ()))),
         recipe=file_name("recipe", recipe),
         nodes=whole("nodes", nodes),
-        cluster=optional("cluster", text),
-        preset=optional("preset", text),
-        settings=settings_of(given.get("settings", ())),
-        workers_per_node=optional("workers", whole),
-        from_run=None if start is None else file_name("from_run", start),
-        time=str(minutes) if isinstance(minutes, int) else optional("time", text),
-        name=optional("name", text),
-        sbatch=tuple(texts("sbatch", given.get("sbatch", ()))),
-        allow_idle=flag("allow_idle", given.get("allow_idle", False)),
-        arguments=tuple(texts("arguments", given.get("arguments", ()), one_word=False)),
-        launcher=one_of("launcher", given.get("launcher"), get_args(Launcher)),
-        precompile=one_of("precompile", given.get("precompile"), _PRECOMPILE),
-        notify=tuple(texts("notify", given.get("notify", ()))),
+        **{
+            FIELD_OF.get(name, name): check(name, given[name])
+            for name, check in _CHECKS.items()
+            if given.get(name) is not None
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Unpack
 
@@ -17,7 +17,7 @@ from trnslurm.api.arguments import (
 )
 from trnslurm.api.choice import choose, config_of, what_submit_would_use
 from trnslurm.api.options import JobOptions
-from trnslurm.api.tables import count, dollars, escaped, hours, html_table, text_table
+from trnslurm.api.tables import cells_of, count, dollars, escaped, hours, html_table, text_table
 from trnslurm.config.schema import Recipe
 from trnslurm.console import Console
 from trnslurm.errors import ConfigError, PlanError, TrnslurmError
@@ -120,26 +120,8 @@ class Plan(Frozen):
         return len({getattr(spec, name) for spec in self.specs}) > 1
 
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        header: Sequence[str] = (
-            "nodes",
-            "workers",
-            "global batch",
-            "micro-batch",
-            "accumulation",
-            "padding %",
-            "tokens/step",
-            "steps",
-            "epochs",
-            "hours",
-            "node-hours",
-            "cost",
-        )
-        rows: Sequence[Sequence[str]] = [_cells(spec) for spec in self.specs]
-        for name in ("steps", "epochs"):
-            if not self._differ(name):
-                here = header.index(name)
-                header, *rows = [(*row[:here], *row[here + 1 :]) for row in (header, *rows)]
-        return header, rows
+        same = {name for name in ("steps", "epochs") if not self._differ(name)}
+        return cells_of({n: cell for n, cell in _COLUMNS.items() if n not in same}, self.specs)
 
     def _remarks(self) -> Iterator[str]:
         """Yield where work is wasted, and where the hours come from."""
@@ -162,30 +144,19 @@ class Plan(Frozen):
 
     def _memory(self) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
         """Return the memory on a worker's device; node counts with the same memory share a row."""
+        recomputes = self.specs[0].config.recipe.train.get("gradient_checkpointing")
+        columns = _memory_columns(recomputes)
         alike: dict[tuple[str, ...], list[str]] = {}
         for spec in self.specs:
             if memory := estimate_memory(spec):
-                alike.setdefault(_memory_cells(spec, memory), []).append(str(spec.nodes))
+                cells = tuple(cell(memory) for cell in columns.values())
+                alike.setdefault(cells, []).append(str(spec.nodes))
         if not alike:
             return None
         rows = [(",".join(nodes), *cells) for cells, nodes in alike.items()]
-        header = (
-            "nodes",
-            "parameters",
-            "gradients",
-            "optimizer",
-            "gathered",
-            "activations",
-            "other way",
-            "runtime",
-            "total",
-            "device",
-        )
+        header = ("nodes", *columns)
         used = [n for n in range(len(header)) if any(row[n] != "-" for row in rows)]
-        recomputes = self.specs[0].config.recipe.train.get("gradient_checkpointing")
-        other = f"({'kept' if recomputes else 'recomputed'})"
-        shown = tuple(header[n].replace("other way", other) for n in used)
-        return shown, [tuple(row[n] for n in used) for row in rows]
+        return [header[n] for n in used], [[row[n] for n in used] for row in rows]
 
 
 _OF_MEMORY = "GiB of a worker's device, an estimate"
@@ -252,32 +223,47 @@ def _row(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _memory_cells(spec: JobSpec, memory: Memory) -> tuple[str, ...]:
-    recomputes = spec.config.recipe.train.get("gradient_checkpointing")
-    other = memory.activations_kept if recomputes else memory.activations_recomputed
-    cells = [memory.parameters, memory.gradients, memory.optimizer, memory.gathered]
-    cells += [memory.activations, 0.0 if recomputes is None else other, memory.runtime]
-    numbers = [f"{gib:.1f}" if gib else "-" for gib in cells]
-    return (*numbers, f"{memory.total:.1f}", f"{memory.available:g}")
+def _memory_columns(recomputes: bool | None) -> dict[str, Callable[[Memory], str]]:
+    def gib(value: float) -> str:
+        return f"{value:.1f}" if value else "-"
+
+    def other(memory: Memory) -> float:
+        if recomputes is None:
+            return 0.0
+        return memory.activations_kept if recomputes else memory.activations_recomputed
+
+    return {
+        "parameters": lambda m: gib(m.parameters),
+        "gradients": lambda m: gib(m.gradients),
+        "optimizer": lambda m: gib(m.optimizer),
+        "gathered": lambda m: gib(m.gathered),
+        "activations": lambda m: gib(m.activations),
+        "(kept)" if recomputes else "(recomputed)": lambda m: gib(other(m)),
+        "runtime": lambda m: gib(m.runtime),
+        "total": lambda m: f"{m.total:.1f}",
+        "device": lambda m: f"{m.available:g}",
+    }
 
 
 def _on(counts: list[str]) -> str:
     return f"{', '.join(counts)} {'node' if counts == ['1'] else 'nodes'}"
 
 
-def _cells(spec: JobSpec) -> tuple[str, ...]:
-    batch, estimate = spec.batch, spec.estimate
-    return (
-        str(batch.nodes),
-        str(batch.workers),
-        f"{batch.global_batch:,}",
-        str(batch.micro_batch),
-        str(batch.accumulation),
-        f"{100 * batch.padding:.1f}",
-        f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-",
-        f"{spec.steps:,}",
-        str(spec.epochs or "-"),
-        hours(estimate.hours if estimate else None),
-        hours(estimate.node_hours if estimate else None),
-        dollars(estimate.cost if estimate else None),
-    )
+def _of_estimate(write: Callable[[float | None], str], name: str) -> Callable[[JobSpec], str]:
+    return lambda spec: write(getattr(spec.estimate, name) if spec.estimate else None)
+
+
+_COLUMNS: dict[str, Callable[[JobSpec], str]] = {
+    "nodes": lambda spec: str(spec.nodes),
+    "workers": lambda spec: str(spec.batch.workers),
+    "global batch": lambda spec: f"{spec.batch.global_batch:,}",
+    "micro-batch": lambda spec: str(spec.batch.micro_batch),
+    "accumulation": lambda spec: str(spec.batch.accumulation),
+    "padding %": lambda spec: f"{100 * spec.batch.padding:.1f}",
+    "tokens/step": lambda spec: f"{spec.tokens_per_step:,}" if spec.tokens_per_step else "-",
+    "steps": lambda spec: f"{spec.steps:,}",
+    "epochs": lambda spec: str(spec.epochs or "-"),
+    "hours": _of_estimate(hours, "hours"),
+    "node-hours": _of_estimate(hours, "node_hours"),
+    "cost": _of_estimate(dollars, "cost"),
+}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from trnslurm.api.arguments import (
+    FIELD_OF,
     PathLike,
     PythonConsole,
     SubmitArguments,
@@ -46,8 +47,7 @@ def submit(
     if (recipe is None) == (rendered is None):
         raise ConfigError("submit: give either a recipe or rendered=DIR")
     options = options_of(recipe or "", nodes, job)
-    field_of = {"workers": "workers_per_node"}
-    asked = {k: getattr(options, field_of.get(k, k)) for k in job if k != "path"}
+    asked = {k: getattr(options, FIELD_OF.get(k, k)) for k in job if k != "path"}
     asked |= {"elastic": counts, "chain": chained, "nodes": options.nodes}
     if rendered is not None:
         if given := [k for k, v in asked.items() if v and (k, v) != ("nodes", 1)]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import utc_time
 from trnslurm.runs.foreign import printable
 
+T = TypeVar("T")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -29,6 +30,13 @@ def text_table(
         ).rstrip()
         for line in lines
     ]
+
+
+def cells_of(
+    columns: Mapping[str, Callable[[T], str]], items: Iterable[T]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return header and rows of a table: a column for each name, a row for each item."""
+    return [*columns], [[cell(item) for cell in columns.values()] for item in items]
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 from click.core import ParameterSource
@@ -27,7 +27,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import RemoteError
 from trnslurm.remote import launcher
-from trnslurm.remote.ask import ask
+from trnslurm.remote.ask import Answer, ask
 from trnslurm.remote.parcel import pack_submission
 from trnslurm.remote.place import Site, templates_of
 from trnslurm.remote.receive import extract
@@ -70,8 +70,7 @@ def send(site: Site, ctx: click.Context) -> int:
     templates = templates_of(ctx.params.get("path") or ()) if names == ["resume"] else {}
     shows = names[0] in _SHOWING and not changes
     site = replace(site, files={**site.files, **templates})
-    request = _request(site, [*names, *_words(ctx)], shows=shows)
-    answer = ask(request, say=say)
+    answer = _ask(site, [*names, *_words(ctx)], shows=shows)
     for name, data in answer.files.items():
         wanted = ctx.params.get("report")
         if wanted and Path(wanted).name == name:
@@ -100,16 +99,17 @@ def _words(ctx: click.Context) -> list[str]:
     return [*words, "--", *arguments] if arguments else words
 
 
-def _request(site: Site, argv: Sequence[str], **how: Any) -> Request:
-    """Return the request to run a command on a site's host; `how` has its other fields."""
-    what = {"what": f"`trnslurm {' '.join(argv)}`"}
-    return Request(place=site.place, argv=argv, cluster=site.cluster, site=site.files, **what | how)
+def _ask(site: Site, argv: Sequence[str], out: BinaryIO | None = None, **how: Any) -> Answer:
+    """Run a command on a site's host; `how` has the other fields of the Request."""
+    fields = {"what": f"`trnslurm {' '.join(argv)}`", **how}
+    request = Request(place=site.place, argv=argv, cluster=site.cluster, site=site.files, **fields)
+    return ask(request, say=say, out=out)
 
 
 def _answer_of(site: Site, argv: Sequence[str]) -> bytes:
     """Return the output of a program (@NAME) on the host; if it fails, exit with its code."""
     out = io.BytesIO()
-    answer = ask(_request(site, argv, shows=True), say=say, out=out)
+    answer = _ask(site, argv, out, shows=True)
     if answer.code:
         sys.exit(answer.code)
     return out.getvalue()
@@ -139,7 +139,7 @@ def _detect(site: Site, ctx: click.Context) -> int:
 
 def _report(site: Site, ctx: click.Context) -> int:
     """Write the report on this host from the records of the remote runs."""
-    answer = ask(_request(site, ["@histories", *ctx.params["runs"]], shows=True), say=say)
+    answer = _ask(site, ["@histories", *ctx.params["runs"]], shows=True)
     if answer.code:
         return answer.code
     with tempfile.TemporaryDirectory(prefix="trnslurm-") as directory:
@@ -185,14 +185,13 @@ def submit_remotely(
             f"--on {site.place.host}: the profile {first.cluster} is for one machine without "
             "Slurm: pass --cluster NAME"
         )
-    request = _request(
+    answer = _ask(
         site,
         ["@submit"],
         shows=console.dry_run,
         parcel=pack_submission(submission, command, console),
         what=f"the submission of {first.name}",
     )
-    answer = ask(request, say=say)
     shown = console.dry_run or console.as_json or answer.code
     if not shown and click.get_current_context().find_root().params["on"]:
         say(f"Submitted on {site.place.host}: `trnslurm --on {site.place.host} status last`")

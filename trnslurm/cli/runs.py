@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ import click
 
 from trnslurm.api.run import RIGHT, progress, runs_table, swept_keys
 from trnslurm.api.search import RunFilter, latest_metrics, list_statuses
-from trnslurm.api.tables import count, figure, format_values, parse_time
+from trnslurm.api.tables import cells_of, count, figure, format_values, parse_time
 from trnslurm.cli.options import (
     json_option,
     path_option,
@@ -27,7 +27,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
-from trnslurm.runs.phase import STATES
+from trnslurm.runs.phase import STATES, PhaseStatus
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import (
     RunStatus,
@@ -39,6 +39,16 @@ from trnslurm.runs.status import (
 )
 
 _SHOWN_ATTEMPTS = 5
+_PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
+    "phase": lambda p: p.phase,
+    "state": lambda p: p.state,
+    "job": lambda p: p.job_id or "-",
+    "attempt": lambda p: str(p.attempt or "-"),
+    "started": lambda p: p.started or "-",
+    "ended": lambda p: p.ended or "-",
+    "hosts": lambda p: brief(p.hosts.split(",")) or "-",
+    "reason": lambda p: p.reason,
+}
 _CSV = (
     *("run", "state", "recipe", "preset", "cluster", "nodes", "created"),
     *("group", "note", "reason"),
@@ -156,21 +166,7 @@ def status_command(
     click.echo(f"{status.run}: {status.words}")
     preset = f" ({status.preset})" if status.preset else ""
     click.echo(f"{status.recipe}{preset} on {count(status.nodes, 'node')} of {status.cluster}\n")
-    header = ("phase", "state", "job", "attempt", "started", "ended", "hosts", "reason")
-    rows = [
-        (
-            p.phase,
-            p.state,
-            p.job_id or "-",
-            str(p.attempt or "-"),
-            p.started or "-",
-            p.ended or "-",
-            brief(p.hosts.split(",")) or "-",
-            p.reason,
-        )
-        for p in status.phases
-    ]
-    echo_table(header, rows)
+    echo_table(*cells_of(_PHASE_COLUMNS, status.phases))
     click.echo()
     if left_out := status.precompile.get("left_out"):
         click.echo(f"no precompile job: {left_out}")

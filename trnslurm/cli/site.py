@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 import click
 from click.shell_completion import get_completion_class
 
+from trnslurm.api.tables import cells_of
 from trnslurm.cli import cli
 from trnslurm.cli.options import cluster_option, json_option, workspace_option
 from trnslurm.cli.output import Terminal, echo_json, echo_table
@@ -134,19 +136,15 @@ def _refuse_shadowing(name: str, *, given: bool) -> None:
 
 def _print_site(site: DetectedCluster, chosen: Partition) -> None:
     click.echo(f"{site.cluster}, accounting {'on' if site.accounting else 'off'}\n")
-    header = ("partition", "nodes", "instance type", "cpus", "gpus", "max minutes")
-    rows = [
-        (
-            f"{p.name} *" if p is chosen else p.name,
-            str(p.nodes),
-            p.instance_type or "?",
-            str(p.cpus),
-            str(p.gpus),
-            str(p.max_time_min or "-"),
-        )
-        for p in site.partitions
-    ]
-    echo_table(header, rows, right="nodes,cpus,gpus,max minutes")
+    columns: dict[str, Callable[[Partition], str]] = {
+        "partition": lambda p: f"{p.name} *" if p is chosen else p.name,
+        "nodes": lambda p: str(p.nodes),
+        "instance type": lambda p: p.instance_type or "?",
+        "cpus": lambda p: str(p.cpus),
+        "gpus": lambda p: str(p.gpus),
+        "max minutes": lambda p: str(p.max_time_min or "-"),
+    }
+    echo_table(*cells_of(columns, site.partitions), right="nodes,cpus,gpus,max minutes")
     click.echo("\n* what --write makes a profile of, unless --partition says otherwise")
 
 

@@ -52,11 +52,7 @@ def top_command(run: str | None, every: float, everything: bool, workspace: Work
         return list_statuses(workspace, RunFilter(everything=everything))[0]
 
     first = find_run(run, run_roots(workspace)) if run else None
-    acts = {
-        "cancel": _cancel,
-        "resume": lambda run: _resume(workspace, run),
-        "report": _report,
-    }
+    acts = {"cancel": _cancel, "resume": lambda run: _resume(workspace, run), "report": _report}
     Top(listed, every_s=every, acts=acts, first=first).run()
 
 
