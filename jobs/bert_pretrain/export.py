@@ -15,13 +15,13 @@ from trnslurm.train.data.shards.index import ShardSplit, read_shard_index
 from trnslurm.train.encoders import make_config
 from trnslurm.train.errors import TrainError
 from trnslurm.train.export.bert import make_tokenizer
-from trnslurm.train.export.folder import Tokens, export_job, warn
+from trnslurm.train.export.folder import Tokens, export_job, require_unchanged
 from trnslurm.train.loop.job import run_job
 from trnslurm.train.plan import JobPlan
 
 
 def make_model(plan: JobPlan, end_of_text: int | None) -> BertForPreTraining:
-    """Make the model of a plan, whose parameters are yet to come; its samples need no token's."""
+    """Make the model of a plan, whose parameters come later; it needs no end of text."""
     return BertForPreTraining(make_config(plan.model))
 
 
@@ -29,15 +29,10 @@ def find_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     """Find the tokenizer next to the prepared shards, if the shards have not changed."""
     directory = Path(plan.data).expanduser()
     path = directory / "tokenizer.json"
-    try:
-        if fingerprint(directory, run_dir) != manifest.facts["data"]:
-            raise TrainError(f"{directory} has changed since this run was trained on it")
-        if not path.is_file():
-            raise TrainError(f"{directory} has none")
-        return Tokens(tokenizer=make_tokenizer(path, plan.model))
-    except Exception as error:  # the library tokenizers raises nothing more particular
-        warn(f"exported without a tokenizer: {error}; --tokenizer DIR adds one")
-        return Tokens()
+    require_unchanged(directory, fingerprint(directory, run_dir), manifest)
+    if not path.is_file():
+        raise TrainError(f"{directory} has none")
+    return make_tokenizer(path, plan.model), None
 
 
 def fingerprint(directory: Path, run_dir: Path) -> str | None:

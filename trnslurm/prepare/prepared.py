@@ -89,5 +89,5 @@ def _differences(index: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    # The beginning is enough of a checksum.
+    # The beginning of a checksum is enough.
     return text[:12] if len(text) == 64 else text or "(none)"

@@ -14,7 +14,7 @@ class Progress:
     """The progress of one step, on stderr; stdout is for the result."""
 
     def __init__(self, what: str, total: int, *, before: int = 0, unit: str = "bytes") -> None:
-        """Set the total; what an earlier run did (`before`) does not count in the speed."""
+        """Begin; what an earlier run has done, `before`, does not count in the speed."""
         self._what, self._total, self._before, self._unit = what, total, before, unit
         self._terminal = sys.stderr.isatty()
         self._start = self._shown = time.monotonic()

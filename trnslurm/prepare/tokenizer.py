@@ -95,7 +95,7 @@ def read(path: Path) -> Tokenizer:
 
 
 def load(path: Path, end_of_text: str) -> tuple[Tokenizer, int]:
-    """Load a tokenizer.json and find the id that ends a text; empty: a common name's."""
+    """Load a tokenizer.json; return it and the id that ends a text, by default of a common name."""
     tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS

@@ -64,7 +64,7 @@ class TokenPreparation(Preparation):
         }
 
     def work(self, wanted: dict[str, Any]) -> list[Any]:
-        """Return what identifies the work: the holdout does not, it follows the tokenizing."""
+        """Return what identifies the work; not the holdout, which comes after tokenizing."""
         return [wanted["sources"], wanted["made"] | {"holdout": None} | self.versions]
 
     def make(

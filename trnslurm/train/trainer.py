@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on this runtime: its loop and callbacks, our units, steps and checkpoints.
 
-A script that trains with Trainer comes over by three changes: it opens the run as every job does,
-gives the loss of a unit instead of a data set, and has its own evaluation:
+A script that trains with Trainer needs three changes: it opens the run as every job does, gives the
+loss of a unit instead of a data set, and has its own evaluation:
 
     job = open_job(Settings, "Fine-tune my model.")
     model = …
@@ -64,8 +64,8 @@ class RunCallback(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let several workers on CPUs load their optimizer again: PyTorch knows no cpu:0.
 
-        Trainer reads it to args.device (transformers 4.57.6, _load_optimizer_and_scheduler), which
-        accelerate 1.15 makes of this worker's number.
+        Trainer loads it to args.device (transformers 4.57.6, _load_optimizer_and_scheduler), to
+        which accelerate 1.15 adds this worker's number.
         """
         if args.device.type == "cpu" and args.device.index is not None:
             args.__dict__["_setup_devices"] = torch.device("cpu")  # it is a cached property
@@ -118,8 +118,8 @@ class UnitTrainer(Trainer):
         self._run = run
         self._unit_loss = unit_loss
         self._steps = run.begin()
-        # Trainer adds up what its steps return, and checks that it lies on what it takes for the
-        # device. The run adds the numbers up instead: here they would take a graph.
+        # Trainer adds up what its steps return, and checks that this is on the device that Trainer
+        # knows. The run adds the numbers up instead: here they would take a graph.
         self._nothing = torch.zeros(())
         step = GlobalStep(model, run)
         # The rate of the step that comes next; after the last step there is none.
@@ -143,8 +143,8 @@ class UnitTrainer(Trainer):
     def _check_world(self) -> None:
         """Compare accelerate's world with the plan and with our device.
 
-        It knows the world from torchrun, which starts a single worker too: without it one hangs on
-        Trainium, with transformers from 4.44 on.
+        accelerate knows the world from torchrun, which starts a single worker too: without torchrun
+        a single worker hangs on Trainium, since transformers 4.44.
         """
         seen, rank, workers = self.accelerator, self._run.device.rank, self._run.plan.workers
         if (seen.num_processes, seen.process_index) != (workers, rank):
@@ -243,8 +243,8 @@ class _Unwrapped(nn.Module):
 def _arguments(run: TrainingRun, steps: range) -> TrainingArguments:
     """Make Trainer's arguments from the plan.
 
-    There are no epochs, in a precompile no more than later: AWS's tutorial meets new graphs at the
-    end of one, unless both runs have as many.
+    There are no epochs, in a precompile or in training: AWS's tutorial meets new graphs at the end
+    of an epoch, unless both runs have equally many.
     """
     batch = run.plan.batch
     return TrainingArguments(

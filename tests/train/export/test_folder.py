@@ -123,6 +123,6 @@ def test_data_that_is_another_now_costs_the_tokenizer(export, run_dir, data):
     _, err = export()
     assert err == (
         f"warning: exported without a tokenizer: {data} has changed since this run was trained on "
-        "it\n"
+        "it; --tokenizer DIR adds one\n"
     )
     assert names(run_dir / "exported" / "step-6") == FOLDER

@@ -15,7 +15,7 @@ DATASET = "dataset.json"
 TEXT_OPTION = "--text or --input"
 TEXTS = (".txt", ".jsonl")
 TABLES = (".parquet", ".arrow")
-# The second is what other libraries call the first.
+# The names that libraries use, and ours.
 _SPLITS = {"train": "train", "validation": "eval", "valid": "eval", "dev": "eval", "test": "test"}
 _BLOCK = 1 << 20
 

@@ -35,7 +35,7 @@ from trnslurm.train.say import say
 # The kinds of tensors in a checkpoint without the optimizer's state.
 MINIMAL = ["parameter"]
 # Hashing the largest checkpoint from a slow disk may take long; without a bound a worker whose
-# rank 0 has died would wait for ever.
+# rank 0 has died would wait forever.
 ELECTION_S = 2 * 3600
 # How often worker 0 checks between saves whether a newer attempt has begun.
 FENCE_S = 5.0
@@ -119,7 +119,7 @@ class Checkpoints:
                 f"{checkpoint} is of another training: {', '.join(wrong[:3])}{more}; "
                 "start a new run, or keep the values of the old one"
             )
-        # With moments of 0 its updates count from 0 too, or the first of them were far too large.
+        # With moments of 0 updates count from 0 too, or the first updates would be far too large.
         optimizer.load(open_rows(checkpoint, manifest), updates=0 if fresh else manifest.step)
         self._say(
             f"resuming from {checkpoint.name}, written by {manifest.workers} workers "

@@ -32,11 +32,10 @@ def indices(first: int, n: int, *, count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _permute(places: NDArray[np.uint64], count: int, keys: tuple[int, ...]) -> NDArray[np.int64]:
-    """Permute range(count): a Feistel network over the least rectangle of at least count cells.
+    """Permute range(count): a Feistel network over the smallest rectangle of at least count cells.
 
-    A place that comes out beyond count goes through again until it does not (cycle walking). Sides
-    of nearly √count leave fewer than one in √count such cells; a power of two could leave three
-    in four.
+    A result beyond count is permuted again until it is not (cycle walking). With sides of nearly
+    √count, fewer than one cell in √count is beyond; with a power of two it could be three in four.
     """
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)

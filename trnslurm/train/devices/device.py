@@ -86,7 +86,7 @@ class Device(ABC):
     def steps_ahead(self, graphs_per_step: int) -> int:
         """Return how many steps this worker's host may have ended without waiting for them.
 
-        When it ends a step, all workers have given their parts of the steps before these.
+        When it ends a step, all workers have given their parts of all steps before these.
         """
         return 0
 

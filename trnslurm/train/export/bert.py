@@ -11,7 +11,7 @@ from trnslurm.train.checkpoint.manifest import CheckpointManifest
 from trnslurm.train.data.labelled import Labelled, open_labelled
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
-from trnslurm.train.export.folder import Tokens, warn
+from trnslurm.train.export.folder import Tokens, require_unchanged, warn
 from trnslurm.train.plan import JobPlan
 
 # The special tokens of RoBERTa and ALBERT that differ from BERT's.
@@ -70,15 +70,9 @@ def make_classifier(plan: JobPlan, end_of_text: int | None, *, of_words: bool = 
 
 def labelled_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> Tokens:
     """Find the tokenizer next to the labelled data, if the data has not changed."""
-    try:
-        data = _open(plan)
-        if data.fingerprint != manifest.facts["data"]:
-            raise TrainError(f"{plan.data} has changed since this run was trained on it")
-        path = Path(plan.data).expanduser() / data.index.tokenizer.file
-        return Tokens(tokenizer=make_tokenizer(path, plan.model))
-    except Exception as error:  # the library tokenizers raises only Exception
-        warn(f"exported without a tokenizer: {error}; --tokenizer DIR adds one")
-        return Tokens()
+    data, directory = _open(plan), Path(plan.data).expanduser()
+    require_unchanged(directory, data.fingerprint, manifest)
+    return make_tokenizer(directory / data.index.tokenizer.file, plan.model), None
 
 
 def _open(plan: JobPlan) -> Labelled:

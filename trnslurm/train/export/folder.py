@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,17 +43,11 @@ TOKENIZER_FILES = (
 """The files of a tokenizer in a Hugging Face folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """The tokenizer of the data, as far as it is known."""
-
-    end_of_text: int | None = None
-    tokenizer: Any = None
-    """One of transformers', if there is one."""
-
+Tokens = tuple[Any, int | None]
+"""transformers' tokenizer of a model's data, and the token that ends a text; None: unknown."""
 
 FindTokens = Callable[[JobPlan, CheckpointManifest, Path], Tokens]
-"""Finds the tokens of the data that a checkpoint of a run, in this directory, was trained on."""
+"""Finds the tokens of the data that a checkpoint of the run in a directory was trained on."""
 
 
 def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
@@ -69,20 +62,23 @@ def export_job(make_model: MakeModel, find_tokens: FindTokens) -> None:
     output = (options.output or files.export(name)).resolve()
     _check_place(output, force=options.force)
 
-    tokens = Tokens()
+    tokenizer, end_of_text = None, None
     if manifest and not options.tokenizer:
-        tokens = find_tokens(plan, manifest, files.path)
+        try:
+            tokenizer, end_of_text = find_tokens(plan, manifest, files.path)
+        except Exception as error:  # the library tokenizers raises only Exception
+            warn(f"exported without a tokenizer: {error}; --tokenizer DIR adds one")
     if manifest:
         with torch.device("meta"):  # neither memory nor time for parameters that are replaced
-            model = make_model(plan, tokens.end_of_text)
+            model = make_model(plan, end_of_text)
         checkpoint = files.checkpoints / checkpoint_name(manifest.step)
         _load(model, checkpoint, manifest, DTYPES[options.dtype])
     else:
         model = make_model(plan, None)
         load_parameters(model, options.source, asked_by="export")
         model.to(DTYPES[options.dtype])
-    _write(model, tokens, options.tokenizer, output)
-    _report(options, model, manifest, output, tokenizer=bool(tokens.tokenizer or options.tokenizer))
+    _write(model, options.tokenizer or tokenizer, output)
+    _report(options, model, manifest, output, tokenizer=bool(options.tokenizer or tokenizer))
 
 
 def _report(
@@ -170,21 +166,22 @@ def text_tokens(plan: JobPlan, manifest: CheckpointManifest, run_dir: Path) -> T
     """Find the tokens of a text: bytes, or prepared data that has not changed."""
     path = Path(plan.data).expanduser()
     if not plan.data or path.is_file():
-        return Tokens(end_of_text=END_OF_TEXT)
-    try:
-        index = read_token_index(path)
-        split = index.splits.get("train")
-        if split is None or manifest.facts.get("data", split.sha256) != split.sha256:
-            raise TrainError(f"{path} has changed since this run was trained on it")
-    except TrainError as error:
-        warn(f"exported without a tokenizer: {error}")
-        return Tokens()
+        return None, END_OF_TEXT
+    index = read_token_index(path)
+    split = index.splits.get("train")
+    require_unchanged(path, split.sha256 if split else None, manifest)
     fast: Any = PreTrainedTokenizerFast  # it has no annotations
     file = path / index.tokenizer.file
     tokenizer = fast(tokenizer_file=str(file), model_max_length=plan.seq_len)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(index.end_of_text)
     tokenizer.bos_token = tokenizer.eos_token
-    return Tokens(end_of_text=index.end_of_text, tokenizer=tokenizer)
+    return tokenizer, index.end_of_text
+
+
+def require_unchanged(data: Path, fingerprint: str | None, manifest: CheckpointManifest) -> None:
+    """Refuse data that has changed since a checkpoint was trained on it."""
+    if fingerprint is None or manifest.facts.get("data", fingerprint) != fingerprint:
+        raise TrainError(f"{data} has changed since this run was trained on it")
 
 
 def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: torch.dtype) -> None:
@@ -198,8 +195,8 @@ def _load(model: Any, checkpoint: Path, manifest: CheckpointManifest, dtype: tor
     model.tie_weights()
 
 
-def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> None:
-    """Write the folder, whole or not at all."""
+def _write(model: Any, tokenizer: Any, output: Path) -> None:
+    """Write the folder, whole or not at all; the tokenizer can be a folder with one."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     # If DeepSpeed is installed, transformers (4.57.6) imports it to save, and DeepSpeed would look
     # for a GPU and print to stdout that there is none.
@@ -207,10 +204,10 @@ def _write(model: Any, tokens: Tokens, tokenizer: Path | None, output: Path) -> 
     try:
         partial.mkdir(parents=True)
         model.save_pretrained(partial)
-        if tokenizer:
+        if isinstance(tokenizer, Path):
             _copy_tokenizer(tokenizer, partial, model.config.vocab_size)
-        elif tokens.tokenizer:
-            tokens.tokenizer.save_pretrained(partial)
+        elif tokenizer:
+            tokenizer.save_pretrained(partial)
         for path in partial.iterdir():
             with path.open("rb") as file:
                 directory.fsync_file(file)

@@ -64,7 +64,7 @@ def entity_scores(names: Sequence[str], counts: Sequence[float]) -> dict[str, fl
 
 
 def count_words(predicted: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Count for the words of one text: entities that are right, there and taken; labels likewise.
+    """Count the entities of a text: right, wanted, predicted; then its right labels and its words.
 
     An entity is right if its kind and all its words are.
     """

@@ -47,7 +47,7 @@ class Stopping:
         reported: Callable[[int], bool],
         store: Store | None = None,
     ) -> None:
-        """Take how far hosts run ahead, the last step, and which steps are reported."""
+        """Know how many steps hosts run ahead, the last step, and which steps are reported."""
         self.stops_at: int | None = None
         """The agreed last step."""
         self._environment = environment

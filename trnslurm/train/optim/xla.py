@@ -68,9 +68,9 @@ class Zero1(GlobalOptimizer):
     def load(self, read: Read, *, updates: int) -> None:
         """Transfer every tensor to the device without any graph.
 
-        The first step then has the graph of any later one: the state is there already, and what was
-        there before stays the same tensor, because torch_xla orders a graph's results by their age.
-        For the same reason the state is made in the order in which a first step makes it.
+        Then the first step has the graph of any later step: the state exists already. Tensors that
+        exist stay the same, and the state is made in the order in which a first step makes it,
+        because torch_xla orders a graph's results by their age.
         """
         for name, parameter, holder in self._triples():
             rows = own_rows(parameter.shape, self._device.rank, self._device.world)

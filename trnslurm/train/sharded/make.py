@@ -25,8 +25,8 @@ def shard_model(
 ) -> Sharded:
     """Make a model, divide it as the run's strategy says, and give it its first values.
 
-    make_model makes the model wherever PyTorch is told to make tensors; its parameters' values do
-    not matter: new ones are made for each tensor, with this deviation, or read from init_from.
+    make_model makes the model on the device that PyTorch's context names. Its values do not matter:
+    each tensor gets new values with this deviation, or values that are read from init_from.
     """
     with torch.device("meta"):
         blueprint = make_model()

@@ -82,7 +82,7 @@ def share(
 ) -> NodeArrays | None:
     """Join the workers of this node that name the same key, where there is room for size bytes.
 
-    What killed workers left on the node is removed first.
+    Files that killed workers left on the node are removed first.
     """
     bases = list(dict.fromkeys((Path(tempfile.gettempdir()), _MEMORY)))
     for base in bases:

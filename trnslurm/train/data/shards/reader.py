@@ -157,7 +157,7 @@ class ShardedSamples:
 
 
 def _dtype_of(seq_len: int, max_pred: int, vocab_size: int) -> np.dtype[Any]:
-    """Return the type of a sample, as small as what _check lets through."""
+    """Return the type of a sample, as small as the limits of _check allow."""
     ids, places = (np.int16 if limit <= 1 << 15 else np.int32 for limit in (vocab_size, seq_len))
     return np.dtype(
         [
