@@ -193,7 +193,7 @@ def test_a_damaged_copy_is_made_again_unless_it_is_in_use(staged: Staged) -> Non
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("size=1m", "GiB, and it is "), ("nr_inodes=9", "No space left on device")]
+    ("limit", "words"), [("size=1m", " free, the archive has "), ("nr_inodes=9", "No space left on device")]
 )
 def test_a_full_disk_leaves_the_shared_environment(staged: Staged, limit: str, words: str) -> None:
     archive = staged.pack()
@@ -302,7 +302,7 @@ def test_an_environment_that_does_not_run_elsewhere_is_not_used(staged: Staged) 
     archive = staged.pack()
     out, err = staged.run("unpack", archive, str(staged.local))
     assert out == str(real)
-    assert f"does not run elsewhere ({staged.environment})" in err
+    assert f"does not run in another directory ({staged.environment})" in err
     assert staged.copies() == set()
 
 

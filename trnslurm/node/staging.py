@@ -3,11 +3,11 @@
     python -m trnslurm.node.staging pack SHARED
     python -m trnslurm.node.staging unpack ARCHIVE LOCAL
 
-Each worker that imports from a shared file system asks it for thousands of files. `pack`, once per
-attempt, makes one archive of the environment in SHARED, or finds that the last one still holds.
-`unpack`, on each node, reads the archive from begin to end into LOCAL, or finds an earlier job's
-copy there. They print the archive, and the copy's Python. Staging never fails a training: where it
-is not possible a warning says why, and workers use the environment where it lies.
+Each worker that imports from a shared file system reads thousands of files there. `pack`, once per
+attempt, makes one archive of the environment in SHARED, or finds that the last archive is current.
+`unpack`, on each node, reads the whole archive into LOCAL, or finds the copy of an earlier job
+there. They print the archive, and the Python of the copy. Staging never fails a training: if it is
+not possible, it prints a warning with the reason, and workers use the shared environment.
 """
 
 import fcntl
@@ -24,43 +24,28 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from trnslurm.rundir import is_private
 
 KEPT = 3
-"""How many archives, and copies on a node, are kept; the longest unused is removed first."""
+"""The number of archives, and of copies on a node; the longest unused is removed first."""
 SIGNS = ("pyvenv.cfg", "conda-meta")
-"""What an environment has at its top: of venv and uv, or of conda."""
+"""A file or directory at the top of an environment: of venv and uv, or of conda."""
 _NEW = ".new-"
-_THREADS = 32  # a shared file system answers many at once, each of them late
+_THREADS = 32  # a shared file system answers many requests at once, each with a delay
 _AHEAD = 256
 _SMALL = 2**20
 _BLOCK = 2**20
 
 
 class StagingError(Exception):
-    """Why workers use the shared environment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagedFile:
-    """A file of an environment, or a symbolic link."""
-
-    path: Path
-    name: str
-    """Its path in the environment."""
-    size: int
-    mtime_s: int
-    mode: int
-    target: str | None
-    """Where a link leads."""
+    """The reason why workers use the shared environment."""
 
 
 class Checksummed(io.BufferedIOBase):
-    """A file that is read or written in sequence, and the checksum of what went through."""
+    """A file that is read or written in sequence, and a checksum of its data."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         super().__init__()
@@ -89,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer = sys.executable if words[0] == "unpack" else ""
     try:
         answer = str(pack(*paths) if words[0] == "pack" else unpack(*paths))
-    except Exception as error:  # whatever it is: the shared environment is there
+    except Exception as error:  # whatever the reason, the shared environment can be used
         why = error.args[0] if isinstance(error, StagingError) else _words(error)
         host = os.uname().nodename
         print(f"warning: {host}: workers use the shared environment: {why}", file=sys.stderr)
@@ -119,7 +104,7 @@ def unpack(archive: Path, local: Path) -> Path:
         raise StagingError(f"there is no directory {local}")
     place, (name, checksum) = own_directory(local), archive.stem.split("-")
     copy = place / name
-    with _locked(place, exclusive=False):  # srun may start all workers of a node side by side
+    with _locked(place, exclusive=False):  # srun may start all workers of a node at once
         ready = _is_whole(copy, name)
     if not ready:
         with _locked(place) as locked:
@@ -136,7 +121,7 @@ def unpack(archive: Path, local: Path) -> Path:
 def own_directory(parent: Path) -> Path:
     """Return a directory of this user that no other user can read or replace."""
     if stat.S_IMODE(parent.stat().st_mode) & 0o1002 == 0o002:
-        raise StagingError(f"everybody can replace what is in {parent}: set its sticky bit")
+        raise StagingError(f"every user can replace files in {parent}: set its sticky bit")
     place = parent / f".trnslurm-{os.getuid()}"
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -145,34 +130,36 @@ def own_directory(parent: Path) -> Path:
     return place
 
 
-def identity(entries: Iterable[StagedFile], prefix: str) -> str:
-    """Return a checksum of the files of an environment, or of a copy of it: names, sizes and times.
+def identity(entries: Iterable[tarfile.TarInfo], prefix: str) -> str:
+    """Return a checksum of an environment, or of a copy: names, sizes and times of its files.
 
-    Contents are not read: that would cost what is to be spared. Bytecode does not count, as any
-    use of the environment may add some; nor do modes.
+    It does not read contents, because that takes as long as staging saves. It ignores modes, and
+    bytecode, which any use of the environment may add.
     """
     whole = hashlib.blake2b(os.fsencode(prefix))
     for entry in entries:
         if "__pycache__/" not in entry.name:
-            about = entry.target or f"{entry.size} {entry.mtime_s}"
+            about = entry.linkname or f"{entry.size} {entry.mtime}"
             whole.update(os.fsencode(f"\n{entry.name}\0{about}"))
     return whole.hexdigest()[:16]
 
 
-def list_files(directory: Path) -> list[StagedFile]:
-    """Return all files and links below a directory, by name."""
+def list_files(directory: Path) -> list[tarfile.TarInfo]:
+    """Return the archive's headers for all files and links below a directory, by name.
 
-    def describe(path: str, status: os.stat_result) -> StagedFile:
-        return StagedFile(
-            path=Path(path),
-            name=path[start:],
-            size=status.st_size,
-            mtime_s=int(status.st_mtime),
-            mode=status.st_mode,
-            target=str(Path(path).readlink()) if stat.S_ISLNK(status.st_mode) else None,
-        )
+    Hard links are separate files.
+    """
 
-    def look(path: str) -> tuple[list[StagedFile], list[str]]:
+    def header(path: str, status: os.stat_result) -> tarfile.TarInfo:
+        member = tarfile.TarInfo(path[start:])
+        member.mtime, member.mode = int(status.st_mtime), stat.S_IMODE(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, str(Path(path).readlink())
+        else:
+            member.size = status.st_size
+        return member
+
+    def look(path: str) -> tuple[list[tarfile.TarInfo], list[str]]:
         found, below = [], []
         with os.scandir(path) as entries:
             for entry in entries:
@@ -181,7 +168,7 @@ def list_files(directory: Path) -> list[StagedFile]:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK):
-                    found.append(describe(entry.path, status))
+                    found.append(header(entry.path, status))
         return found, below
 
     start, files, level = len(str(directory)) + 1, [], [str(directory)]
@@ -195,18 +182,18 @@ def list_files(directory: Path) -> list[StagedFile]:
 
 @contextmanager
 def _locked(place: Path, *, exclusive: bool = True) -> Iterator[bool]:
-    """Wait for the directory's lock; give False where the file system has none."""
+    """Wait for the directory's lock; yield False if the file system has no locks."""
     with (place / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        except OSError:  # Lustre without the mount option flock: two may do the same work
+        except OSError:  # Lustre without the mount option flock: two processes may do the same work
             yield False
         else:
             yield True
 
 
 def _make_room(place: Path, made: Iterable[Path], locked: bool) -> None:
-    """Remove what was used longest ago, and what a dead process left half made."""
+    """Remove the longest unused of these, and incomplete ones that a dead process left."""
     unused = sorted(
         (path for path in made if not path.name.startswith(_NEW)),
         key=lambda path: path.stat().st_mtime,
@@ -220,7 +207,7 @@ def _make_room(place: Path, made: Iterable[Path], locked: bool) -> None:
 
 
 def _in_use(copy: Path) -> bool:
-    """Return whether a process of this user has the copy's Python in its environment."""
+    """Check whether a process of this user has the copy's Python in its environment."""
     mark = os.fsencode(f"={copy}/")
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -229,7 +216,7 @@ def _in_use(copy: Path) -> bool:
     return False
 
 
-def _write_archive(prefix: Path, entries: Sequence[StagedFile], stem: Path) -> Path:
+def _write_archive(prefix: Path, entries: Sequence[tarfile.TarInfo], stem: Path) -> Path:
     begun, host = time.monotonic(), os.uname().nodename
     new = stem.with_name(f"{_NEW}{host}-{os.getpid()}")
     try:
@@ -238,8 +225,8 @@ def _write_archive(prefix: Path, entries: Sequence[StagedFile], stem: Path) -> P
             with tarfile.open(
                 fileobj=out, mode="w|", bufsize=_BLOCK, format=tarfile.GNU_FORMAT
             ) as tar:
-                for entry, data in _contents(entries):
-                    tar.addfile(_member(entry), data)
+                for entry, data in _contents(prefix, entries):
+                    tar.addfile(entry, data)
             os.fsync(file.fileno())
         if identity(list_files(prefix), str(prefix)) != stem.name:
             raise StagingError(f"{prefix} changed while it was read")
@@ -252,43 +239,33 @@ def _write_archive(prefix: Path, entries: Sequence[StagedFile], stem: Path) -> P
 
 
 def _contents(
-    entries: Iterable[StagedFile],
-) -> Iterator[tuple[StagedFile, io.BufferedIOBase | None]]:
-    """Yield entries with their contents; small files are read ahead, side by side."""
-    waiting: deque[tuple[StagedFile, Future[bytes] | None]] = deque()
+    prefix: Path, entries: Iterable[tarfile.TarInfo]
+) -> Iterator[tuple[tarfile.TarInfo, io.BufferedIOBase | None]]:
+    """Yield entries with their contents; small files are read ahead, in parallel."""
+    waiting: deque[tuple[tarfile.TarInfo, Future[bytes] | None]] = deque()
 
-    def first() -> tuple[StagedFile, io.BufferedIOBase | None]:
+    def first() -> tuple[tarfile.TarInfo, io.BufferedIOBase | None]:
         entry, read = waiting.popleft()
         if read is not None:
             return entry, io.BytesIO(read.result())
-        return entry, None if entry.target is not None else entry.path.open("rb")
+        return entry, (prefix / entry.name).open("rb") if entry.isreg() else None
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for entry in entries:
-            small = entry.target is None and entry.size <= _SMALL
-            waiting.append((entry, pool.submit(entry.path.read_bytes) if small else None))
+            small = entry.isreg() and entry.size <= _SMALL
+            read = pool.submit((prefix / entry.name).read_bytes) if small else None
+            waiting.append((entry, read))
             if len(waiting) > _AHEAD:
                 yield first()
         while waiting:
             yield first()
 
 
-def _member(entry: StagedFile) -> tarfile.TarInfo:
-    """Return a file's header in the archive; links count as separate files."""
-    member = tarfile.TarInfo(entry.name)
-    member.mtime, member.mode = entry.mtime_s, stat.S_IMODE(entry.mode)
-    if entry.target is None:
-        member.size = entry.size
-    else:
-        member.type, member.linkname = tarfile.SYMTYPE, entry.target
-    return member
-
-
 def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
     begun, new, size = time.monotonic(), copy.with_name(_NEW + copy.name), archive.stat().st_size
     free = shutil.disk_usage(copy.parent).free
     if free < 1.1 * size:  # small files take whole blocks
-        raise StagingError(f"{copy.parent} has {free / 2**30:.1f} GiB, and it is {_gib(size)}")
+        raise StagingError(f"{copy.parent} has {_gib(free)} free, the archive has {_gib(size)}")
     try:
         new.mkdir()
         with archive.open("rb") as file:
@@ -308,7 +285,7 @@ def _read_archive(archive: Path, checksum: str, copy: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, directory: Path) -> None:
-    """Make all files; small ones side by side, as most of the time is the making of a file."""
+    """Write all files; small ones in parallel, because creating a file takes most of the time."""
     waiting: deque[Future[None]] = deque()
     parent = directory
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -339,12 +316,12 @@ def _write(path: Path, member: tarfile.TarInfo, data: IO[bytes]) -> None:
 
 
 def _check_python(copy: Path) -> None:
-    """Refuse a copy whose Python does not start, or imports from elsewhere."""
+    """Refuse a copy whose Python does not start, or imports from another directory."""
     command = [str(copy / "bin/python"), "-c", "import sys; print(sys.prefix)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode or done.stdout.strip() != str(copy):
         said = [*done.stderr.split("\n"), done.stdout.strip()][-1] or f"exit code {done.returncode}"
-        raise StagingError(f"a copy of {sys.prefix} does not run elsewhere ({said})")
+        raise StagingError(f"a copy of {sys.prefix} does not run in another directory ({said})")
 
 
 def _is_whole(copy: Path, name: str) -> bool:
