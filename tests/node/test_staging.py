@@ -193,7 +193,8 @@ def test_a_damaged_copy_is_made_again_unless_it_is_in_use(staged: Staged) -> Non
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("size=1m", " free, the archive has "), ("nr_inodes=9", "No space left on device")]
+    ("limit", "words"),
+    [("size=1m", "the archive has "), ("nr_inodes=9", "No space left on device")],
 )
 def test_a_full_disk_leaves_the_shared_environment(staged: Staged, limit: str, words: str) -> None:
     archive = staged.pack()
