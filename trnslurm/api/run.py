@@ -142,16 +142,16 @@ class Run:
         By default it is the newest good checkpoint; `step` is a number, or `best`.
         """
         # Slow to import, and a list of runs does not need it.
-        from trnslurm.cluster.programs import export_quietly
+        from trnslurm.cluster.programs import export_quietly, option_words
 
-        options = [f"--dtype={one_of('dtype', dtype, _DTYPES)}"]
+        options: dict[str, object] = {"dtype": one_of("dtype", dtype, _DTYPES)}
+        options["force"] = flag("force", force)
         if step is not None:
-            options += [f"--step={step if step == 'best' else whole('step', step)}"]
+            options["step"] = step if step == "best" else whole("step", step)
         for name, folder in (("output", output), ("tokenizer", tokenizer)):
             if folder is not None:
-                options += [f"--{name}={Path(file_name(name, folder)).absolute()}"]
-        options += ["--force"] if flag("force", force) else []
-        return export_quietly(self._files, options, say=PythonConsole().say)
+                options[name] = Path(file_name(name, folder)).absolute()
+        return export_quietly(self._files, option_words(options), say=PythonConsole().say)
 
     @one_line_errors
     def resume(

@@ -59,17 +59,12 @@ def _name_and_place(job: Job) -> str:
 
 
 def _size_line(need: Need) -> str:
-    job = need.job
-    line = _name_and_place(job)
-    if job.local:
+    line, about = _name_and_place(need.job), ""
+    if need.job.local:
         return line
-    line += ": "
-    if expected := job.estimate:
-        line += (
-            f"about {hours(expected.hours)} h, {hours(expected.node_hours)} node-hours, "
-            f"{dollars(expected.cost)}; "
-        )
-    return line + f"at most {hours(need.limit_node_hours)} node-hours by its time limits"
+    if (e := need.job.estimate) is not None:
+        about = f"about {hours(e.hours)} h, {hours(e.node_hours)} node-hours, {dollars(e.cost)}; "
+    return f"{line}: {about}at most {hours(need.limit_node_hours)} node-hours by its time limits"
 
 
 def _project_line(job: Job) -> str:
@@ -114,12 +109,8 @@ def _costs(submission: Submission) -> tuple[list[str], list[list[str]]]:
     expected = [run.job.estimate for run in submission.runs]
     if any(expected):
         header += ["hours", "node-hours", "cost"]
-        for row, known in zip(rows, expected, strict=True):
-            row += (
-                [hours(known.hours), hours(known.node_hours), dollars(known.cost)]
-                if known
-                else ["-"] * 3
-            )
+        for row, e in zip(rows, expected, strict=True):
+            row += [hours(e.hours), hours(e.node_hours), dollars(e.cost)] if e else ["-"] * 3
     if any(need.decision not in ("none", "never") for need in submission.needs):
         header.append("graphs")
         names = [submission.name_of(run) for run in submission.runs]

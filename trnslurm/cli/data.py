@@ -18,10 +18,12 @@ from click.core import ParameterSource
 from trnslurm.api.choice import choose_data_cluster, cluster_of
 from trnslurm.cli.options import Command, config_options, recipe_argument, takes_console
 from trnslurm.cli.output import Terminal
-from trnslurm.cli.submit import submit_job
-from trnslurm.cluster.programs import prepare_here
+from trnslurm.cli.submit import confirm_and_submit
+from trnslurm.cluster.cache import CompileCache
+from trnslurm.cluster.programs import option_words, prepare_here
 from trnslurm.config.load import resolve
 from trnslurm.config.schema import Config
+from trnslurm.config.search import Workspace
 from trnslurm.errors import ConfigError
 from trnslurm.plan.data import (
     DataJob,
@@ -43,7 +45,9 @@ from trnslurm.prepare.options import (
     REVISION,
     Option,
 )
+from trnslurm.submit.here import check_notify
 from trnslurm.submit.job import make_prepare_job
+from trnslurm.submit.submission import PlannedRun, Submission
 
 _ELSEWHERE = "run this on a host that has it, such as the login node"
 _EXCLUSIVE = (("document_per", "document_start"), ("text", "wikiextractor"), ("eval", "holdout"))
@@ -221,8 +225,7 @@ def prepare_command(recipe: str, as_job: bool, console: Terminal, **options: Any
         job = make_data_job(config, own)
         click.echo(f"{_what(config)}, {_where(job)}", err=not console.dry_run)
         if not console.dry_run:
-            rendered = make_prepare_job(job, options["workspace"].template_dirs())
-            submit_job(rendered, replace(console, as_json=bool(options["json"])))
+            _submit(job, options["workspace"], replace(console, as_json=bool(options["json"])))
     elif console.dry_run:
         click.echo(f"{_what(config)}, on this host")
     else:
@@ -255,6 +258,14 @@ def verify_command(target: str, **options: Any) -> None:
     sys.exit(prepare_here(cluster, ["verify", directory], otherwise=_ELSEWHERE))
 
 
+def _submit(data_job: DataJob, workspace: Workspace, console: Terminal) -> None:
+    job = make_prepare_job(data_job, workspace.template_dirs())
+    for warning in check_notify(job):
+        console.warn(warning)
+    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
+    confirm_and_submit(submission, console)
+
+
 def _refuse_both(options: dict[str, Any]) -> None:
     """Refuse pairs of options that exclude each other."""
     for one, other in _EXCLUSIVE:
@@ -266,33 +277,23 @@ def _config_of(recipe: str, options: dict[str, Any]) -> Config:
     workspace = options["workspace"]
     cluster = choose_data_cluster(workspace, options["cluster"], Terminal())
 
-    def resolved(layers: dict[str, tuple[str, Any]]) -> Config:
-        return resolve(
-            workspace,
-            recipe,
-            cluster=cluster,
-            preset=options["preset"],
-            settings=options["settings"],
-            options=layers,
-        )
-
+    given = {name: options[name] for name in ("preset", "settings")}
     # First: another kind of recipe may not have these keys at all.
-    _refuse_others(resolved({}))
+    _refuse_others(resolve(workspace, recipe, cluster=cluster, **given))
     layers = {}
     for option in _PREPARE_OPTIONS:
-        # Set by _own: a path is not relative to the recipe, and --tokenizer train:V is no name.
+        # In Own: its path is not relative to the recipe, and --tokenizer train:V is no name.
         key = "slurm.data_cpus" if option is PROCESSES else option.key
         value = options.get(option.name)
         if key and key != "data.tokenizer" and value not in (None, ()):
             # A list replaces the recipe's; a tuple would be appended to it.
             layers[key] = (option.names[0], list(value) if isinstance(value, tuple) else value)
-    return resolved(layers)
+    return resolve(workspace, recipe, cluster=cluster, options=layers, **given)
 
 
 def _passed_on(options: dict[str, Any], *names: str) -> list[str]:
-    """Return those of these options that were given, as arguments of trnslurm.prepare."""
-    given = [(_spelled(name), options[name]) for name in names if options[name]]
-    return [name if value is True else f"{name}={value}" for name, value in given]
+    """Return the given options among these names, as arguments of trnslurm.prepare."""
+    return option_words({name.replace("_", "-"): options[name] for name in names})
 
 
 def _spelled(name: str) -> str:

@@ -13,10 +13,12 @@ from trnslurm.api.choice import choose_data_cluster
 from trnslurm.api.search import run_roots
 from trnslurm.cli.options import cluster_option, json_option, run_name_argument, workspace_option
 from trnslurm.cli.output import Terminal
-from trnslurm.cluster.programs import export, export_file
+from trnslurm.cluster.programs import export, export_file, option_words
 from trnslurm.config.load import resolve
 from trnslurm.config.search import Workspace
 from trnslurm.runs.find import find_run
+
+_PASSED_ON = ("format", "dtype", "step", "output", "tokenizer", "force")
 
 
 def _check_step(ctx: click.Context, param: click.Parameter, step: str | None) -> str | None:
@@ -75,8 +77,8 @@ def export_command(
     """
     for name in ("output", "tokenizer"):
         options[name] = options[name] and Path(options[name]).absolute()
-    given = {"json": console.as_json, **options}
-    words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in given.items() if v]
+    given = {name: options[name] for name in _PASSED_ON} | {"json": console.as_json}
+    words = option_words(given)
     if recipe is None:
         if preset or cluster:
             raise click.UsageError("--preset and --cluster are for a file: give its --recipe too")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from trnslurm.api.tables import figure
-from trnslurm.cli.options import json_option, path_option, run_or_sweep_argument
+from trnslurm.cli.options import json_option, path_option, refuse_pairs, run_or_sweep_argument
 from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.errors import RunError, did_you_mean
 from trnslurm.runs.foreign import printable
@@ -84,7 +84,7 @@ def metrics_command(
       trnslurm metrics last --plot grad_norm
       trnslurm metrics last --to wandb --follow
     """
-    _refuse_both({"--plot": plot, "--to": to, "--json": console.as_json})
+    refuse_pairs({"--plot": plot, "--to": to, "--json": console.as_json})
     if (project or console.follow) and not to:
         raise click.UsageError(f"{'--project' if project else '--follow'} is for --to")
     first, *others = runs
@@ -118,11 +118,6 @@ def _metrics_of_run(run: RunDir, lines: int) -> None:
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
-
-
-def _refuse_both(options: Mapping[str, object]) -> None:
-    if len(asked := [name for name, value in options.items() if value]) > 1:
-        raise click.UsageError(f"{asked[1]} does not work with {asked[0]}: leave out one of them")
 
 
 def _given(option: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -187,3 +187,9 @@ def config_options(command: Command) -> Command:
 def spec_options(command: Command) -> Command:
     """Add the options that choose what is trained and where."""
     return functools.reduce(lambda c, option: option(c), reversed(_SPEC_OPTIONS), command)
+
+
+def refuse_pairs(options: Mapping[str, object]) -> None:
+    """Refuse options that do not work with each other."""
+    if len(given := [name for name, value in options.items() if value]) > 1:
+        raise click.UsageError(f"{given[1]} does not work with {given[0]}: leave out one of them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,13 @@ from trnslurm.api.tables import hours
 from trnslurm.cli import chosen_site
 from trnslurm.cli.costs import submission_lines
 from trnslurm.cli.follow import report_started
-from trnslurm.cli.options import recipe_argument, spec_options, takes_console
+from trnslurm.cli.options import recipe_argument, refuse_pairs, spec_options, takes_console
 from trnslurm.cli.output import Terminal, command_line
-from trnslurm.cluster.cache import CompileCache
-from trnslurm.config.sweep import Point, points_of, read_points
+from trnslurm.config.sweep import points_of, read_points
 from trnslurm.console import Console
 from trnslurm.errors import SubmitError
-from trnslurm.frozen import Frozen
 from trnslurm.remote.place import Site
-from trnslurm.submit.here import check_notify
-from trnslurm.submit.job import Job
-from trnslurm.submit.submission import PlannedRun, Submission
+from trnslurm.submit.submission import Submission
 from trnslurm.submit.submit import submit
 
 # Options that go with --rendered; everything else is fixed in the bundle's files.
@@ -115,17 +110,20 @@ def submit_command(
         from trnslurm.cli.remote import RemoteHost  # most submissions stay on this host
 
         host = RemoteHost(site)
-    words = _Sweep(**{name: options.pop(name) for name in ("sweep", "sweep_file", "at_most")})
+    sweep, file, at_most = (options.pop(name) for name in ("sweep", "sweep_file", "at_most"))
     if rendered is not None:
         _refuse_options()
         submission = propose_bundle(Path(rendered), host, console)
     else:
-        _refuse_pairs({"--sweep": words, "--chain": chain, "--elastic": elastic})
+        refuse_pairs({"--sweep": sweep or file, "--chain": chain, "--elastic": elastic})
+        if at_most and not (sweep or file):
+            raise click.UsageError("--at-most is for --sweep")
         if site:
             options["cluster"] = options["cluster"] or site.cluster or None
         job = JobOptions(recipe=recipe or "", host=host, **options)
-        if words:
-            submission = propose_sweep(job, words.points, words.at_most, console)
+        if sweep or file:
+            points = points_of(sweep, read_points(file) if file else ())
+            submission = propose_sweep(job, points, at_most, console)
         elif chain:
             submission = propose_chain(job, console)
         else:
@@ -134,32 +132,6 @@ def submit_command(
     for line in submission_lines(submission, remote=host.remote):
         click.echo(line, err=not console.dry_run)
     confirm_and_submit(submission, console, site)
-
-
-class _Sweep(Frozen):
-    """The options of a sweep; false if there are none."""
-
-    sweep: tuple[str, ...]
-    sweep_file: str | None
-    at_most: int | None
-
-    def __bool__(self) -> bool:
-        return bool(self.sweep or self.sweep_file)
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """The values of each run."""
-        return points_of(self.sweep, read_points(self.sweep_file) if self.sweep_file else ())
-
-
-def _refuse_pairs(options: Mapping[str, object]) -> None:
-    """Refuse options that exclude each other."""
-    given = [option for option, value in options.items() if value]
-    if len(given) > 1:
-        raise click.UsageError(f"{given[1]} does not work with {given[0]}: leave out one of them")
-    sweep = options["--sweep"]
-    if isinstance(sweep, _Sweep) and sweep.at_most and not sweep:
-        raise click.UsageError("--at-most is for --sweep")
 
 
 def confirm_and_submit(submission: Submission, console: Console, site: Site | None = None) -> None:
@@ -173,15 +145,6 @@ def confirm_and_submit(submission: Submission, console: Console, site: Site | No
     if not console.dry_run:
         runs, extras = submit(submission, command_line(), console)
         report_started(runs, console, extras)
-
-
-def submit_job(job: Job, console: Console) -> None:
-    """Submit a job and report it; if the run is followed, exit with its result."""
-    for warning in check_notify(job):
-        console.warn(warning)
-    submission = Submission(runs=[PlannedRun(job=job)], cache=CompileCache(job.profile))
-    runs, _ = submit(submission, command_line(), console)
-    report_started(runs, console)
 
 
 def _confirm(submission: Submission) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,11 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _EXPORTS_WITH = ("torch", "transformers", "safetensors")
 _PREPARES_WITH = ("numpy", "tokenizers")
 _HOME = re.compile(r"^((?:--[\w-]+=)?)~/")
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Return options as arguments of a program; empty values are left out."""
+    return [f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items() if v]
 
 
 def export_quietly(run: RunDir, options: Sequence[str], *, say: Callable[[str], None]) -> Path:
