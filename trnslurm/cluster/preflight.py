@@ -14,7 +14,7 @@ from pathlib import Path
 import trnslurm
 from trnslurm.cluster.execute import srun_options
 from trnslurm.cluster.python import interpreter, preamble
-from trnslurm.config.catalog import WITH_EFA, catalog, find
+from trnslurm.config.catalog import WITH_EFA, InstanceType, catalog, find
 from trnslurm.config.schema import Cluster
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
@@ -43,9 +43,8 @@ class PreflightByHand(Frozen):
     """A preflight outside a job: the cluster, its nodes and a directory."""
 
     cluster: Cluster
+    instance: InstanceType
     nodes: int
-    device: str
-    workers: int
     directory: Path
     """A temporary directory in the run root, instead of a run directory."""
 
@@ -63,17 +62,15 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
         directory = Path(tempfile.mkdtemp(dir=root, prefix=".doctor-"))
     except OSError as error:
         raise RunError(f"run root {root}: {error.strerror}") from None
+    run = RunDir(directory)
+    job = PreflightByHand(cluster=cluster, instance=instance, nodes=nodes, directory=directory)
     try:
-        job = PreflightByHand(
-            cluster=cluster,
-            nodes=nodes,
-            device=instance.device if cluster.device == "auto" else cluster.device,
-            workers=cluster.workers_per_node or instance.default_workers(nodes),
-            directory=directory,
-        )
-        _write(job, instance.accelerators, instance.efa)
+        # The preflight's code and start script, as a bundle would contain them.
+        Bundle(files=package_files(("node",))).write(directory)
+        run.state.mkdir()
+        (directory / "doctor.sh").write_text(_script(job), encoding="utf-8")
         output = _run(job, timeout_s)
-        found = RunDir(directory).preflight(_PHASE, _ATTEMPT)
+        found = run.preflight(_PHASE, _ATTEMPT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if not found:
@@ -81,32 +78,25 @@ def check_nodes(cluster: Cluster, nodes: int, timeout_s: float) -> list[NodeFitn
     return found
 
 
-def _write(job: PreflightByHand, devices: int, efa: int) -> None:
-    """Write the preflight's code and start script, as a bundle would contain them."""
-    run = RunDir(job.directory)
-    Bundle(files=package_files(("node",))).write(run.path)
-    run.state.mkdir()
-    (job.directory / "doctor.sh").write_text(_script(job, devices, efa), encoding="utf-8")
-
-
-def _script(job: PreflightByHand, devices: int, efa: int) -> str:
-    cluster, directory = job.cluster, shlex.quote(str(job.directory))
+def _script(job: PreflightByHand) -> str:
+    cluster, instance, nodes = job.cluster, job.instance, job.nodes
+    directory = shlex.quote(str(job.directory))
     cache = cache_root(cluster.compile_cache, cluster.run_root)
     meet = _MEET
     if not job.on_slurm:
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
-        hosts = ",".join(f"local-{node}" for node in range(job.nodes))
+        hosts = ",".join(f"local-{node}" for node in range(nodes))
         meet = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} TRNSLURM_HOSTS={hosts}"
-    with_efa = efa if job.nodes > 1 and job.device in WITH_EFA else 0
+    device = instance.device if cluster.device == "auto" else cluster.device
     command = [
         interpreter(cluster),
         "-m",
         "trnslurm.node.preflight",
-        f"--device={job.device}",
-        f"--devices={devices if job.device == 'neuron' else 0}",
-        f"--workers={job.workers}",
-        f"--efa={with_efa}",
+        f"--device={device}",
+        f"--devices={instance.accelerators if device == 'neuron' else 0}",
+        f"--workers={cluster.workers_per_node or instance.default_workers(nodes)}",
+        f"--efa={instance.efa if nodes > 1 and device in WITH_EFA else 0}",
     ]
     return "\n".join(
         [
