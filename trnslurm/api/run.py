@@ -22,7 +22,8 @@ from trnslurm.api.arguments import (
     whole,
 )
 from trnslurm.api.search import RunFilter, list_statuses, run_roots, workspace_of
-from trnslurm.api.tables import figure, html_table, parse_time, text_table
+from trnslurm.api.tables import HEADER, RIGHT, cells, html_table, parse_time, runs_table, text_table
+from trnslurm.cluster.programs import export_quietly, option_words
 from trnslurm.errors import ConfigError, RunFailedError, TrnslurmError
 from trnslurm.runs.find import find_run
 from trnslurm.runs.logs import log_of, print_log
@@ -30,11 +31,12 @@ from trnslurm.runs.phase import STATES
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, run_status, standing_of, statuses_of, why_it_failed
 from trnslurm.runs.watch import follow
+from trnslurm.submit.cancel import cancel_unless_ended
+from trnslurm.submit.resume import Continuation
+from trnslurm.submit.resume import resume as resume_run
 
 _NUMBER = (int, float)
 _DTYPES = ("float32", "bfloat16")
-HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
-RIGHT = "nodes,step,loss"
 
 
 class Run:
@@ -141,9 +143,6 @@ class Run:
 
         By default it is the newest good checkpoint; `step` is a number, or `best`.
         """
-        # Slow to import, and a list of runs does not need it.
-        from trnslurm.cluster.programs import export_quietly, option_words
-
         options: dict[str, object] = {"dtype": one_of("dtype", dtype, _DTYPES)}
         options["force"] = flag("force", force)
         if step is not None:
@@ -162,9 +161,6 @@ class Run:
         notify: str | Sequence[str] = (),
     ) -> Run:
         """Resume the run from its newest checkpoint, also on another node count; return at once."""
-        from trnslurm.submit.resume import Continuation
-        from trnslurm.submit.resume import resume as resume_run
-
         how = Continuation(
             nodes=None if nodes is None else whole("nodes", nodes),
             stop_at=None if stop_at is None else whole("stop_at", stop_at, least=0),
@@ -182,8 +178,6 @@ class Run:
 
         A training on Slurm saves a checkpoint first, unless it has to end `now`.
         """
-        from trnslurm.submit.cancel import cancel_unless_ended
-
         cancel_unless_ended(self._files, now=flag("now", now))
         return self
 
@@ -358,36 +352,3 @@ def _check_timeout(timeout: object) -> None:
 
 def _run(run: Run | PathLike, path: Paths) -> Run:
     return run if isinstance(run, Run) else Run(run, path=path)
-
-
-def progress(status: RunStatus) -> tuple[str, str]:
-    """Return step and loss for a table."""
-    metrics = status.metrics
-    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
-    return step, figure(metrics.get("loss"), ".4f")
-
-
-def runs_table(
-    statuses: Sequence[RunStatus], *, values: bool
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Return header and rows of a table of runs; `values` adds the values of a sweep."""
-    keys = swept_keys(statuses) if values else []
-    rows = [(s.run, *(s.values.get(key, "-") for key in keys), *cells(s)[1:]) for s in statuses]
-    return (HEADER[0], *keys, *HEADER[1:]), rows
-
-
-def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
-    """Return the keys in which the runs of a sweep differ."""
-    return list(dict.fromkeys(key for status in statuses for key in status.values))
-
-
-def cells(status: RunStatus) -> tuple[str, ...]:
-    """Return the row of a run in a table with HEADER."""
-    return (
-        status.run,
-        status.state,
-        status.cluster,
-        str(status.nodes),
-        *progress(status),
-        status.reason,
-    )

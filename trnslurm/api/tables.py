@@ -10,8 +10,12 @@ from typing import Any, TypeVar
 from trnslurm.errors import ConfigError
 from trnslurm.rundir import utc_time
 from trnslurm.runs.foreign import printable
+from trnslurm.runs.status import RunStatus
 
 T = TypeVar("T")
+HEADER = ("run", "state", "cluster", "nodes", "step", "loss", "reason")
+"""The table of runs."""
+RIGHT = "nodes,step,loss"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -129,3 +133,36 @@ def parse_size(text: str) -> int:
     if not match:
         raise ConfigError(f"--max-size {text}: expected a size, as 500M, 50G or 1T")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def progress(status: RunStatus) -> tuple[str, str]:
+    """Return step and loss for a table."""
+    metrics = status.metrics
+    step = f"{metrics['step']}/{metrics.get('steps', '?')}" if "step" in metrics else "-"
+    return step, figure(metrics.get("loss"), ".4f")
+
+
+def runs_table(
+    statuses: Sequence[RunStatus], *, values: bool
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Return header and rows of a table of runs; `values` adds the values of a sweep."""
+    keys = swept_keys(statuses) if values else []
+    rows = [(s.run, *(s.values.get(key, "-") for key in keys), *cells(s)[1:]) for s in statuses]
+    return (HEADER[0], *keys, *HEADER[1:]), rows
+
+
+def swept_keys(statuses: Sequence[RunStatus]) -> list[str]:
+    """Return the keys in which the runs of a sweep differ."""
+    return list(dict.fromkeys(key for status in statuses for key in status.values))
+
+
+def cells(status: RunStatus) -> tuple[str, ...]:
+    """Return the row of a run in a table with HEADER."""
+    return (
+        status.run,
+        status.state,
+        status.cluster,
+        str(status.nodes),
+        *progress(status),
+        status.reason,
+    )

@@ -197,16 +197,19 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
         yield f"{where}: {found.words}{cost and f'; precompile {cost}'}"
 
 
-def graphs_facts(spec: JobSpec, cache: CompileCache, workspace: Workspace) -> dict[str, Any]:
-    """Return the state of the graphs on one node count for --json; null: unknown on this host."""
-    if "precompile" not in spec.phases:
-        return {"graphs": None}
-    if cache.unknown:
-        return {"graphs": {"key": None, "compiled": None, "unknown": cache.unknown}}
-    found = cache.look_up(ingredients_of(spec, workspace))
-    if not found.known:
-        return {"graphs": {"key": found.key, "compiled": None, "unknown": found.problem}}
-    return {"graphs": {"key": found.key, "compiled": found.warm, "unknown": ""}}
+def graphs_facts(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[dict[str, Any]]:
+    """Yield the state of the graphs on each node count for --json; null: unknown on this host."""
+    cache = CompileCache(specs[0].config.cluster)
+    for spec in specs:
+        if "precompile" not in spec.phases:
+            yield {"graphs": None}
+        elif cache.unknown:
+            yield {"graphs": {"key": None, "compiled": None, "unknown": cache.unknown}}
+        else:
+            found = cache.look_up(ingredients_of(spec, workspace))
+            compiled = found.warm if found.known else None
+            unknown = "" if found.known else found.problem
+            yield {"graphs": {"key": found.key, "compiled": compiled, "unknown": unknown}}
 
 
 def ingredients_of(spec: JobSpec, workspace: Workspace) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,10 @@ def plan_command(nodes: str, console: Terminal, **options: Any) -> None:
     asked = source is not click.core.ParameterSource.DEFAULT
     found = make_plan(job, parse_nodes(nodes), console)
     refused = [(n, str(error)) for n, error in found.refused.items()]
-    if console.as_json:  # slow to import; only plan needs it
-        from trnslurm.cli.costs import graphs_facts
-        from trnslurm.cluster.cache import CompileCache
+    from trnslurm.cli.costs import graphs_facts, plan_lines  # slow to import; only plan needs it
 
-        cache = CompileCache(found.specs[0].config.cluster)
-        facts = [graphs_facts(spec, cache, job.workspace) for spec in found.specs]
+    if console.as_json:
+        facts = graphs_facts(found.specs, job.workspace)
         rows = [row | graphs for row, graphs in zip(found.rows, facts, strict=True)]
         errors = [{"nodes": n, "error": error} for n, error in refused]
         echo_json(
@@ -181,11 +179,7 @@ def plan_command(nodes: str, console: Terminal, **options: Any) -> None:
     else:
         if found.note:
             console.say(found.note)
-        graphs: Iterable[str] = ()
-        if any("precompile" in spec.phases for spec in found.specs):
-            from trnslurm.cli.costs import plan_lines
-
-            graphs = plan_lines(found.specs, job.workspace)
+        graphs = plan_lines(found.specs, job.workspace)
         for line in (*found.lines(), *graphs, *([] if asked else found.not_on())):
             click.echo(line)
     if refused and asked:

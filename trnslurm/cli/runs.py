@@ -11,9 +11,18 @@ from typing import Any
 
 import click
 
-from trnslurm.api.run import RIGHT, progress, runs_table, swept_keys
 from trnslurm.api.search import RunFilter, latest_metrics, list_statuses
-from trnslurm.api.tables import cells_of, count, figure, format_values, parse_time
+from trnslurm.api.tables import (
+    RIGHT,
+    cells_of,
+    count,
+    figure,
+    format_values,
+    parse_time,
+    progress,
+    runs_table,
+    swept_keys,
+)
 from trnslurm.cli.options import (
     json_option,
     path_option,
