@@ -1,1 +1,1 @@
-"""What a cluster is used for outside a job: its Python, its nodes, its compile cache."""
+"""Uses a cluster outside a job: its Python, its nodes, its compile cache."""

@@ -20,6 +20,8 @@ from trnslurm.errors import TrnslurmError
 from trnslurm.frozen import Frozen
 from trnslurm.node.graphs.key import PACKAGES, content_key, differences
 from trnslurm.node.graphs.manifest import (
+    COMPILED,
+    NOT_COMPILED,
     CacheError,
     GraphCache,
     GraphManifest,
@@ -29,7 +31,6 @@ from trnslurm.node.graphs.manifest import (
 from trnslurm.runs.root import check_run_root
 
 PRECOMPILE = "precompile"
-COMPILED, NOT_COMPILED = "compiled", "not compiled"
 _KEY = r"[0-9a-f]{16}"
 _RECIPE = r"jobs/([^/]+)/"
 

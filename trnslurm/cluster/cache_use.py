@@ -9,13 +9,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trnslurm.cluster.cache import COMPILED, NOT_COMPILED, PRECOMPILE, CompileCache
+from trnslurm.cluster.cache import PRECOMPILE, CompileCache
 from trnslurm.cluster.claims import Claim
 from trnslurm.config.load import read_cluster
 from trnslurm.config.search import read_yaml
 from trnslurm.errors import RunError, SlurmError, TrnslurmError
 from trnslurm.frozen import Frozen
-from trnslurm.node.graphs.manifest import MANIFEST, USED, CacheError, GraphManifest
+from trnslurm.node.graphs.manifest import (
+    COMPILED,
+    MANIFEST,
+    NOT_COMPILED,
+    USED,
+    CacheError,
+    GraphManifest,
+)
 from trnslurm.rundir import RunFiles, load_json
 from trnslurm.runs.find import find_run, list_runs
 from trnslurm.runs.foreign import refuse_foreign

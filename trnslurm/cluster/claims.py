@@ -2,10 +2,9 @@
 
     DIRECTORY/claim-1.json
 
-A process takes a claim by creating the file of the next number, which only one process can do, on
-NFS too. A stale claim is not removed to be taken again: two processes could do that at once. So no
-number is used twice, and a process that looked long ago cannot take a claim that others have had
-since.
+A process takes a claim by creating the file of the next number, which only one process can do, even
+on NFS. A stale claim keeps its file, because two processes could remove it at once. So no number is
+used twice, and a process with an old view of the directory cannot take a newer claim.
 """
 
 import contextlib
@@ -24,14 +23,14 @@ PREFIX = "claim-"
 
 
 class Holder(Frozen):
-    """Who took a claim. Empty: not written yet, or not readable."""
+    """The process that took a claim. Empty: not written yet, or not readable."""
 
     user: str = ""
     host: str = ""
     process: str = ""
     """The submitting process, as pid@start."""
     run: str = ""
-    """Directory of the run that compiles."""
+    """The directory of the run that compiles."""
     job: str = ""
     """Its precompile job; on the local cluster pid@start. Empty until it is submitted."""
     over: bool = False
@@ -45,17 +44,17 @@ class Claim(Frozen):
     number: int
     holder: Holder
     uid: int
-    """Who owns its file."""
+    """The owner of its file."""
     age_s: float
 
 
 def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
-    """Return the claim that counts; None if there is none."""
+    """Return the claim that counts, or None."""
     for number, path in sorted(_claims(directory, prefix), reverse=True):
         try:
             status = path.stat()
         except OSError:
-            continue  # dropped just now, or not a file
+            continue  # just dropped, or not a file
         age_s = time.time() - status.st_mtime
         return Claim(path=path, number=number, holder=_read(path), uid=status.st_uid, age_s=age_s)
     return None
@@ -79,12 +78,12 @@ def take_next(
         with stream:
             os.fchmod(stream.fileno(), mode)
             json.dump(_written(holder), stream)
-    except OSError:  # as on a full disk: an empty claim would keep the others out
+    except OSError:  # a full disk, for example: an empty claim would stop other processes
         path.unlink(missing_ok=True)
         raise
     claim = Claim(path=path, number=number, holder=holder, uid=os.getuid(), age_s=0.0)
     for other, old in _claims(directory, prefix):
-        if other > number:  # the stale claim was an old one: others came and went since
+        if other > number:  # the stale claim was not the newest one
             drop_claim(claim)
             return None
         if other < number:
@@ -94,7 +93,7 @@ def take_next(
 
 
 def update_claim(claim: Claim, holder: Holder) -> None:
-    """Replace what a claim's file says, whole."""
+    """Replace the contents of a claim's file."""
     partial = claim.path.with_name(f".{claim.path.name}")
     try:
         partial.write_text(json.dumps(_written(holder)), encoding="utf-8")
@@ -111,7 +110,7 @@ def drop_claim(claim: Claim) -> None:
 
 
 def _claims(directory: Path, prefix: str) -> Iterator[tuple[int, Path]]:
-    with contextlib.suppress(OSError):  # none yet, or this user may not see them
+    with contextlib.suppress(OSError):  # no directory yet, or not readable
         for path in directory.iterdir():
             if match := re.fullmatch(rf"{re.escape(prefix)}(\d+)\.json", path.name):
                 yield int(match[1]), path

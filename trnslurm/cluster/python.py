@@ -31,7 +31,7 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-def imported(module):  # in a process of its own, which may crash
+def imported(module):  # in another process, because it may crash
     import subprocess
     code = "import {0}; print(); print(getattr({0}, '__version__', ''))".format(module)
     done = subprocess.run([sys.executable, "-c", code], cwd="/", stdin=subprocess.DEVNULL,
@@ -174,7 +174,7 @@ def run_python(
         child.terminate()
         _wait(child)
         raise
-    finally:  # leave nothing of its process group behind
+    finally:  # end its whole process group
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if child.returncode < 0:

@@ -57,7 +57,7 @@ def find_job(queue: Mapping[str, QueueEntry], job_id: str, directory: Path) -> Q
 
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment less the variables that would override a reviewed script."""
+    """Return the environment without the variables that would override a reviewed script."""
     removed = {*overriding(environment)}
     return {k: v for k, v in environment.items() if k not in removed}
 

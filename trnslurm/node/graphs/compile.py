@@ -1,12 +1,12 @@
-"""Run a compile on one node, read its output, and record what it compiled.
+"""Runs a compile on one node, reads its output, and records the compiled graphs.
 
     python -m trnslurm.node.graphs compile -- neuron_parallel_compile torchrun … train.py plan.json
 
-The compile's output passes through unchanged, and signals are forwarded to it. If the trial run
-fails, this program fails too, so that srun ends the other nodes, whose workers would wait for this
-node's. After the trial run the exit code is 0, or srun would end the others while they compile:
-missing graphs are recorded, and fail the precompile when all nodes have ended. On xla-cpu the
-command is the trial run itself, and the graphs are files.
+The compile's output passes through unchanged, and signals are forwarded to the compile. If the
+trial run fails, this program fails too, so that srun ends the other nodes, whose workers would wait
+for this node's workers. After the trial run the exit code is 0, because srun would otherwise end
+the other nodes while they compile. Missing graphs are recorded, and fail the precompile when all
+nodes have ended. On xla-cpu the command is the trial run itself, and the graphs are files.
 """
 
 import json
@@ -31,12 +31,12 @@ from trnslurm.node.processes import handling
 from trnslurm.rundir import RunFiles, load_json
 
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Processes that the command leaves running may hold its output open forever.
+# Processes that the command leaves behind may hold its output open forever.
 _LAST_WORDS_S = 2.0
 
 
 class GraphPlace(Frozen):
-    """Where a job's graphs are, from the environment that the batch script sets."""
+    """The place of a job's graphs, from the environment that the batch script sets."""
 
     run: Path
     cache: GraphCache
@@ -55,10 +55,14 @@ class GraphPlace(Frozen):
 
     @property
     def compile_command(self) -> str:
-        """The command that compiles what is missing."""
+        """The command that compiles missing graphs."""
         script = RunFiles(self.run).script("precompile").name
         start = "sbatch" if script.endswith(".sbatch") else "bash"
         return f"cd {shlex.quote(str(self.run))} && {start} {script}"
+
+    def say(self, state: str) -> None:
+        """Print the state of the graphs."""
+        print(f"graphs of key {self.key}: {state}")
 
     def results(self) -> list[dict[str, Any]]:
         """Read the results of all nodes of this attempt."""
@@ -72,7 +76,7 @@ class GraphPlace(Frozen):
         return found
 
     def result_path(self, node: int) -> Path:
-        """Return the file in which a node of this attempt records what it compiled."""
+        """Return the file for the results of a node of this attempt."""
         return RunFiles(self.run).graphs_file(self.attempt, node)
 
     def job_id(self) -> str:
@@ -102,7 +106,7 @@ def read_place() -> GraphPlace:
 
 
 def run_compile(command: Sequence[str]) -> int:
-    """Run the command; return 0 if srun need not end the other nodes."""
+    """Run the command; return an exit code other than 0 if srun must end the other nodes."""
     exit_code, reason = 1, None
     try:
         place = read_place()
@@ -176,7 +180,7 @@ def run_on_cpu(place: GraphPlace, command: Sequence[str]) -> tuple[int, dict[str
 def common(
     place: GraphPlace, start: float, problem: str | None, paths: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return the facts that every compile records, without files outside the cache."""
+    """Return the facts that every compile records; files outside the cache are left out."""
     inside = [path for path in paths if path.is_relative_to(place.cache.root)]
     return {
         "node": place.node,
@@ -197,7 +201,7 @@ def output_file(place: GraphPlace) -> Iterator[Any]:
 
 
 def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
-    """Run the command to its end; pass on its output as it comes, and forward our signals to it."""
+    """Run the command to its end; pass on its output, and forward signals to it."""
     came: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -218,7 +222,7 @@ def run(command: Sequence[str], read: Callable[[str], None], keep: Any) -> int:
 
 
 def lines(child: subprocess.Popen[bytes], source: int, keep: Any) -> Iterator[str]:
-    """Copy the output of a command as it comes, and yield its whole lines."""
+    """Copy the output of a command at once, and yield its lines."""
     rest = b""
     while True:
         readable, _, _ = select.select([source], [], [], _LAST_WORDS_S)

@@ -26,11 +26,11 @@ def content_key(ingredients: Mapping[str, Any], versions: Mapping[str, str]) -> 
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of PACKAGES that this Python has, or that of the job's container."""
+    """Return the versions of PACKAGES in this Python, or in the job's container."""
     from importlib import metadata  # takes 35 ms, and the launcher does not call this
 
-    if told := os.environ.get("TRNSLURM_VERSIONS"):
-        return dict(json.loads(told))
+    if measured := os.environ.get("TRNSLURM_VERSIONS"):
+        return dict(json.loads(measured))
     found = {}
     for name in PACKAGES:
         try:
@@ -41,7 +41,7 @@ def own_versions() -> dict[str, str]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every dotted name whose values differ, with both values; a missing value is None."""
+    """Yield every dotted name with different values, and both values; None: missing."""
     left, right = dict(leaves(a)), dict(leaves(b))
     for name in sorted(left.keys() | right.keys()):
         if left.get(name) != right.get(name):

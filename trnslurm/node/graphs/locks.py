@@ -1,7 +1,7 @@
-"""Neuron's locks in a cache. Every later compiler waits forever for a lock of a killed compiler.
+"""Neuron's locks in a cache: every later compiler waits forever for the lock of a killed one.
 
 Locks are empty files that do not name their owner. So a lock is removed only if a compile of ours
-recorded that it left the lock, and has ended since. All other locks are listed with their age.
+recorded that it left the lock, and has ended. All other locks are listed with their age.
 """
 
 import json

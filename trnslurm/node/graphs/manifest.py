@@ -28,6 +28,8 @@ from trnslurm.rundir import load_json
 
 FORMAT = 1
 MANIFEST, USED = "manifest.json", "used"
+COMPILED, NOT_COMPILED = "compiled", "not compiled"
+"""The states of a key, in the words of all messages."""
 
 
 class CacheError(Exception):

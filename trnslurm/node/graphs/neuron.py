@@ -1,9 +1,8 @@
-"""Read the output of neuron_parallel_compile: its exit code alone proves nothing.
+"""Reads the output of neuron_parallel_compile, whose exit code alone proves nothing.
 
-It is 0 when no graph was found, when one of its processes died while compiling, when 256 graphs
-failed, and before Neuron 2.23 after any failure. This node's report
-omits graphs that another node has locked or compiled, so each graph is judged by the lines that
-name it.
+The exit code is 0 when no graph was found, when one of its processes died during a compile, when
+256 graphs failed, and before Neuron 2.23 after any failure. A node's report omits graphs that
+another node has locked or compiled, so the lines that name a graph decide about it.
 """
 
 import json
@@ -21,8 +20,8 @@ _REUSED = re.compile(rf"Using a cached neff\b.*?((?:/|\w+://).*)/{re.escape(NEFF
 _GIVEN_UP = re.compile(rf"Got a cached failed neff at ((?:/|\w+://).*)/{re.escape(NEFF)}")
 _WAITING = re.compile(rf"Another process must be compiling (.+/{re.escape(GRAPH)}|\S+?)(?:,|\s|$)")
 _KILLED = re.compile(r"Received error code: -9\b")
-# What follows a prefix: AWS's page about the tool shows INFO: before every line of its output,
-# including the report's.
+# The JSON after a prefix: AWS's page about the tool shows INFO: before every line of its output,
+# including the lines of the report.
 _JSON = re.compile(r'[{}"].*')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 

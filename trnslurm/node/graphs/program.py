@@ -1,10 +1,12 @@
-"""A job's compiled graphs on its nodes. The batch script's node computes the key, checks whether
-the cache is warm, and commits what a precompile made. On every node, in the run directory:
+"""Finds, compiles and verifies a job's graphs on its nodes.
+
+The batch script's node computes the key, looks the graphs up in the cache, and commits the results
+of a precompile. Every node runs, in the run directory:
 
     python -m trnslurm.node.graphs compile -- COMMAND ...    the precompile
     python -m trnslurm.node.graphs verify                    before a training
 
-and in a job's container, before its key is known:
+and a job's container, before the key is known:
 
     python -m trnslurm.node.graphs versions
 """
@@ -22,6 +24,8 @@ from trnslurm.node.graphs import locks
 from trnslurm.node.graphs.compile import GraphPlace, read_place, run_compile
 from trnslurm.node.graphs.key import content_key, own_versions
 from trnslurm.node.graphs.manifest import (
+    COMPILED,
+    NOT_COMPILED,
     USED,
     CachedFile,
     CacheError,
@@ -36,7 +40,7 @@ from trnslurm.rundir import RunFiles, load_json, utc_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line names; return the exit code."""
+    """Run the command of the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         match words:
@@ -62,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def own_key(run: Path) -> str:
-    """Return the key of this job's graphs, with the versions that this Python has."""
+    """Return the key of this job's graphs, for the versions that this Python has."""
     return content_key(read_ingredients(run), own_versions())
 
 
@@ -75,18 +79,18 @@ def read_ingredients(run: Path) -> dict[str, Any]:
 
 
 def is_warm(place: GraphPlace) -> bool:
-    """Return whether all graphs are compiled; if not, make the cache ready for the compile."""
+    """Check whether all graphs are compiled; if not, prepare the cache for the compile."""
     try:
         manifest = place.cache.read(place.key)
     except CacheError as error:
         manifest = None
         print(f"compiling again: {error}")
     if manifest is None:
-        print(f"graphs of key {place.key}: cold")
+        place.say(NOT_COMPILED)
     elif place.on_nodes:
-        print(f"graphs of key {place.key}: compiled before, but perhaps not on these nodes")
+        place.say(f"{COMPILED} before, but perhaps not on these nodes")
     elif not _discard_damaged(place, manifest):
-        print(f"graphs of key {place.key}: warm, compiled by {manifest.made.get('by')}")
+        place.say(f"{COMPILED} by {manifest.made.get('by')}")
         return True
     place.cache.open(place.key)
     for lock in locks.clear_stale(place.directory, _has_ended):
@@ -97,7 +101,7 @@ def is_warm(place: GraphPlace) -> bool:
 
 
 def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
-    """Remove damaged files: the compiler would use them unchecked."""
+    """Remove damaged files, because the compiler would use them without a check."""
     found = list(place.cache.damaged(manifest.files.values(), hashes=True))
     for path, reason in found:
         print(f"compiling again: {reason}")
@@ -107,7 +111,7 @@ def _discard_damaged(place: GraphPlace, manifest: GraphManifest) -> bool:
 
 
 def _has_ended(taker: dict[str, Any]) -> bool:
-    """Check whether the precompile that left locks has ended; if unknown, it has not."""
+    """Check whether the precompile that left locks has ended; an unknown one has not."""
     state = RunFiles(Path(taker["run"])).state_file("precompile", taker["attempt"])
     try:
         return load_json(state)["state"] not in UNDER_WAY
@@ -116,7 +120,7 @@ def _has_ended(taker: dict[str, Any]) -> bool:
 
 
 def commit(place: GraphPlace) -> None:
-    """Join the nodes' results, prove that no graph is missing, and write the manifest."""
+    """Join the nodes' results, check that no graph is missing, and write the manifest."""
     results = place.results()
     if bad := [result for result in results if result["problem"]]:
         more = f" (and {len(bad) - 1} more nodes)" if len(bad) > 1 else ""
@@ -144,11 +148,11 @@ def commit(place: GraphPlace) -> None:
     with place.cache.shared_with_others():
         path = place.cache.write(manifest)
     listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
-    print(f"graphs of key {place.key}: {sum(n.compiled for n in nodes)} compiled, {listed}, {path}")
+    place.say(f"{sum(n.compiled for n in nodes)} {COMPILED}, {listed}, {path}")
 
 
 def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult, ...]:
-    """Return results of earlier precompiles on other hosts, if all their files are still there."""
+    """Return the results of earlier precompiles on other hosts, if all their files exist."""
     try:
         before = place.cache.read(place.key)
     except CacheError:
@@ -163,7 +167,7 @@ def _other_hosts(place: GraphPlace, hosts: Collection[str]) -> tuple[NodeResult,
 def join(cache: GraphCache, results: Collection[dict[str, Any]]) -> tuple[NodeResult, ...]:
     """Return the manifest's entries; refuse a graph that no node compiled.
 
-    If a node found a graph locked, another node compiled it; all nodes have ended, so it exists.
+    Another node compiled a graph that was locked; now that all nodes have ended, the graph exists.
     """
     settled = {graph for result in results for graph in result["settled"]}
     nodes = []
@@ -186,7 +190,7 @@ def join(cache: GraphCache, results: Collection[dict[str, Any]]) -> tuple[NodeRe
 def verify(place: GraphPlace) -> None:
     """Refuse to train on this node unless all graphs are present and unchanged.
 
-    Every node checks the sizes of all files; each node reads only its share of the contents.
+    Every node checks the sizes of all files, and the contents of its share.
     """
     start = time.monotonic()
     try:
@@ -203,11 +207,11 @@ def verify(place: GraphPlace) -> None:
     except CacheError as error:
         raise CacheError(f"{error}: {place.compile_command}, then start this again") from None
     if place.node == 0:
-        # In a team's cache, the file may belong to another user.
+        # In a team's cache the file may belong to another user.
         with suppress(OSError), place.cache.shared_with_others():
             (place.directory / USED).touch()
     seen = f"{len(files)} files" if files else "files not seen from here"
-    print(f"graphs of key {place.key}: whole, {seen}, {time.monotonic() - start:.1f} s")
+    place.say(f"whole, {seen}, {time.monotonic() - start:.1f} s")
 
 
 def _files_for(place: GraphPlace, manifest: GraphManifest) -> list[CachedFile]:
