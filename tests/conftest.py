@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import trnslurm
 from trnslurm.render import cached
 
+from .processes import Done, run_process
 from .toy_site import graphs as graphs
 from .toy_site import make_run as make_run
 from .toy_site import site as site
@@ -25,22 +25,24 @@ _SLURM = {"sbatch", "srun", "salloc", "squeue", "scontrol", "sacct", "scancel", 
 # The slowest files come first, so that no worker ends alone with one of them. Then come the other
 # files of the slowest directories: those that compute in turn with those that wait for Slurm.
 _SLOWEST = (
-    "sandbox/test_jobs_attempts_end.py",
-    "train/test_bert_job.py",
-    "sandbox/test_tutorial.py",
-    "train/test_any_worker_count.py",
-    "local/test_finetuning.py",
-    "train/test_strategies.py",
-    "faults/test_kills.py",
-    "train/test_collectives.py",
-    "sandbox/test_jobs_resume.py",
-    "train/test_stopping.py",
     "sandbox/test_jobs_training.py",
-    "local/test_data.py",
-    "train/test_mrpc_job.py",
-    "sandbox/test_jobs_scripts.py",
-    "train/checkpoint/test_processes.py",
+    "sandbox/test_jobs_attempts_end.py",
+    "local/test_finetuning.py",
+    "sandbox/test_tutorial.py",
+    "train/test_bert_job.py",
     "sandbox/test_jobs_requeue.py",
+    "train/test_any_worker_count.py",
+    "faults/test_kills.py",
+    "train/test_mrpc_job.py",
+    "sandbox/test_jobs_resume.py",
+    "local/test_data.py",
+    "train/test_stopping.py",
+    "sandbox/test_jobs_scripts.py",
+    "train/test_strategies.py",
+    "faults/test_requests.py",
+    "train/test_watchdog.py",
+    "sandbox/test_jobs_chain.py",
+    "train/checkpoint/test_processes.py",
     "local/test_local_runs.py",
 )
 _COMPUTING, _WAITING = ("train", "local"), ("sandbox", "faults")
@@ -89,23 +91,6 @@ def pytest_collection_finish() -> None:
     """Keep collections of garbage out of what was imported: all of PyTorch."""
     gc.freeze()
     gc.enable()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a command line returned and printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one error line, and nothing else, that went to stderr."""
-        lines = self.err.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("error: "), self
-        assert self.out == "", self
-        return lines[0].removeprefix("error: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,38 +233,32 @@ def weird_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run_cli(home: Path) -> Callable[..., Result]:
+def run_cli(home: Path) -> Callable[..., Done]:
     """Run `python -m trnslurm` as a process."""
 
     def run(
         *arguments: str | Path, timeout_s: float = 180, environ: dict[str, str] | None = None
-    ) -> Result:
-        checkout = Path(trnslurm.__file__).parent.parent
-        done = subprocess.run(
+    ) -> Done:
+        path = {"PYTHONPATH": str(Path(trnslurm.__file__).parent.parent)}
+        return run_process(
             [sys.executable, "-m", "trnslurm", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(checkout), **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        return Result(code=done.returncode, out=done.stdout, err=done.stderr)
+            env={**os.environ, **path, **(environ or {})}, timeout_s=timeout_s,
+        )  # fmt: skip
 
     return run
 
 
 @pytest.fixture
-def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def cli(home: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Call the command line in this process: fast, and open to monkeypatch."""
     from trnslurm.cli import main
 
-    def call(*arguments: str | Path) -> Result:
+    def call(*arguments: str | Path) -> Done:
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main([str(a) for a in arguments])
         out, err = capfd.readouterr()
         assert isinstance(end.value.code, int)
-        return Result(code=end.value.code, out=out, err=err)
+        return Done(code=end.value.code, out=out, err=err)
 
     return call

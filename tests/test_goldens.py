@@ -26,6 +26,8 @@ from trnslurm.render.bundle import Bundle, diff
 from trnslurm.render.job import render_data_job, render_job
 from trnslurm.rundir import INGREDIENTS
 
+from .processes import run_process
+
 ROOT = Path(__file__).parent.parent
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -224,15 +226,8 @@ def test_scripts_are_clean_shell(name: str, tmp_path: Path) -> None:
     for script in scripts:
         (tmp_path / script).write_bytes(rendered(name).files[script])
         subprocess.run(["bash", "-n", script], cwd=tmp_path, check=True, timeout=60)
-    done = subprocess.run(
-        ["shellcheck", *DATA_NOT_CODE, *scripts],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    done = run_process(["shellcheck", *DATA_NOT_CODE, *scripts], cwd=tmp_path)
+    assert done.code == 0, done.out
 
 
 def test_a_batch_script_is_one_page() -> None:
@@ -279,8 +274,5 @@ def test_values_reach_the_shell_unchanged() -> None:
     """The environment block of the hardest case, run by a real shell."""
     script = rendered("every-option").files["train.sbatch"].decode()
     line = next(li for li in script.splitlines() if li.startswith("export GREETING="))
-    done = subprocess.run(
-        ["bash", "-c", f'{line}\nprintf %s "$GREETING"'],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout == 'it\'s $HOME; `true` "x"'
+    done = run_process(["bash", "-c", f'{line}\nprintf %s "$GREETING"'])
+    assert done.ok == 'it\'s $HOME; `true` "x"'

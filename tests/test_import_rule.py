@@ -14,6 +14,8 @@ import pytest
 
 import trnslurm
 
+from .processes import run_process
+
 PACKAGE = Path(trnslurm.__file__).parent
 JOBS = Path(__file__).parents[1] / "jobs"
 HEAVY = {"torch", "torch_xla", "transformers", "numpy"}
@@ -197,11 +199,8 @@ print(*{*sys.modules} - before)
 trnslurm.submit, trnslurm.Run, trnslurm.plan
 print(*{*sys.modules} - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True, text=True, timeout=180, check=True,
-    )  # fmt: skip
-    first, all_of_them = (line.split() for line in done.stdout.splitlines())
+    done = run_process([sys.executable, "-c", program], env={"PYTHONPATH": str(PACKAGE.parent)})
+    first, all_of_them = (line.split() for line in done.ok.splitlines())
     foreign_to_python = {n for n in first if n.partition(".")[0] not in sys.stdlib_module_names}
     assert foreign_to_python == {"trnslurm"}
     loaded = {name.partition(".")[0] for name in all_of_them}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from trnslurm.submit import on_slurm
+
+from .processes import run_process
 
 ROOT = Path(__file__).parents[1]
 # What bash starts after the trap inherits these as ignored, and so does what that starts.
@@ -34,12 +35,10 @@ def holds(mask: int, number: signal.Signals) -> bool:
 
 def test_what_tests_start_ignores_no_signal_and_the_tests_outlive_a_terminal() -> None:
     script = 'trap \'\' HUP INT TERM; exec "$0" -c "$1"'
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable, PROGRAM], capture_output=True, text=True, check=True
-    )
+    done = run_process(["bash", "-c", script, sys.executable, PROGRAM])
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        assert [holds(mask, number) for mask in masks("SigIgn", done.stdout)] == [False, False]
-    assert [holds(mask, signal.SIGHUP) for mask in masks("SigCgt", done.stdout)] == [True, False]
+        assert [holds(mask, number) for mask in masks("SigIgn", done.ok)] == [False, False]
+    assert [holds(mask, signal.SIGHUP) for mask in masks("SigCgt", done.ok)] == [True, False]
 
 
 def test_a_submit_that_ignores_ctrl_c_is_not_interrupted_by_it() -> None:

@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,19 @@ class Site:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         return file
+
+    def here(self, program: str) -> None:
+        """Write the cluster `here`: this machine, where bash lines take the place of torchrun."""
+        python = self.run_root.with_name("a python")
+        python.write_text(
+            f'#!/bin/bash\nif [ "$2" != torch.distributed.run ]; then\n'
+            f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
+        )
+        python.chmod(0o755)
+        self.profile(
+            "here", scheduler="local", instance_type="local", device="cpu", workers_per_node=1,
+            python=str(python), slurm={},
+        )  # fmt: skip
 
     def runs(self) -> list[RunDir]:
         """The run directories there are."""

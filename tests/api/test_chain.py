@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -173,20 +172,11 @@ def test_the_second_says_why_it_never_starts(chained, fake_slurm, cli) -> None:
 
 
 @pytest.fixture
-def here(site, tmp_path):
+def here(site):
     """Make this machine the cluster `here`; its Python runs bash lines in the place of torchrun."""
 
     def make(program: str) -> tuple[str, ...]:
-        python = tmp_path / "python"
-        python.write_text(
-            f'#!/bin/bash\nif [ "$2" != torch.distributed.run ]; then\n'
-            f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
-        )
-        python.chmod(0o755)
-        site.profile(
-            "here", scheduler="local", instance_type="local", device="cpu", workers_per_node=1,
-            python=str(python), slurm={},
-        )  # fmt: skip
+        site.here(program)
         site.recipe(RECIPE)
         return ("submit", "toy", "--cluster", "here", "--chain")
 

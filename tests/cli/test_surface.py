@@ -18,6 +18,8 @@ from trnslurm import __version__
 from trnslurm.cli import _COMMANDS
 from trnslurm.cli import cli as group
 
+from ..processes import run_process
+
 ROOT = Path(__file__).parents[2]
 CONFIG = "--path -c/--cluster -p/--preset --set"
 SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --notify --allow-idle"
@@ -221,11 +223,11 @@ def test_a_word_imports_no_command(words: list[str], environ: dict[str, str]) ->
         "import sys\nfrom trnslurm.cli import main\ntry:\n    main(sys.argv[1:])\n"
         "finally:\n    print(sorted(m for m in sys.modules if m.startswith('trnslurm')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=180,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, check=True,
-    )  # fmt: skip
-    found = done.stdout.splitlines()[-1]
+    done = run_process(
+        [sys.executable, "-c", program, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+    )
+    found = done.ok.splitlines()[-1]
     assert found == str(["trnslurm", "trnslurm.cli", "trnslurm.errors"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
+
+from ..processes import Done, run_process
 
 ROOT = Path(__file__).parents[2]
 FAILED = {"state": "FAILED", "exit_code": 1}
@@ -63,20 +64,19 @@ def test_as_a_program_with_the_nodes_python(make_run, tmp_path: Path) -> None:
         shutil.copy(ROOT / "trnslurm" / name, tmp_path / "code/trnslurm")
     record(run, 1, "ValueError: x")
 
-    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-I", "-c",
-             "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
-             "runpy.run_module('trnslurm.node.triage', run_name='__main__', alter_sys=True)",
-             str(tmp_path / "code"), *arguments],
-            capture_output=True, text=True, timeout=180, check=False, cwd=run.path,
-        )  # fmt: skip
+    def program(*arguments: str) -> Done:
+        code = (
+            "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
+            "runpy.run_module('trnslurm.node.triage', run_name='__main__', alter_sys=True)"
+        )
+        command = [sys.executable, "-I", "-c", code, str(tmp_path / "code"), *arguments]
+        return run_process(command, cwd=run.path)
 
     done = program(".", "--phase", "train", "--attempt", "1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == _report(run, 1)
-    assert json.loads(program(".", "--json").stdout)["rank"] == 1
-    assert program(str(tmp_path)).stderr.startswith("error: ")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == _report(run, 1)
+    assert json.loads(program(".", "--json").out)["rank"] == 1
+    assert program(str(tmp_path)).err.startswith("error: ")
 
 
 def _report(run: RunDir, attempt: int) -> list[str]:

@@ -16,6 +16,7 @@ from trnslurm.cluster.python import run_python
 from trnslurm.config.schema import Cluster, Slurm
 from trnslurm.errors import TrnslurmError
 
+from ..processes import alive
 from ..waiting import eventually
 
 LOCAL = Cluster(scheduler="local")
@@ -111,13 +112,6 @@ def test_a_killed_python_is_told(tmp_path: Path) -> None:
     suicide = ["-c", "import os; os.kill(os.getpid(), 9)"]
     with pytest.raises(TrnslurmError, match=r"was killed \(SIGKILL\)"):
         run_python(LOCAL, suicide, cwd=tmp_path, pythonpath=tmp_path)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

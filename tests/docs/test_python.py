@@ -6,11 +6,12 @@ import doctest
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..processes import run_process
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -67,13 +68,23 @@ def test_examples_print_what_the_page_says(page: Path, project: Path) -> None:
 
 def test_the_notebook_runs(project: Path, tmp_path: Path) -> None:
     notebook = shutil.copy(ROOT / "docs/python.ipynb", project)  # whose directory is the kernel's
-    done = subprocess.run(
-        [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", notebook,
-         "--output-dir", tmp_path, "--output", "done.ipynb"],
+    done = run_process(
+        [
+            sys.executable,
+            "-m",
+            "nbconvert",
+            "--to",
+            "notebook",
+            "--execute",
+            notebook,
+            "--output-dir",
+            tmp_path,
+            "--output",
+            "done.ipynb",
+        ],
         env=os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_PREFER_ENV_PATH": "1"},
-        capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    )
+    assert done.code == 0, done.err
     cells = json.loads((tmp_path / "done.ipynb").read_text(encoding="utf-8"))["cells"]
     shown = [
         "".join(output.get("data", {}).get("text/html", ""))

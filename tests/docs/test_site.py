@@ -6,7 +6,6 @@ import functools
 import http.server
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import tomllib
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ..browser import Browser, browser
+from ..processes import Done, run_process
 
 ROOT = Path(__file__).parents[2]
 MAKE = "docs/make/site.py"
@@ -24,11 +24,8 @@ _TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.cli
 _SEARCH = "[...document.querySelectorAll('body > div')].map(e => e.shadowRoot).find(e => e)"
 
 
-def made(root: Path, output: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, root / MAKE, output], capture_output=True, text=True, timeout=180,
-        check=False,
-    )  # fmt: skip
+def made(root: Path, output: Path) -> Done:
+    return run_process([sys.executable, root / MAKE, output])
 
 
 def copy_of_the_repository(place: Path) -> Path:
@@ -44,8 +41,8 @@ def copy_of_the_repository(place: Path) -> Path:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("docs")
     done = made(copy_of_the_repository(place), place / "made")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"Wrote {place}/made/index.html\n"
+    assert done.code == 0, done.err
+    assert done.out == f"Wrote {place}/made/index.html\n"
     return place / "made"
 
 
@@ -110,7 +107,7 @@ def test_a_dead_link_is_refused(tmp_path: Path, link: str, said: str) -> None:
     with (root / "docs/data.md").open("a") as page:
         page.write(f"\n[there]({link})\n")
     done = made(root, root / "made")
-    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert done.code == 1 and said in done.err and "Traceback" not in done.err
     assert not (root / "made").exists()
 
 

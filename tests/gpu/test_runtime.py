@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..free_port import free_port
+from ..processes import run_process
 from ..waiting import eventually
 from .trainings import LIMIT_S, REPO, Trainings
 
@@ -96,11 +97,8 @@ def test_a_host_is_a_step_ahead_at_most(device: str, tmp_path: Path) -> None:
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                 "NCCL_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPO)}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD], env={**os.environ, **torchrun}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_process([sys.executable, "-c", AHEAD], env={**os.environ, **torchrun}, cwd=tmp_path)
+    assert done.code == 0, done.err
 
 
 def test_more_workers_than_gpus_are_refused(trainings: Trainings, device: str, gpus: int) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ..processes import run_process
+
 REPO = Path(__file__).parents[2]
 LIMIT_S = 240
 # Recipe and preset: every recipe's small one, of llama3_clm both strategies for cpu and cuda.
@@ -146,12 +148,13 @@ class Trainings:
         self._trnslurm("data", "prepare", *chosen, "--set", f"data_root={self._root / 'data'}")
 
     def _trnslurm(self, *arguments: str) -> None:
-        done = subprocess.run(
+        done = run_process(
             [sys.executable, "-m", "trnslurm", *arguments],
-            cwd=self._root, env=self._environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"trnslurm {' '.join(arguments)}\n{done.stdout}{done.stderr}"
+            env=self._environ,
+            cwd=self._root,
+            timeout_s=LIMIT_S,
+        )
+        assert done.code == 0, f"trnslurm {' '.join(arguments)}\n{done.out}{done.err}"
 
 
 def apart(one: Ended, other: Ended, key: str = "loss") -> float:

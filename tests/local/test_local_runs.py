@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import Done, processes_with, run_process
 from ..waiting import eventually
 from ..webhook import SECRET, serving
 
@@ -84,30 +85,18 @@ class Machine:
             "--set", f"train.behaviour={behaviour}", *more,
         )  # fmt: skip
 
-    def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=timeout_s,
-            stdin=subprocess.DEVNULL, check=False, cwd=self.home,
-        )  # fmt: skip
+    def run(self, *command: str) -> Done:
+        return run_process(command, env=self.environment, cwd=self.home)
 
     def status(self) -> dict[str, object]:
         done = self.run(*self.command("status", str(self.runs[-1]), "--json"))
-        assert done.returncode == 0, done.stderr
-        status: dict[str, object] = json.loads(done.stdout)
+        assert done.code == 0, done.err
+        status: dict[str, object] = json.loads(done.out)
         return status
 
     def processes(self) -> list[str]:
-        """Every process below this run: it works in the run's directory, or names it."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace")
-                where = str((entry / "cwd").readlink())
-            except OSError:
-                continue
-            if str(self.home) in words or where.startswith(str(self.home)):
-                found.append(f"{entry.name}: {words}".replace("\0", " "))
-        return found
+        """Every process below this run: its command line or its environment names the home."""
+        return processes_with(str(self.home))
 
     def both_ranks_are_there(self) -> bool:
         return bool(self.runs) and len(list(self.runs[-1].glob("there-*"))) == 2
@@ -142,8 +131,8 @@ def launcher(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     """A secret of the submitting shell does not reach the job."""
     done = machine.run(*machine.submit("environment"))
-    assert done.returncode == 0, done.stderr
-    assert "COMPLETED" in done.stdout
+    assert done.code == 0, done.err
+    assert "COMPLETED" in done.out
     assert machine.status()["state"] == "COMPLETED"
     assert (machine.runs[0].stat().st_mode & 0o777) == 0o700
     seen = json.loads((machine.runs[0] / "environment.json").read_text())
@@ -168,13 +157,13 @@ def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
     assert said.count("notify: failure: ") == 2
     for name in machine.runs[0].rglob("*"):
         assert not name.is_file() or SECRET.encode() not in name.read_bytes(), name
-    assert done.returncode == 1
+    assert done.code == 1
     status = machine.status()
     assert status["state"] == "FAILED"
     assert str(status["reason"]).startswith("ValueError: rank 1 was told to fail (train.py, line ")
-    assert "ValueError: rank 1 was told to fail" in done.stdout
+    assert "ValueError: rank 1 was told to fail" in done.out
     shown = machine.run(*machine.command("status", str(machine.runs[-1])))
-    assert "ValueError: rank 1 was told to fail" in shown.stdout
+    assert "ValueError: rank 1 was told to fail" in shown.out
 
 
 def test_ctrl_c_stops_the_run(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:
@@ -196,15 +185,15 @@ def test_no_orphan_when_the_launcher_dies(
 
 def test_cancel_from_elsewhere(machine: Machine, launcher: subprocess.Popen[bytes]) -> None:
     inside = machine.run(*machine.command("exec", str(machine.runs[-1]), "--", "pwd"))
-    assert inside.stdout.strip() == str(machine.runs[-1])
+    assert inside.out.strip() == str(machine.runs[-1])
     done = machine.run(*machine.command("cancel", str(machine.runs[-1])))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert launcher.wait(timeout=90) == 1
     assert machine.processes() == []
     assert machine.status()["state"] == "CANCELLED"
     again = machine.run(*machine.command("cancel", str(machine.runs[-1])))
-    assert again.returncode == 0
-    assert "has ended already" in again.stdout
+    assert again.code == 0
+    assert "has ended already" in again.out
 
 
 def test_lost_when_everything_was_killed_at_once(
@@ -236,10 +225,7 @@ def test_by_hand_with_plain_bash(machine: Machine) -> None:
                          "-o", "by hand", "--set", "train.behaviour=nothing")
     )  # fmt: skip
     environment = {**machine.environment, "TRNSLURM_PYTHON": sys.executable}
-    done = subprocess.run(
-        ["bash", "by hand/train.sh"], env=environment, cwd=machine.home, timeout=120, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_process(["bash", "by hand/train.sh"], env=environment, cwd=machine.home)
+    assert done.code == 0, done.err
     state = json.loads((machine.home / "by hand/state/train-1.json").read_text())
     assert state["state"] == "COMPLETED"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..processes import run_process
 
 ROOT = Path(__file__).parents[2]
 BATCH = ("--set", "batch.global_batch=8", "--set", "batch.micro_batch=2")
@@ -34,12 +35,11 @@ class Project:
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "PYTHONPATH": str(ROOT),
         }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "trnslurm", *words], env=environment, cwd=self.directory,
-            capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        done = run_process(
+            [sys.executable, "-m", "trnslurm", *words], env=environment, cwd=self.directory
+        )
+        assert done.code == code, done.out + done.err
+        return done.out
 
     def submit(self, *words: str, code: int = 0) -> str:
         return self.trnslurm("submit", *words[:1], "--nodes", "2", *words[1:], code=code)

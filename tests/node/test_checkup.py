@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from trnslurm.node.meeting import Connection, Meeting, MeetingError, Rendezvous
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
+from ..processes import run_process
 
 
 @pytest.fixture
@@ -213,5 +213,5 @@ def test_the_limit_of_open_files_is_raised_as_in_a_job() -> None:
         "from trnslurm.node import checkup; checkup.raise_open_files(2)\n"
         "print(checkup.limits()['files'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "128\n"
+    done = run_process([sys.executable, "-c", code])
+    assert done.ok == "128\n"

@@ -15,6 +15,8 @@ import trnslurm
 from trnslurm import contract
 from trnslurm.rundir import RunFiles, write_json
 
+from ..processes import run_process
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFiles:
@@ -134,8 +136,6 @@ def test_the_names_are_there_without_the_launcher() -> None:
         "import sys, trnslurm; trnslurm.report; "
         "print(sorted(m for m in sys.modules if m.startswith('trnslurm')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_process([sys.executable, "-c", code])
     needed = ["trnslurm", "trnslurm.contract", "trnslurm.frozen", "trnslurm.rundir"]
-    assert done.stdout.strip() == str(needed)
+    assert done.ok.strip() == str(needed)

@@ -25,6 +25,7 @@ from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.sandbox import neuron_stand_ins
 
 from ..free_port import free_port
+from ..processes import run_process
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("node-1", "node-2", "node-3")
@@ -295,12 +296,11 @@ def test_a_node_that_cannot_reach_node_0_tells_it_by_file(job: Job) -> None:
 
 
 def test_started_by_hand_it_says_what_is_missing(job: Job) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "trnslurm.node.preflight"], env={"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=20, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts this\n"
+    done = run_process(
+        [sys.executable, "-m", "trnslurm.node.preflight"], env={"PYTHONPATH": str(ROOT)}
+    )
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: preflight: environment: 'SLURM_NODEID'; node.sh starts this\n"
 
 
 def test_a_check_that_hangs_or_breaks_is_a_problem(job: Job) -> None:

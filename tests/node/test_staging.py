@@ -13,6 +13,8 @@ import pytest
 
 from trnslurm.node import staging
 
+from ..processes import run_process
+
 SHOW = "import sys; print(sys.prefix)"
 WARNING = "workers use the shared environment: "
 
@@ -90,8 +92,8 @@ def staged(bench) -> Staged:
 
 
 def prefix_of(python: Path) -> str:
-    done = subprocess.run([python, "-c", SHOW], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    done = run_process([python, "-c", SHOW])
+    return done.ok.strip()
 
 
 def tree(directory: Path) -> dict[str, object]:
@@ -287,11 +289,8 @@ def test_an_environment_as_condas_brings_its_python_along(
             (staged.environment / "lib" / name / entry.name).symlink_to(entry)
     copy = staged.unpack(staged.pack())
     assert prefix_of(copy / "bin/python") == str(copy)
-    done = subprocess.run(
-        [copy / "bin/python", "-c", "import os; print(os.__file__)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert Path(done.stdout.strip()) == copy / "lib" / name / "os.py"
+    done = run_process([copy / "bin/python", "-c", "import os; print(os.__file__)"])
+    assert Path(done.ok.strip()) == copy / "lib" / name / "os.py"
 
 
 def test_an_environment_that_does_not_run_elsewhere_is_not_used(staged: Staged) -> None:

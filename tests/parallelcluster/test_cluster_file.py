@@ -2,10 +2,11 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from ..processes import Done, run_process
 
 REPO = Path(__file__).resolve().parents[2]
 CONFIG = REPO / "cluster-config" / "parallelcluster"
@@ -15,16 +16,10 @@ PYTHON = Path(
 )
 
 
-def validate(*files: Path) -> subprocess.CompletedProcess[str]:
+def validate(*files: Path) -> Done:
     if not PYTHON.exists():
         pytest.fail(f"{PYTHON} does not exist: make .venv-pcluster", pytrace=False)
-    return subprocess.run(
-        [PYTHON, Path(__file__).parent / "validate.py", *files],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    return run_process([PYTHON, Path(__file__).parent / "validate.py", *files])
 
 
 def changed(old: str, new: str, text: str | None = None) -> str:
@@ -39,10 +34,10 @@ def with_optional_lines(text: str) -> str:
 
 def test_shipped_files_are_valid() -> None:
     result = validate(CLUSTER, CONFIG / "neuron-image.yaml")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "compute-dy-trn1-[1-16]" in result.stdout
-    assert "neuron-image.yaml: image" in result.stdout
-    assert result.stderr == ""
+    assert result.code == 0, result.out + result.err
+    assert "compute-dy-trn1-[1-16]" in result.out
+    assert "neuron-image.yaml: image" in result.out
+    assert result.err == ""
 
 
 def test_optional_lines_are_valid(tmp_path: Path) -> None:
@@ -52,8 +47,8 @@ def test_optional_lines_are_valid(tmp_path: Path) -> None:
     variant = tmp_path / "optional.yaml"
     variant.write_text(text[:on_demand] + text[capacity_block:], encoding="utf-8")
     result = validate(variant)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "compute-st-trn1-[1-16]" in result.stdout
+    assert result.code == 0, result.out + result.err
+    assert "compute-st-trn1-[1-16]" in result.out
 
 
 MISTAKES = [
@@ -77,10 +72,10 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     for file, (old, new, _) in zip(files, MISTAKES, strict=True):
         file.write_text(changed(old, new), encoding="utf-8")
     result = validate(*files)
-    assert result.returncode == 1
-    assert "OK: " not in result.stdout
+    assert result.code == 1
+    assert "OK: " not in result.out
     for file, (_, new, message) in zip(files, MISTAKES, strict=True):
-        said = [line for line in result.stdout.splitlines() if line.startswith(f"error: {file}: ")]
+        said = [line for line in result.out.splitlines() if line.startswith(f"error: {file}: ")]
         assert any(message in line for line in said), (new, said)
 
 

@@ -1,12 +1,13 @@
 """neuron-image.sh: what goes into the image, in which order; apt and modinfo are stand-ins."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from trnslurm.config.software import NEURON_SDKS
+
+from ..processes import Done, run_process
 
 SCRIPT = Path(__file__).resolve().parents[2] / "cluster-config/parallelcluster/neuron-image.sh"
 STAND_IN = """#!/bin/bash
@@ -22,7 +23,7 @@ esac
 
 def run(
     root: Path, has: str, candidate: str = "(none)", script: Path = SCRIPT
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+) -> tuple[Done, list[str]]:
     """Run it in an image where modinfo knows these modules; also return what it called."""
     for directory in ("bin", "etc/apt/sources.list.d"):
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -31,14 +32,15 @@ def run(
         (root / "bin" / name).write_text(STAND_IN)
         (root / "bin" / name).chmod(0o755)
     (root / "calls").write_text("")
-    done = subprocess.run(
+    done = run_process(
         [script],
         env={
             "PATH": f"{root}/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
-            "TRNSLURM_ROOT": str(root), "HAS": has, "CANDIDATE": candidate,
+            "TRNSLURM_ROOT": str(root),
+            "HAS": has,
+            "CANDIDATE": candidate,
         },
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+    )
     return done, (root / "calls").read_text().splitlines()
 
 
@@ -49,11 +51,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_lustre_is_looked_at_before_anything_is_installed(root: Path) -> None:
     done, calls = run(root, has="")
-    assert done.returncode == 1
-    assert "there is no Lustre client for kernel 6.8.0-1021-aws: take a ParentImage" in done.stderr
+    assert done.code == 1
+    assert "there is no Lustre client for kernel 6.8.0-1021-aws: take a ParentImage" in done.err
     assert not any(call.startswith(("apt-get", "curl")) for call in calls)
     done, calls = run(root, has="neuron", candidate="2.15.6-1fsx13")
-    assert done.returncode == 0
+    assert done.code == 0
     assert "apt-get install --yes lustre-client-modules-6.8.0-1021-aws" in calls
 
 
@@ -66,7 +68,7 @@ def test_versions_are_those_of_the_release(root: Path, sdk: str) -> None:
     script.write_text(text.replace("\nsdk=2.29.1 ", f"\nsdk={sdk} "))
     script.chmod(0o755)
     done, calls = run(root, has="lustre neuron", script=script)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     [install] = [call for call in calls if "aws-neuronx-dkms=" in call]
     pins = dict(word.split("=") for word in install.split() if "=" in word)
     assert pins == {name: f"{version}*" for name, version in NEURON_SDKS[sdk].apt.items()}
@@ -78,6 +80,6 @@ def test_versions_are_those_of_the_release(root: Path, sdk: str) -> None:
 
 def test_a_driver_that_was_not_built_fails_the_image(root: Path) -> None:
     done, calls = run(root, has="lustre")
-    assert done.returncode == 1
-    assert "aws-neuronx-dkms 2.27.4.0 was not built for kernel 6.8.0-1021-aws" in done.stderr
+    assert done.code == 1
+    assert "aws-neuronx-dkms 2.27.4.0 was not built for kernel 6.8.0-1021-aws" in done.err
     assert not any(call.startswith("apt-mark") for call in calls)

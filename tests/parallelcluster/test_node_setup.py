@@ -1,10 +1,11 @@
 """node-setup.sh, run unprivileged against a node made of files and a few fake commands."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from ..processes import Done, run_process
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE.parents[1] / "cluster-config" / "parallelcluster" / "node-setup.sh"
@@ -41,19 +42,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "it's a node"
 
 
-def run(root: Path, role: str = "trn1", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT, role],
-        env={
-            "PATH": f"{HERE / 'fake_bin'}{os.pathsep}/usr/bin{os.pathsep}/bin",
-            "TRNSLURM_ROOT": str(root),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+def run(root: Path, role: str = "trn1", **environment: str) -> Done:
+    path = f"{HERE / 'fake_bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    own = {"PATH": path, "TRNSLURM_ROOT": str(root)}
+    return run_process([SCRIPT, role], env=own | environment)
 
 
 def files(root: Path) -> dict[Path, tuple[bytes, int]]:
@@ -83,14 +75,14 @@ def files(root: Path) -> dict[Path, tuple[bytes, int]]:
 def test_own_name_gets_the_primary_address(root: Path, before: str, after: str) -> None:
     make_node(root, hosts=before)
     result = run(root)
-    assert result.returncode == 0, result.stderr
+    assert result.code == 0, result.err
     assert (root / "etc/hosts").read_text(encoding="utf-8") == after + "\n"
 
 
 def test_limits_and_kernel_parameters(root: Path) -> None:
     make_node(root)
     (root / "reserved_ports").write_text("44000,48620\n", encoding="utf-8")
-    assert run(root).returncode == 0
+    assert run(root).code == 0
     limits = (root / "etc/security/limits.d/99-trnslurm.conf").read_text(encoding="utf-8")
     assert "* - nofile 131072\n" in limits
     assert "* - memlock unlimited\n" in limits
@@ -103,20 +95,20 @@ def test_limits_and_kernel_parameters(root: Path) -> None:
 def test_second_run_changes_nothing(root: Path) -> None:
     make_node(root)
     before = files(root)
-    assert run(root).returncode == 0
+    assert run(root).code == 0
     once = files(root)
     assert once != before
     (root / "reserved_ports").write_text("20000-29999\n", encoding="utf-8")
     once[root / "reserved_ports"] = files(root)[root / "reserved_ports"]
-    assert run(root).returncode == 0
+    assert run(root).code == 0
     assert files(root) == once
 
 
 @pytest.mark.parametrize("efa", [0, 7])
 def test_missing_efa_interfaces_fail(root: Path, efa: int) -> None:
     result = run(make_node(root, efa=efa))
-    assert result.returncode == 1
-    assert f"error: found {efa} EFA interfaces, expected 8" in result.stderr
+    assert result.code == 1
+    assert f"error: found {efa} EFA interfaces, expected 8" in result.err
 
 
 def test_all_problems_are_named_in_one_run(root: Path) -> None:
@@ -125,38 +117,38 @@ def test_all_problems_are_named_in_one_run(root: Path) -> None:
     (root / "opt/aws/neuron/bin/neuron-ls").unlink()
     (root / "opt/amazon/efa/bin/fi_info").unlink()
     result = run(root)
-    assert result.returncode == 1
+    assert result.code == 1
     for part in ("16", "libnccom.so", "neuron-ls", "EFA interfaces", "fi_info"):
-        assert part in result.stderr
-    assert "5 problem(s)" in result.stderr
+        assert part in result.err
+    assert "5 problem(s)" in result.err
 
 
 @pytest.mark.parametrize("role", ["head", "cpu"])
 def test_other_roles_need_no_devices(root: Path, role: str) -> None:
     result = run(make_node(root, efa=0, devices=0), role)
-    assert result.returncode == 0, result.stderr
+    assert result.code == 0, result.err
     assert (root / "etc/hosts").read_text(encoding="utf-8") == RIGHT + "\n"
 
 
 def test_no_metadata_service(root: Path) -> None:
     result = run(make_node(root), FAKE_IMDS="down")
-    assert result.returncode == 1
-    assert "error: no primary IPv4 address" in result.stderr
+    assert result.code == 1
+    assert "error: no primary IPv4 address" in result.err
     assert (root / "etc/hosts").read_text(encoding="utf-8") == WRONG + "\n"
 
 
 def test_long_name_is_a_warning(root: Path) -> None:
     result = run(make_node(root), FAKE_FQDN="compute-dy-trn1-1." + "n" * 46)
-    assert result.returncode == 0
-    assert "has 64 characters, Neuron takes 63" in result.stdout
+    assert result.code == 0
+    assert "has 64 characters, Neuron takes 63" in result.out
 
 
 def test_unknown_role_touches_nothing(root: Path) -> None:
     make_node(root)
     before = files(root)
     result = run(root, "gpu")
-    assert result.returncode == 2
-    assert "unknown role 'gpu'" in result.stderr
+    assert result.code == 2
+    assert "unknown role 'gpu'" in result.err
     assert files(root) == before
 
 
@@ -164,6 +156,6 @@ def test_failing_command_is_named(root: Path) -> None:
     make_node(root)
     (root / "etc/hosts").unlink()
     result = run(root)
-    assert result.returncode != 0
-    assert "error: line " in result.stderr
+    assert result.code != 0
+    assert "error: line " in result.err
     assert not (root / "etc/hosts").exists()

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +18,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trnslurm.prepare.__main__ import main
 
+from .. import processes
+from ..processes import run_process
+
 REPO = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "trnslurm.prepare"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class Done(processes.Done):
     """What the command returned and printed."""
-
-    code: int
-    out: str
-    err: str
 
     @property
     def error(self) -> str:
@@ -92,11 +90,8 @@ def run_prepare() -> Callable[..., Done]:
     """Run the command to its end, as a process."""
 
     def run(*arguments: str | Path | int | float, **environ: str) -> Done:
-        done = subprocess.run(
-            [*COMMAND, *map(str, arguments)], env=environment(**environ), timeout=180, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        done = run_process([*COMMAND, *map(str, arguments)], env=environment(**environ))
+        return Done(**vars(done))
 
     return run
 

@@ -19,7 +19,7 @@ DEADLINE_S = 180
 def started(output, command, files=CHUNKS):
     """A run halted in the middle of its work: some more pieces are finished than before.
 
-    The test kills it, or lets it `go_on`.
+    The test kills it, or lets it `go_on`; all of it is gone afterwards.
     """
     before = len(finished(output, files))
     arguments = [str(argument) for argument in (*command, "--output", output)]
@@ -41,10 +41,11 @@ def started(output, command, files=CHUNKS):
         assert process.poll() is None
         yield process
     finally:
-        # Its session outlives it if a test fails.
+        # Halted workers, and its session if a test fails, outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        wait_for(lambda: not session(process.pid))
 
 
 def go_on(process):

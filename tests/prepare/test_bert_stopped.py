@@ -2,7 +2,7 @@
 
 import pytest
 
-from .stopping import finished, go_on, session, started, wait_for
+from .stopping import finished, go_on, started
 
 SHARDS = "finished/*.hdf5"
 ALONE = ("--processes", 1)
@@ -41,22 +41,18 @@ def test_a_run_resumes_in_each_of_its_steps(
     with started(output, work) as process:
         chunks = finished(output)
         process.kill()
-    wait_for(lambda: not session(process.pid))
     with started(output, work) as process:
         # Nothing is done twice.
         assert chunks.items() <= finished(output).items()
         process.kill()
-    wait_for(lambda: not session(process.pid))
     with started(output, work, SHARDS) as process:
         process.kill()
-    wait_for(lambda: not session(process.pid))
     shards = finished(output, SHARDS)
     with started(output, work, SHARDS) as process:
         assert shards.items() <= finished(output, SHARDS).items()
         process.terminate()
         go_on(process)
         assert process.wait(180) == 128 + 15
-    wait_for(lambda: not session(process.pid))
     assert prepare(*work, *ALONE, "--output", output).code == 0
     assert left_beside(output) == []
     assert read_data(output).files() == at_once
@@ -67,7 +63,6 @@ def test_a_damaged_shard_is_made_again(prepare, read_data, command, at_once, tmp
     work = (*command, *TOGETHER)
     with started(output, work, SHARDS) as process:
         process.kill()
-    wait_for(lambda: not session(process.pid))
     damaged, *_ = finished(output, SHARDS)
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert prepare(*work, *ALONE, "--output", output).code == 0

@@ -83,8 +83,8 @@ def test_a_run_resumes_where_another_was_stopped(
         (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
         go_on(process)
         err = process.communicate(timeout=DEADLINE_S)[1]
-    # No worker outlives it, however it ends.
-    wait_for(lambda: not session(process.pid))
+        # No worker outlives it, however it ends.
+        wait_for(lambda: not session(process.pid))
     if number == signal.SIGKILL:
         assert process.returncode == -number
     else:
@@ -100,7 +100,6 @@ def test_a_run_resumes_where_another_was_stopped(
             # Nothing is done twice.
             assert finished.items() <= finished_chunks(output).items()
             process.kill()
-        wait_for(lambda: not session(process.pid))
     done = prepare("--output", output, *command, *ALONE)
     assert done.code == 0, done
     assert left_beside(output) == []
@@ -119,8 +118,8 @@ def test_workers_are_forked_from_a_process_without_threads(read_data, command, a
             (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
             go_on(process)
             process.communicate(timeout=DEADLINE_S)
+            wait_for(lambda: not session(process.pid))
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-        wait_for(lambda: not session(process.pid))
     error = kill_a_worker(output, command, are_forked=True)
     assert error.startswith("error: a tokenizing process died")
     with started(output, command) as process:
@@ -169,13 +168,11 @@ def test_another_share_held_out_uses_the_same_work_and_another_input_removes_it(
     output = tmp_path / "data"
     with started(output, command) as process:
         process.kill()
-    wait_for(lambda: not session(process.pid))
     finished = finished_chunks(output)
     with started(output, (*command, "--holdout", 0.1)) as process:
         assert finished.items() <= finished_chunks(output).items()
         assert len({path.parent for path in finished_chunks(output)}) == 1
         process.kill()
-    wait_for(lambda: not session(process.pid))
     # Nobody will finish it once there is data from other input.
     assert len(left_beside(output)) == 1
     assert prepare("--output", output, *command, *ALONE, "--document-per", "line").code == 0

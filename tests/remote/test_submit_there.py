@@ -286,6 +286,15 @@ def test_what_is_known_when_no_connection_comes_back(
     assert cli("reconnect").err == "No command was interrupted\n"
 
 
+def started(*words: str) -> subprocess.Popen[str]:
+    """Start a command, whose output is read while it runs."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trnslurm", *words], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(trnslurm.__file__).parents[1])},
+    )  # fmt: skip
+
+
 def test_logs_that_are_followed_lose_and_repeat_nothing(login: Login, cli, fake_slurm) -> None:
     login.alone()
     assert cli(*SUBMIT).code == 0
@@ -295,13 +304,8 @@ def test_logs_that_are_followed_lose_and_repeat_nothing(login: Login, cli, fake_
     (run / "state/train-1.json").write_text('{"state": "RUNNING", "job_id": "1002"}')
     log.write_text("".join(lines[:1000]))
     fake_slurm.queue("1002|RUNNING||N/A|n1")
-    argv = [sys.executable, "-m", "trnslurm", "logs", "last", "-f", "-n", "0"]
-    checkout = str(Path(trnslurm.__file__).parents[1])
     login.plan({"down": 40_000}, {"down": 60_000})
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": checkout},
-    ) as process:  # fmt: skip
+    with started("logs", "last", "-f", "-n", "0") as process:
         assert process.stdout and process.stderr
         seen = [process.stdout.readline() for _ in range(1000)]
         with log.open("a") as stream:
@@ -320,12 +324,7 @@ def test_logs_that_are_followed_lose_and_repeat_nothing(login: Login, cli, fake_
 def test_ctrl_c_is_passed_on(login: Login, cli, fake_slurm) -> None:
     assert cli(*SUBMIT).code == 0
     (run,) = login.runs
-    argv = [sys.executable, "-m", "trnslurm", "watch", "last", "--every", "1s"]
-    checkout = str(Path(trnslurm.__file__).parents[1])
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": checkout},
-    ) as process:  # fmt: skip
+    with started("watch", "last", "--every", "1s") as process:
         assert process.stdout and process.stderr
         assert "PENDING" in process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,8 @@ from trnslurm.node.preflight.verdict import NodeReport, judge
 from trnslurm.node.triage.finding import find_cause
 from trnslurm.plan.spec import make_spec
 from trnslurm.render.job import render_job
+
+from ..processes import run_process
 
 WORKSPACE = Workspace(roots=(packaged_root(),), cluster=None, cluster_source="")
 NODES = 1000
@@ -93,11 +94,11 @@ def test_the_names_of_all_hosts_fit_into_the_environment() -> None:
     names = ",".join(f"{'q' * 58}-{n:04}" for n in range(NODES))
     assert len(f"TRNSLURM_HOSTS={names}") < MAX_ARG_STRLEN / 2
     count = "import os; print(len(os.environ['TRNSLURM_HOSTS'].split(',')))"
-    done = subprocess.run(
-        ["bash", "-c", 'exec "$0" -c "$1"', sys.executable, count], capture_output=True, text=True,
-        env=os.environ | {"TRNSLURM_HOSTS": names}, check=True,
-    )  # fmt: skip
-    assert int(done.stdout) == NODES
+    done = run_process(
+        ["bash", "-c", 'exec "$0" -c "$1"', sys.executable, count],
+        env=os.environ | {"TRNSLURM_HOSTS": names},
+    )
+    assert int(done.ok) == NODES
 
 
 def test_ports_of_thousands_of_jobs_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -24,6 +23,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
 from ..browser import browser
+from ..processes import run_process
 
 BEGAN = seconds_of("2026-01-01T10:00:00Z") or 0.0
 HOUR = 3600
@@ -265,13 +265,13 @@ def test_a_run_that_has_not_begun(make_run, cli, tmp_path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(interrupted, tmp_path) -> None:
     (tmp_path / "matplotlib.py").write_text("raise ImportError('none here')")
-    done = subprocess.run(
+    done = run_process(
         [sys.executable, "-m", "trnslurm", "report", str(interrupted.run.path), "-o", "page.html"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr == "error: a report needs matplotlib: pip install 'trnslurm[report]'\n"
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        cwd=tmp_path,
+    )
+    assert done.code == 1
+    assert done.err == "error: a report needs matplotlib: pip install 'trnslurm[report]'\n"
     assert not (tmp_path / "page.html").exists()
 
 

@@ -18,35 +18,13 @@ from typing import Any
 
 import trnslurm
 
+from ..processes import Done, processes_with, run_process
 from ..waiting import eventually
 
 CHECKOUT = Path(trnslurm.__file__).parent.parent
 # Slurm starts a batch job at once: by default, the scheduler may be 3 seconds late for it.
 AT_ONCE = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1"
 _PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "TRNSLURM_", "XDG_")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What a command returned and said."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def ok(self) -> str:
-        """What it printed; it must have succeeded."""
-        assert self.code == 0, self
-        return self.out
-
-    @property
-    def error(self) -> str:
-        """The one error line, and nothing else, of a command that failed."""
-        lines = self.err.splitlines()
-        assert (self.code, len(lines), self.out) == (1, 1, ""), self
-        assert lines[0].startswith("error: "), self
-        return lines[0].removeprefix("error: ")
 
 
 def line_of(process: subprocess.Popen[str], timeout_s: float = 180) -> str:
@@ -101,16 +79,14 @@ class Sandbox:
         return self.run(argv, timeout_s=timeout_s, **more)
 
     def run(
-        self, argv: list[str], *, timeout_s: float = 180, feed: str | None = None,
+        self, argv: list[str], *, timeout_s: float = 180, feed: str = "",
         cwd: Path | None = None, environ: Mapping[str, str] | None = None,
     ) -> Done:  # fmt: skip
         """Run a command with the environment of this sandbox's user."""
-        stdin = {"stdin": subprocess.DEVNULL} if feed is None else {"input": feed}
-        done = subprocess.run(
-            argv, env=self.environment | (environ or {}), cwd=cwd or self.base.parent, text=True,
-            capture_output=True, timeout=timeout_s, check=False, **stdin,
+        return run_process(
+            argv, env=self.environment | (environ or {}), cwd=cwd or self.base.parent, feed=feed,
+            timeout_s=timeout_s,
         )  # fmt: skip
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
 
     @contextmanager
     def running(
@@ -165,20 +141,6 @@ class Sandbox:
     def processes(self) -> list[str]:
         """Return its processes: those with its directory in the command line or the environment."""
         return processes_with(str(self.path))
-
-
-def processes_with(word: str) -> list[str]:
-    """Return the processes with a word in their command line or environment, without zombies."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (directory / "cmdline").read_bytes()
-            facts = command + (directory / "environ").read_bytes()
-        except OSError:
-            continue
-        if word.encode() in facts and directory.name != str(os.getpid()):
-            found.append(f"{directory.name}: {command.replace(bytes(1), b' ').decode()}")
-    return found
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 
+from ..processes import run_process
 from ..waiting import eventually
 from .cluster import Sandbox
 
@@ -211,9 +211,6 @@ class User:
         return Run(self, Path(said["directory"]), said["jobs"])
 
     def _run(self, command: list[str], directory: Path, timeout_s: float, *, code: int = 0) -> str:
-        done = subprocess.run(
-            command, env=self.environment, cwd=directory, stdin=subprocess.DEVNULL, text=True,
-            capture_output=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, f"{command}: {done}"
-        return done.stdout
+        done = run_process(command, env=self.environment, cwd=directory, timeout_s=timeout_s)
+        assert done.code == code, f"{command}: {done}"
+        return done.out

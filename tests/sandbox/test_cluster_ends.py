@@ -15,8 +15,9 @@ import pytest
 
 from trnslurm.sandbox.machine import SandboxHost
 
+from ..processes import processes_with
 from ..waiting import eventually
-from .cluster import AT_ONCE, Sandbox, processes_with, sandbox
+from .cluster import AT_ONCE, Sandbox, sandbox
 
 UP = ("up", "--nodes", "1", "--python", sys.executable)
 NOT_UP = "sandbox sandbox is not up: `trnslurm sandbox up` starts it"

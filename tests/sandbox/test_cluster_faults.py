@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import processes_with
 from ..waiting import eventually
-from .cluster import AT_ONCE, Sandbox, line_of, processes_with, sandbox_up
+from .cluster import AT_ONCE, Sandbox, line_of, sandbox_up
 
 # Slurm's waits, cut short: a node is given up after 6 seconds of silence.
 FAST = ("SlurmdTimeout=6", "MessageTimeout=4", "KillWait=2", AT_ONCE)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import Done, processes_with
 from ..waiting import eventually
-from .cluster import AT_ONCE, Done, Sandbox, line_of, processes_with, sandbox_up
+from .cluster import AT_ONCE, Sandbox, line_of, sandbox_up
 
 ODD = """it's a "wëird" $(näme) `x`"""
 # Prints that it runs, and what ends it; for `python -c`.

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import processes_with, run_process
 from ..waiting import eventually
-from .cluster import AT_ONCE, CHECKOUT, Sandbox, processes_with
+from .cluster import AT_ONCE, CHECKOUT, Sandbox
 
 USER = "trnslurm-test"
 # What `trnslurm sandbox` imports besides the standard library.
@@ -191,5 +192,5 @@ def test_down_leaves_nothing(user, cluster: Sandbox) -> None:
     assert cluster.processes() == []
     if os.getuid() != user.pw_uid:
         mine = ["ps", "-u", user.pw_name, "-o", "stat=,args="]
-        ps = subprocess.run(mine, capture_output=True, text=True, check=False).stdout.splitlines()
+        ps = run_process(mine).out.splitlines()
         assert [line for line in ps if not line.startswith("Z")] == []

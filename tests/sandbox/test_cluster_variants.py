@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..processes import processes_with
 from ..waiting import eventually
-from .cluster import AT_ONCE, Sandbox, processes_with, sandbox_up
+from .cluster import AT_ONCE, Sandbox, sandbox_up
 
 
 def accounted(cluster: Sandbox, job: str) -> list[str]:

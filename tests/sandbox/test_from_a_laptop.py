@@ -18,9 +18,10 @@ import yaml
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.namespaces import enter
 
+from ..processes import Done, run_process
 from ..remote.login import Login
 from ..waiting import eventually
-from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox
+from .cluster import AT_ONCE, CHECKOUT, Sandbox
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 
@@ -64,11 +65,9 @@ class Laptop:
         (self.home / "work.sh").chmod(0o755)
 
     def trnslurm(self, *words: object) -> Done:
-        done = subprocess.run(
-            [sys.executable, "-m", "trnslurm", *map(str, words)], env=self.environ, text=True,
-            cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True, timeout=180, check=False,
-        )  # fmt: skip
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        return run_process(
+            [sys.executable, "-m", "trnslurm", *map(str, words)], env=self.environ, cwd=self.home
+        )
 
     @contextmanager
     def running(self, *words: object) -> Iterator[subprocess.Popen[str]]:

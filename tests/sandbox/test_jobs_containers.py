@@ -22,6 +22,7 @@ from subprocess import DEVNULL
 
 import pytest
 
+from ..processes import run_process
 from ..waiting import eventually
 from .jobs import Run, User
 
@@ -134,7 +135,7 @@ def _root_file_system() -> bytes:
     programs = [Path(str(shutil.which(name))) for name in PROGRAMS]
     modules = Path(str(sysconfig.get_config_var("DESTSHARED"))).glob("*.so")
     command = ["ldd", *map(str, [*programs, PYTHON, *modules])]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = run_process(command).ok
     words = {word for line in said.splitlines() for word in line.split() if not line.endswith(":")}
     libraries = {Path(word) for word in words if word.startswith("/") and Path(word).is_file()}
     packed = io.BytesIO()

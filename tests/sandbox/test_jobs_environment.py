@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ..processes import processes_with
 from .jobs import SITE
 
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI-K7MDENG", "HF_TOKEN": "hf_QxZkWvUtSrQpOnMl"}
@@ -43,18 +44,6 @@ def files_with(words: list[str], *directories: Path) -> list[Path]:
     return found
 
 
-def processes_with(words: list[str]) -> list[str]:
-    """The processes of this machine that have one of the words in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(word.encode() in (process / "environ").read_bytes() for word in words):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue  # it has ended, or is another user's
-    return found
-
-
 @pytest.fixture
 def two_runs(user, weird_path: Path):
     """The same submission from a plain shell, and from a full one between odd directories."""
@@ -79,8 +68,9 @@ def test_nothing_of_the_shell_reaches_a_job(user, two_runs) -> None:
     # Neither now nor later is a secret written down or handed on.
     secrets = list(SECRETS.values())
     directories = (run.path, user.sandbox.path)
-    assert processes_with([run.path.name]) != [] != files_with([run.path.name], user.sandbox.path)
-    assert processes_with(secrets) == files_with(secrets, *directories) == []
+    assert processes_with(run.path.name) != [] != files_with([run.path.name], user.sandbox.path)
+    assert not any(processes_with(secret) for secret in secrets)
+    assert files_with(secrets, *directories) == []
     run.go()
     run.until("COMPLETED")
     assert files_with(secrets, *directories) == []

@@ -16,6 +16,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.submit.cancel import cancel
 
 from ..json_lines import read_lines
+from ..processes import run_process
 from ..waiting import eventually
 from .jobs import Run, User
 
@@ -108,11 +109,8 @@ def lost_is_submitted_anew(user: User) -> None:
     blocker.until_there(2)
     run = user.submit("train.wait=true")
     sandbox.fault("ctld", "kill")
-    refused = subprocess.run(
-        [*TRNSLURM, "resume", str(run.path)], env=user.environment, capture_output=True, text=True,
-        timeout=90, check=False,
-    )  # fmt: skip
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused
+    refused = run_process([*TRNSLURM, "resume", str(run.path)], env=user.environment)
+    assert (refused.code, len(refused.err.splitlines())) == (1, 1), refused
     for file in (sandbox.path / "state/slurmctld").iterdir():
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     sandbox.fault("ctld", "start")

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 from trnslurm.sandbox.configuration import profile
 from trnslurm.sandbox.layout import Layout, all_layouts, base_dir
 from trnslurm.sandbox.settings import SandboxSettings
+
+from ..processes import run_process
 
 
 @pytest.fixture(autouse=True)
@@ -178,11 +179,9 @@ def evaluated(shell: str, lines: str, path: str) -> dict[str, str]:
     """The environment of a real shell after it has evaluated the lines, PATH first set to this."""
     environ = {"PATH": path, "LINES_": lines}
     script = 'eval "$LINES_"; eval "$LINES_"; exec /usr/bin/env -0'
-    done = subprocess.run(
-        [f"/bin/{shell}", "-ec", script], env=environ, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return dict(pair.split("=", 1) for pair in done.stdout.split("\0")[:-1])
+    done = run_process([f"/bin/{shell}", "-ec", script], env=environ)
+    assert done.err == ""
+    return dict(pair.split("=", 1) for pair in done.ok.split("\0")[:-1])
 
 
 ODD = """/o'd d/"q"/$HOME/`x`/\\b;&|"""

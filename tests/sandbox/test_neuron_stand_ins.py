@@ -6,7 +6,6 @@ import re
 import runpy
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from trnslurm.sandbox import neuron
 from trnslurm.sandbox.layout import Layout
 
+from ..processes import run_process
 from .stand_ins import NOTICE, SCRIPT, TRN1_32XL, assert_waits
 
 CAPTURED = """
@@ -217,9 +217,9 @@ def test_a_bad_instance_file_is_one_error_line(stage, text):
 )
 def test_the_stand_in_itself_called_wrongly(arguments):
     command = [sys.executable, "-I", str(SCRIPT), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    notice, error = result.stderr.splitlines()
+    result = run_process(command)
+    assert result.code == 2
+    notice, error = result.err.splitlines()
     assert "stand-in" in notice
     assert error.startswith("error: usage: ")
 

@@ -22,8 +22,9 @@ import pytest
 
 from trnslurm.runs.run import RunDir
 
+from ..processes import processes_with
 from ..waiting import eventually
-from .cluster import CHECKOUT, processes_with
+from .cluster import CHECKOUT
 
 PAGE = CHECKOUT / "docs/tutorial.md"
 BOUND_S = 300

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,8 +22,9 @@ import pytest
 from trnslurm.sandbox.layout import Layout
 from trnslurm.sandbox.namespaces import enter, login_environment
 
+from ..processes import Done, processes_with, run_process
 from ..waiting import eventually
-from .cluster import AT_ONCE, CHECKOUT, Done, Sandbox, processes_with
+from .cluster import AT_ONCE, CHECKOUT, Sandbox
 from .jobs import SITE
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
@@ -56,12 +56,8 @@ class Town:
         """Run a command as a user on the head node; like `exec --user`, but at once."""
         layout = Layout(self.sandbox.path)
         environ = login_environment(layout, user, sys.executable) | {"PYTHONPATH": str(CHECKOUT)}
-        done = subprocess.run(
-            enter(layout, [str(word) for word in argv], user=user), env=environ, cwd="/",
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False,
-            umask=umask,
-        )  # fmt: skip
-        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+        words = enter(layout, [str(word) for word in argv], user=user)
+        return run_process(words, env=environ, cwd="/", umask=umask)
 
     def shell(self, user: str, script: str) -> Done:
         return self.run(user, "sh", "-c", script)

@@ -24,20 +24,11 @@ SUBMIT = ("submit", "toy", "--cluster", "here", "--nodes", "2")
 
 
 @pytest.fixture
-def here(site, tmp_path: Path) -> Callable[..., None]:
+def here(site) -> Callable[..., None]:
     """Make this machine a cluster whose Python runs bash lines in the place of torchrun."""
 
     def make(program: str, *, precompile: str = "never") -> None:
-        python = tmp_path / "a python"
-        python.write_text(
-            f'#!/bin/bash\nif [ "$2" != torch.distributed.run ]; then\n'
-            f"  exec '{sys.executable}' \"$@\"\nfi\n{program}\n"
-        )
-        python.chmod(0o755)
-        site.profile(
-            "here", scheduler="local", instance_type="local", device="cpu", workers_per_node=1,
-            python=str(python), slurm={},
-        )  # fmt: skip
+        site.here(program)
         site.recipe(RECIPE % precompile)
 
     return make

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import run_status
 from trnslurm.top.look import row_of, view_of
 
+from ..processes import run_process
 from ..waiting import eventually
 
 BOUND_S = 120
@@ -54,10 +54,8 @@ class Terminal:
         env = {name: value for name, value in os.environ.items() if name not in size}
         env |= {"LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
         argv = [*self._tmux, "-f", "/dev/null", *words]
-        done = subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=BOUND_S, check=False
-        )
-        return done.stdout
+        done = run_process(argv, env=env, timeout_s=BOUND_S)
+        return done.out
 
     def press(self, *keys: str) -> None:
         """Press keys."""

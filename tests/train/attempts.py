@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from ..free_port import free_port
 from ..json_lines import read_lines
-from ..warm import torchrun
-from .conftest import JOB, make_environment, tiny_plan
+from ..waiting import eventually
+from .conftest import JOB, make_environment, run_workers, tiny_plan, torchrun_arguments
+
+SCRIPT = JOB / "train.py"
 
 TIMEOUT_S = 240
 
@@ -26,37 +26,33 @@ def children(pid):
 class Run:
     """A run directory."""
 
-    def __init__(self, path, device="cpu", workers=2, **changes):
+    def __init__(self, path, workers=2, **changes):
         self.path = path
-        self.device = device
         self.workers = workers
         (path / "state").mkdir(parents=True)
-        (path / "plan.json").write_text(json.dumps(tiny_plan(device, 1, workers, **changes)))
+        (path / "plan.json").write_text(json.dumps(tiny_plan("cpu", 1, workers, **changes)))
 
-    def _start(self, number):
-        """Give torchrun's arguments and the environment of an attempt."""
-        arguments = ["--nnodes=1", f"--nproc_per_node={self.workers}", "--master_addr=127.0.0.1"]
-        arguments += [f"--master_port={free_port()}", str(JOB / "train.py"), "plan.json"]
-        environment = make_environment(self.device, "train", self.path)
-        return arguments, environment | {"TRNSLURM_ATTEMPT": str(number)}
-
-    def undisturbed(self, number):
+    def undisturbed(self, number=1, *, code=0):
         """Have an attempt to which nothing happens; give what it printed."""
-        arguments, environment = self._start(number)
-        xla = self.device.startswith("xla")
-        done = torchrun(arguments, cwd=self.path, env=environment, timeout_s=TIMEOUT_S, xla=xla)
-        assert done.returncode == 0, done.stdout
+        done = run_workers(
+            self.workers, SCRIPT, "plan.json", cwd=self.path, TRNSLURM_ATTEMPT=str(number)
+        )
+        assert done.returncode == code, done.stdout
         return done.stdout
+
+    def lines(self):
+        return read_lines(self.path / "metrics.jsonl")
 
     @contextlib.contextmanager
     def attempt(self, number):
         """Start it; whatever happens, no process stays."""
-        arguments, environment = self._start(number)
+        arguments = torchrun_arguments(self.workers, SCRIPT, "plan.json")
+        environment = make_environment("cpu", "train", self.path)
         with (self.path / f"{number}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *arguments],
                 cwd=self.path,
-                env=environment,
+                env=environment | {"TRNSLURM_ATTEMPT": str(number)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -94,21 +90,20 @@ class Attempt:
 
     def reach(self, step):
         """Wait until it has reported a step."""
-        metrics = self.run.path / "metrics.jsonl"
         want = [self.number, step]
 
         def there():
-            return want in [[line["attempt"], line["step"]] for line in read_lines(metrics)]
+            return want in [[line["attempt"], line["step"]] for line in self.run.lines()]
 
         self.wait_for(there, f"step {step}")
         self._find_workers()
 
     def wait_for(self, there, what):
-        end = time.monotonic() + TIMEOUT_S
-        while not there():
-            assert self.process.poll() is None, f"ended before {what}: {self.text()}"
-            assert time.monotonic() < end, f"no {what}: {self.text()}"
-            time.sleep(0.05)
+        def there_or_ended():
+            return there() or self.process.poll() is not None
+
+        eventually(there_or_ended, TIMEOUT_S, said=self.text)
+        assert there(), f"ended before {what}: {self.text()}"
 
     def ask_to_stop(self):
         path = self.run.path / "state" / f"stop-train-{self.number}.json"

@@ -1,19 +1,25 @@
 """Plans, and jobs run for real: torchrun on every node of a plan, on this machine."""
 
 import copy
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from trnslurm.config.schema import Strategy
 from trnslurm.plan.sharding import strategy_file
+from trnslurm.train.devices.device import Timer
+from trnslurm.train.devices.plain import TorchDevice
+from trnslurm.train.loop import job as job_room
 from trnslurm.train.plan import BatchPlan, JobPlan
 
 from ..free_port import free_port
@@ -23,17 +29,7 @@ REPO = Path(__file__).parents[2]
 JOBS = REPO / "jobs"
 JOB = JOBS / "gpt2_zero1"
 # Half a minute alone on two cores; a busy machine may take several times that.
-TIMEOUT_S = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What a run left behind."""
-
-    directory: Path
-    exit_code: int
-    output: str
-    metrics: list[dict[str, Any]]
+TIMEOUT_S = 600
 
 
 def tiny_plan(
@@ -115,20 +111,59 @@ def make_environment(device: str, phase: str, run_dir: Path) -> dict[str, str]:
     )
 
 
-def run_tiny(run_dir: Path, planned: int, started: int, **changes: Any) -> Run:
-    """Run the preset tiny on CPUs, planned for so many workers, and started with so many."""
-    run_dir.mkdir(parents=True)
-    (run_dir / "plan.json").write_text(json.dumps(tiny_plan("cpu", 1, planned, **changes)))
-    arguments = ["--nnodes=1", f"--nproc_per_node={started}", "--master_addr=127.0.0.1"]
-    arguments += [f"--master_port={free_port()}", str(JOB / "train.py"), "plan.json"]
-    environment = make_environment("cpu", "train", run_dir)
-    done = torchrun(arguments, cwd=run_dir, env=environment, timeout_s=TIMEOUT_S, xla=False)
-    metrics = run_dir / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return Run(
-        directory=run_dir, exit_code=done.returncode, output=done.stdout,
-        metrics=[json.loads(line) for line in lines],
+def torchrun_arguments(workers: int, script: Path, *words: object) -> list[str]:
+    """What torchrun is given to run a script on one node."""
+    rendezvous = ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    return [
+        "--nnodes=1", f"--nproc_per_node={workers}", *rendezvous, str(script), *map(str, words)
+    ]  # fmt: skip
+
+
+def run_workers(
+    workers: int, script: Path, *words: object, cwd: Path, device: str = "cpu", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script on so many workers of one node; all that they print is in stdout."""
+    return torchrun(
+        torchrun_arguments(workers, script, *words), cwd=cwd, timeout_s=TIMEOUT_S,
+        env=make_environment(device, "train", cwd) | environ, xla=device.startswith("xla"),
     )  # fmt: skip
+
+
+def prepare_data(output: Path, *words: object) -> Path:
+    """Prepare data as a user does."""
+    command = [sys.executable, "-m", "trnslurm.prepare", *map(str, words), f"--output={output}"]
+    environment = os.environ | {"PYTHONPATH": str(REPO), "USE_TORCH_XLA": "0"}
+    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
+    return output
+
+
+def lone_device() -> TorchDevice:
+    """The CPU of one worker that has met no others."""
+    device = object.__new__(TorchDevice)
+    device.name, device.rank, device.world, device.local_world = "cpu", 0, 1, 1
+    device.torch_device, device.timer = torch.device("cpu"), Timer()
+    device.barrier, device.total = lambda name: None, list
+    return device
+
+
+@pytest.fixture
+def run_export(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[str, str]]]:
+    """Call a job's export script in this process; give what it printed."""
+    monkeypatch.setattr(job_room, "run_job", lambda main: main())
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def call(job: Path, run_dir: Path, *options: object) -> tuple[str, str]:
+        words = ["export.py", run_dir / "plan.json", *options]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        capfd.readouterr()
+        runpy.run_path(str(job / "export.py"), run_name="__main__")
+        return capfd.readouterr()
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

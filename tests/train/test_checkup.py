@@ -1,8 +1,6 @@
 """What workers measure for `doctor --run`: two of them for real, one of which rounds otherwise."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from trnslurm.cluster.checkup_files import Found
 from trnslurm.train import checkup
 from trnslurm.train.environment import read_environment
 
-from ..free_port import free_port
-from .conftest import make_environment
+from .conftest import make_environment, run_workers
 
 WORKER = Path(__file__).with_name("checkup_worker.py")
 
@@ -22,13 +19,8 @@ WORKER = Path(__file__).with_name("checkup_worker.py")
 def test_a_worker_that_rounds_otherwise_is_found_on_xla(tmp_path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "plan.json").write_text(json.dumps({"device": "xla-cpu"}))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
-         "--master_addr=127.0.0.1", f"--master_port={free_port()}", str(WORKER), "plan.json"],
-        cwd=tmp_path, env=make_environment("xla-cpu", "train", tmp_path), capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_workers(2, WORKER, "plan.json", cwd=tmp_path, device="xla-cpu")
+    assert done.returncode == 0, done.stdout
     files = [tmp_path / f"state/checkup-rank{rank}.json" for rank in range(2)]
     workers = {rank: json.loads(file.read_text()) for rank, file in enumerate(files)}
     assert all(w["doing"] == w["error"] == "" for w in workers.values())

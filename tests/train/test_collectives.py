@@ -4,15 +4,13 @@ The counts are those of worker 0 of four with two units each.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from .conftest import JOBS, REPO, strategy_of, tiny_plan
+from .conftest import JOBS, REPO, run_workers, strategy_of, tiny_plan
 from .make_shards import make_shards
 
+WORKER = REPO / "tests/train/collectives_worker.py"
 WORKERS, UNITS = 4, 2
 COUNTED_STEPS = 10  # from one report to the next, as train.log_every
 LAYERS = {"gpt2_zero1": "n_layer", "bert_pretrain": "num_hidden_layers",
@@ -48,13 +46,10 @@ def test_collectives_graphs_and_transfers_of_a_step(recipe, tmp_path):
     if recipe == "llama3_clm":
         (tmp_path / "strategy.json").write_text(json.dumps(strategy_of(plan, job, {})))
 
-    script = REPO / "tests/train/collectives_worker.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(tmp_path / "counted.json")],
-        env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_workers(
+        1, WORKER, tmp_path, tmp_path / "counted.json", cwd=tmp_path, device="xla-cpu"
+    )
+    assert done.returncode == 0, done.stdout
     counted = json.loads((tmp_path / "counted.json").read_text())
 
     collectives = counted.pop("collectives")

@@ -46,12 +46,6 @@ def test_the_last_twentieth_is_held_out(text_path):
     assert blocks_in_order(text).flatten().tolist() == [*TEXT[190:], END_OF_TEXT, *TEXT[190:199]]
 
 
-def test_an_epoch_holds_every_block_once(text_path):
-    text = open_bytes(text_path)
-    for epoch in range(3):
-        assert torch.equal(blocks_in_order(text, epoch), blocks_in_order(text))
-
-
 def test_every_epoch_and_seed_has_an_order_of_its_own(text_path):
     epochs = [
         open_bytes(text_path, seed).samples(epoch * BLOCKS, BLOCKS)
@@ -59,14 +53,6 @@ def test_every_epoch_and_seed_has_an_order_of_its_own(text_path):
         for epoch in (0, 1)
     ]
     assert len({str(rows.tolist()) for rows in epochs}) == 4
-
-
-def test_a_sample_depends_on_its_position_alone(text_path):
-    together = open_bytes(text_path).samples(0, 3 * BLOCKS)
-    # Backwards and one by one, as no worker does: the order of the questions does not matter.
-    text = open_bytes(text_path)
-    alone = [text.samples(position, 1) for position in reversed(range(3 * BLOCKS))]
-    assert torch.equal(torch.cat(alone[::-1]), together)
 
 
 def test_another_text_has_another_fingerprint(text_path):

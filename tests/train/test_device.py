@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from trnslurm.train.environment import Environment
 from trnslurm.train.errors import TrainError
 
 from ..free_port import free_port
+from ..processes import Done, run_process
 
 WORKER = Environment(
     rank=3, world=8, local_rank=3, local_world=8, phase="train", attempt=1, run_dir=Path(),
@@ -85,6 +85,14 @@ def test_more_workers_than_gpus_are_refused_before_they_meet(two_gpus: list[obje
     assert two_gpus == []
 
 
+def as_a_worker(program: str, run: Path, **own: str) -> Done:
+    """Run a program with what torchrun tells the only worker."""
+    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                "TRNSLURM_RUN_DIR": str(run)}  # fmt: skip
+    return run_process([sys.executable, "-c", program], env={**os.environ, **torchrun, **own})
+
+
 STARTED = """\
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import read_environment
@@ -94,17 +102,11 @@ run_job(lambda: open_device("xla-cuda", read_environment()))
 
 
 def test_a_torch_xla_without_gpus_is_said_in_one_line(tmp_path: Path) -> None:
-    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
     (tmp_path / "state").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", STARTED],
-        env={**os.environ, **torchrun, "TRNSLURM_RUN_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "does not know GPUs, as none of PyTorch/XLA since 2.8" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    done = as_a_worker(STARTED, tmp_path)
+    assert done.code == 1
+    assert "does not know GPUs, as none of PyTorch/XLA since 2.8" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
 
 
 # Neuron's branch, with torch_xla's CPU under it: one process there is a whole world.
@@ -130,16 +132,11 @@ print(json.dumps([device.rank, device.world, replicas, buckets]))
 def test_workers_on_neuron_replicate_each_other_and_sum_gradients_in_buckets(
     tmp_path: Path,
 ) -> None:
-    torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                "TORCHELASTIC_RUN_ID": "1", "PJRT_DEVICE": "CPU"}  # fmt: skip
-    own = {"TRNSLURM_RUN_DIR": str(tmp_path), "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", AS_ON_NEURON], env={**os.environ, **torchrun, **own},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rank, world, replicas, buckets = json.loads(done.stdout.splitlines()[-1])
+    own = {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1", "PJRT_DEVICE": "CPU"}
+    own["ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"] = "2"
+    done = as_a_worker(AS_ON_NEURON, tmp_path, **own)
+    assert done.code == 0, done.err
+    rank, world, replicas, buckets = json.loads(done.out.splitlines()[-1])
     # Where torch_xla has no replicas its world is this one worker, however many there are.
     assert (rank, world, replicas) == (0, 1, 1)
     assert buckets == [["sum", 2, 1.0], ["sum", 2, 1.0], ["sum", 1, 1.0]]

@@ -1,7 +1,6 @@
 """BERT's relatives: published configurations, first parameters, and what goes into each."""
 
 import json
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +22,8 @@ from trnslurm.train.data.labelled import LabelledSamples
 from trnslurm.train.encoders import make_config, new_classifier, positions
 from trnslurm.train.errors import TrainError
 
+from .conftest import lone_device
+
 SIZES = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 64, "max_position_embeddings": 34, "num_labels": 3,
@@ -32,9 +33,7 @@ TYPES = {
     "distilbert": PUBLISHED["distilbert-base-cased"][1],
     "albert": PUBLISHED["albert-base-v2"][1] | {"embedding_size": 16},
 }  # fmt: skip
-DEVICE = SimpleNamespace(
-    torch_device=torch.device("cpu"), autocast=lambda precision: nullcontext()
-)  # fmt: skip
+DEVICE = lone_device()
 
 
 def values(kind, **changes):

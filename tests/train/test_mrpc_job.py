@@ -2,10 +2,6 @@
 to the known issues of AWS's tutorial."""
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -20,48 +16,48 @@ from trnslurm.train.devices.device import Timer
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.scores import score
 
-from .conftest import JOBS, REPO, tiny_plan
-from .launches import Launches, Scenario
+from . import launches
+from .conftest import JOBS, lone_device, prepare_data, tiny_plan
+from .launches import (
+    NO_DROPOUT,
+    Launches,
+    Scenario,
+    assert_bitwise,
+    assert_same,
+    assert_samples,
+)
 from .measures import import_job
 
 JOB = JOBS / "bert_mrpc"
+SMALL_DATA = ("--tokenizer=train:512", "--seq-len=32")
 STEPS = 9  # of 8 samples: into the second pass over all 64
 # Four units of two samples: three workers have two of padding. Dropout is on.
-SHAPE = {
+SHAPE = launches.SMALL | {
     "steps": STEPS, "batch__global_batch": 8, "batch__micro_batch": 2, "train__eval_every": 4,
     "train__log_every": 3, "train__save_every": 0, "train__warmup_steps": 2,
-    "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__intermediate_size": 64,
 }  # fmt: skip
-# Clipping is active in every step; and unlike Adam, SGD sees a wrong scale of the gradients.
-SGD = SHAPE | {
-    "train__optimizer": "sgd",
-    "train__lr": 0.3,
-    "train__schedule": "constant",
-    "train__warmup_steps": 0,
-    "train__max_norm": 0.05,
-}
+# Clipping is active in every step.
+SGD = SHAPE | launches.SGD | {"train__warmup_steps": 0, "train__max_norm": 0.05}
 SAVED = SHAPE | {"train__save_every": 3}
-# Random numbers differ between XLA and PyTorch.
-NO_DROPOUT = {"model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0}
 MIXED = SHAPE | {"precision": "mixed", "train__stop_at": 3}
 MNLI = SHAPE | {"train__stop_at": 2, "train__eval_every": 2, "model__num_labels": 3}
-SCORES = ("eval_loss", "eval_accuracy", "eval_f1")
+KEYS = ("loss", "grad_norm", "lr", "eval_loss", "eval_accuracy", "eval_f1")
 
 
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory):
     """Every training of this file, in as few launches as there are numbers of workers."""
     directory = tmp_path_factory.mktemp("trainings")
-    launches = Launches(directory, prepare(directory), JOB)
+    made = Launches(directory, prepare(directory), JOB)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("USE_TORCH_XLA", "0")  # the recipe's `env`
-        launches.launch(
+        made.launch(
             3,
             Scenario("sgd-3", SGD),
             Scenario("elastic", SAVED | {"train__stop_at": 5}),
             device="cpu",
         )
-        launches.launch(
+        made.launch(
             2,
             Scenario("elastic", SAVED),
             Scenario("sgd-2", SGD, change="without_trainers_own"),
@@ -73,7 +69,7 @@ def trainings(tmp_path_factory):
             Scenario("mixed", MIXED | NO_DROPOUT),
             device="cpu",
         )
-        launches.launch(
+        made.launch(
             1,
             Scenario("sgd-1", SGD),
             Scenario("adamw-1", SHAPE | {"train__epochs": 1}),
@@ -83,25 +79,24 @@ def trainings(tmp_path_factory):
         cache = {"path": "cache", "readonly": False}
         environment.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
         trial = Scenario("trial", SHAPE | NO_DROPOUT, "without_trainers_own", "precompile")
-        launches.launch(2, trial, cache=cache)
+        made.launch(2, trial, cache=cache)
         environment.delenv("NEURON_EXTRACT_GRAPHS_ONLY")
-        launches.launch(
+        made.launch(
             2,
             Scenario("adamw-on-xla", SHAPE | NO_DROPOUT),
             Scenario("sgd-on-xla", SGD | NO_DROPOUT),
             cache=cache | {"readonly": True},
         )
-    return launches
+    return made
 
 
 def prepare(directory):
     """Make samples of some of the pairs that come with the job."""
     rows = (JOB / "pairs.csv").read_text().splitlines(keepends=True)
     (directory / "pairs.csv").write_text("".join(rows[:81]))
-    return prepare_labelled(
-        directory / "prepared", "--text", directory / "pairs.csv", "--text-column", "sentence1",
-        "--text-column", "sentence2", "--task", "mrpc", "--holdout", "0.2",
-    )  # fmt: skip
+    texts = ("--text-column", "sentence1", "--text-column", "sentence2")
+    words = ("--text", directory / "pairs.csv", *texts, "--task", "mrpc", "--holdout", 0.2)
+    return prepare_data(directory / "prepared", "labelled", *SMALL_DATA, *words)
 
 
 def prepare_mnli(directory):
@@ -114,36 +109,16 @@ def prepare_mnli(directory):
             for n in range(rows)
         ]
         (dataset / f"{split}.jsonl").write_text("\n".join(lines))
-    return prepare_labelled(directory / "mnli-prepared", "--dataset", dataset, "--task", "mnli")
-
-
-def prepare_labelled(output, *arguments):
-    command = [sys.executable, "-m", "trnslurm.prepare", "labelled", f"--output={output}"]
-    command += ["--tokenizer=train:512", "--seq-len=32", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(REPO)}
-    subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
-    return output
-
-
-def assert_same(outcome, other, tolerance=1e-5):
-    for key in ("loss", "grad_norm", "lr"):
-        assert outcome.column(key) == pytest.approx(other.column(key), rel=tolerance), key
-    for key in SCORES:
-        assert scores_of(outcome, key) == pytest.approx(scores_of(other, key), rel=tolerance), key
-
-
-def scores_of(outcome, key):
-    return [line[key] for line in outcome.metrics if key in line]
+    words = ("--dataset", dataset, "--task", "mnli")
+    return prepare_data(directory / "mnli-prepared", "labelled", *SMALL_DATA, *words)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_losses_norms_scores_and_samples_do_not_depend_on_the_worker_count(trainings, workers):
     one, outcome = trainings.outcome("sgd-1"), trainings.outcome(f"sgd-{workers}")
 
-    assert_same(outcome, one)
-    assert outcome.ledger == one.ledger
-    assert [place for place, _ in outcome.ledger] == list(range(STEPS * 8))
-    assert min(one.column("grad_norm")) > 0.05, "clipping is not always active"
+    assert_same(outcome, one, KEYS)
+    assert_samples(outcome, one, STEPS * 8, 0.05)
     assert [line["step"] for line in one.metrics if "eval_f1" in line] == [1, 4, 8, 9]
 
 
@@ -151,7 +126,7 @@ def test_losses_norms_scores_and_samples_do_not_depend_on_the_worker_count(train
 def test_on_xla_as_on_pytorch(trainings, optimizer):
     plain = trainings.outcome(f"{optimizer}-on-cpu")
 
-    assert_same(trainings.outcome(f"{optimizer}-on-xla"), plain, 1e-4)
+    assert_same(trainings.outcome(f"{optimizer}-on-xla"), plain, KEYS, 1e-4)
 
 
 @pytest.mark.matrix
@@ -159,18 +134,13 @@ def test_on_xla_with_one_worker_as_well(trainings, monkeypatch):
     monkeypatch.setenv("USE_TORCH_XLA", "0")
     trainings.launch(1, Scenario("sgd-on-xla-1", SGD | NO_DROPOUT))
 
-    assert_same(trainings.outcome("sgd-on-xla-1"), trainings.outcome("sgd-on-cpu"), 1e-4)
+    assert_same(trainings.outcome("sgd-on-xla-1"), trainings.outcome("sgd-on-cpu"), KEYS, 1e-4)
 
 
 def test_a_trial_of_three_steps_has_seen_every_graph_the_second_epochs_too(trainings):
     """AWS's tutorial meets new graphs at the end of an epoch, unless both runs have as many."""
-    outcome = trainings.outcome("adamw-on-xla")
-
-    assert all(result["misses"] > 0 for result in trainings.results("trial"))
-    assert [result["misses"] for result in outcome.results] == [0, 0]
-    graphs = outcome.column("graphs")
-    assert graphs[-1] == graphs[1], "graphs after the second step"
-    read = [sample for _, sample in outcome.ledger]
+    trainings.assert_trial_saw_every_graph("trial", "adamw-on-xla")
+    read = [sample for _, sample in trainings.outcome("adamw-on-xla").ledger]
     assert len(set(read[:64])) == len(set(read)) == 64
 
 
@@ -188,17 +158,13 @@ def test_stopped_on_3_workers_and_resumed_on_2(trainings):
 
     assert {line["attempt"] for line in outcome.metrics} == {1, 2}
     assert outcome.column("step") == list(range(1, STEPS + 1))
-    for key in ("loss", "grad_norm"):
-        assert outcome.column(key) == pytest.approx(whole.column(key), rel=1e-4)
+    assert_same(outcome, whole, rel=1e-4)
     assert outcome.ledger == whole.ledger
 
 
 def test_resumed_on_as_many_workers_it_is_bitwise_the_same(trainings):
-    resumed, whole = trainings.outcome("resumed"), trainings.outcome("adamw-2")
-
-    for key in ("loss", "grad_norm", "lr"):
-        assert resumed.column(key) == whole.column(key)
-    assert resumed.results[0]["parameters"] == whole.results[0]["parameters"]
+    keys = ("loss", "grad_norm", "lr")
+    assert_bitwise(trainings.outcome("resumed"), trainings.outcome("adamw-2"), keys)
 
 
 def test_the_rate_is_the_recipes_and_an_epoch_ends_it(trainings):
@@ -220,19 +186,13 @@ def test_mnlis_second_split_is_scored_by_itself(trainings):
 def test_bf16_arithmetic_needs_no_gpu(trainings):
     mixed, plain = trainings.outcome("mixed"), trainings.outcome("adamw-on-cpu")
     assert mixed.column("loss") != plain.column("loss")[:3]
-    assert mixed.column("loss") == pytest.approx(plain.column("loss")[:3], rel=2e-2)
+    assert_same(mixed, plain, ["loss"], 2e-2)
 
 
-def test_a_checkpoint_becomes_a_folder_of_hugging_face(trainings):
-    run_dir = trainings.directory / "elastic"
-    (run_dir / "plan-2.json").rename(run_dir / "plan.json")
-    done = subprocess.run(
-        [sys.executable, str(JOB / "export.py"), "plan.json", "--json"],
-        cwd=run_dir, env=os.environ | {"PYTHONPATH": str(REPO), "USE_TORCH_XLA": "0"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    folder = json.loads(done.stdout)["directory"]
+def test_a_checkpoint_becomes_a_folder_of_hugging_face(trainings, run_export):
+    out, err = run_export(JOB, trainings.directory / "elastic", "--json")
+    assert err == ""
+    folder = json.loads(out)["directory"]
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     assert model.config.id2label == {0: "not_equivalent", 1: "equivalent"}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -255,11 +215,7 @@ def test_the_loss_is_that_of_transformers(job, labels):
     outputs = len(labels) or 1
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, model__num_labels=outputs))
     plan.batch = SimpleNamespace(global_batch=6)
-    device = SimpleNamespace(
-        torch_device=torch.device("cpu"), put=lambda t: t, put_all=list,
-        timer=lambda name: nullcontext(),
-        autocast=lambda precision: nullcontext(), seed=lambda seed: None,
-    )  # fmt: skip
+    device = lone_device()
     model = job.make_classifier(plan, "", device).eval()
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 512, (6, 32), generator=generator)
@@ -267,9 +223,8 @@ def test_the_loss_is_that_of_transformers(job, labels):
         "input_ids": ids, "token_type_ids": (ids > 250).long(), "attention_mask": (ids > 50).long(),
         "labels": torch.tensor([0, 1, 2, 2, 1, 0]) if labels else torch.rand(6),
     }  # fmt: skip
-    rows = {key: value.split([2, 4]) for key, value in samples.items()}
     text = SimpleNamespace(samples=lambda first, count: LabelledSamples(
-        **{key: value[0 if first == 0 else 1] for key, value in rows.items()}
+        **{key: value[first : first + count] for key, value in samples.items()}
     ))  # fmt: skip
     found = sum(
         job.unit_loss(

@@ -1,12 +1,6 @@
 """The job of words: the same on any number of workers, also RoBERTa, DistilBERT and ALBERT."""
 
 import json
-import os
-import runpy
-import signal
-import subprocess
-import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +14,9 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.scores import count_words, entity_scores
 
 from ..make_tokenizers import make_tokenizer
-from .conftest import JOBS, REPO, tiny_plan
-from .launches import Launches, Scenario
+from . import launches
+from .conftest import JOBS, lone_device, prepare_data, tiny_plan
+from .launches import Launches, Scenario, assert_same, assert_samples
 from .measures import import_job
 
 JOB = JOBS / "bert_ner"
@@ -29,22 +24,20 @@ STEPS = 6
 NAMES = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
 # Four units of two samples: three workers have two of padding, and an odd number is held out.
 # Units have different numbers of words. Dropout is on.
-SHAPE = {
+SHAPE = launches.SMALL | {
     "seq_len": 48, "steps": STEPS, "batch__global_batch": 8, "batch__micro_batch": 2,
     "train__log_every": 1, "train__eval_every": 3, "train__save_every": 0,
-    "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__intermediate_size": 64,
 }  # fmt: skip
-# Clipping is active in every step; and unlike Adam, SGD sees a wrong scale of the gradients.
-SGD = SHAPE | {
-    "train__optimizer": "sgd", "train__lr": 0.3, "train__schedule": "constant",
-    "train__max_norm": 0.1,
-}  # fmt: skip
+# Clipping is active in every step.
+SGD = SHAPE | launches.SGD | {"train__max_norm": 0.1}
 OF_ITS_OWN = ("model_type", "hidden_act", "layer_norm_eps", "pad_token_id", "type_vocab_size")
 RELATIVES = {
     "roberta": "roberta-base", "distilbert": "distilbert-base-cased", "albert": "albert-base-v2",
 }  # fmt: skip
-NUMBERS = ("loss", "accuracy", "grad_norm")
-SCORES = ("eval_loss", "eval_entity_f1", "eval_entity_recall", "eval_accuracy")
+KEYS = (
+    "loss", "accuracy", "grad_norm", "eval_loss", "eval_entity_f1", "eval_entity_recall",
+    "eval_accuracy",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +49,9 @@ def data(tmp_path_factory):
     labels = [word for name in NAMES for word in ("--label", name)]
     for kind in ("bert", "roberta", "albert"):
         own = make_tokenizer(kind, directory / f"{kind}-tokenizer")
-        words = ["--text", str(directory / "some.conll"), "--output", str(directory / kind)]
-        words += [f"--tokenizer={own}", "--task=ner", "--seq-len=48", "--holdout=0.2", *labels]
-        subprocess.run(
-            [sys.executable, "-m", "trnslurm.prepare", "labelled", *words],
-            env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, timeout=120,
-            check=True,
-        )  # fmt: skip
+        words = ("--text", directory / "some.conll", "--tokenizer", own, *labels)
+        more = ("--task=ner", "--seq-len=48", "--holdout=0.2")
+        prepare_data(directory / kind, "labelled", *words, *more)
     return directory
 
 
@@ -78,13 +67,13 @@ def relative(kind, data):
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory, data):
     """Every training of this file, in as few launches as there are numbers of workers."""
-    launches = Launches(tmp_path_factory.mktemp("trainings"), data / "bert", JOB)
+    made = Launches(tmp_path_factory.mktemp("trainings"), data / "bert", JOB)
     relatives = [relative(kind, data) for kind in RELATIVES]
-    launches.launch(1, Scenario("cpu-1", SGD), *relatives, device="cpu")
+    made.launch(1, Scenario("cpu-1", SGD), *relatives, device="cpu")
     for kind in RELATIVES:
-        (launches.directory / kind).rename(launches.directory / f"{kind}-1")
-    launches.launch(3, Scenario("cpu-3", SGD), *relatives, device="cpu")
-    return launches
+        (made.directory / kind).rename(made.directory / f"{kind}-1")
+    made.launch(3, Scenario("cpu-3", SGD), *relatives, device="cpu")
+    return made
 
 
 @pytest.mark.parametrize(
@@ -92,28 +81,19 @@ def trainings(tmp_path_factory, data):
     [("cpu-3", "cpu-1"), *((kind, f"{kind}-1") for kind in RELATIVES)],
 )
 def test_nothing_depends_on_the_worker_count(trainings, name, one):
-    assert_same(trainings.outcome(name), trainings.outcome(one), 1e-5)
+    assert_whole(trainings.outcome(name), trainings.outcome(one), 1e-5)
 
 
-def assert_same(outcome, one, tolerance):
-    for key in NUMBERS:
-        assert outcome.column(key) == pytest.approx(one.column(key), rel=tolerance), key
-    for key in SCORES:
-        found, wanted = ([line[key] for line in o.metrics if key in line] for o in (outcome, one))
-        assert len(wanted) == 3
-        assert found == pytest.approx(wanted, rel=tolerance), key
-    assert outcome.ledger == one.ledger
-    assert [place for place, _ in outcome.ledger] == list(range(STEPS * 8))
-    assert min(one.column("grad_norm")) > 0.1, "clipping is not always active"
+def assert_whole(outcome, one, tolerance):
+    assert_same(outcome, one, KEYS, tolerance)
+    assert len(outcome.column("eval_loss")) == 3
+    assert_samples(outcome, one, STEPS * 8, 0.1)
 
 
 @pytest.mark.matrix
 def test_it_is_the_same_on_xla_and_a_trial_sees_every_graph(trainings, data):
     cache = {"path": "cache", "readonly": False}
-    steady = SGD | {
-        "model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0,
-        "train__save_every": 0,
-    }  # fmt: skip
+    steady = SGD | launches.NO_DROPOUT | {"train__save_every": 0}
     kinds = {kind: relative(kind, data).changes | steady for kind in RELATIVES} | {"bert": steady}
     # ALBERT's and DistilBERT's classifiers have a dropout of their own.
     exact = ("bert", "roberta")
@@ -127,35 +107,21 @@ def test_it_is_the_same_on_xla_and_a_trial_sees_every_graph(trainings, data):
         assert [result["misses"] for result in results] == [0, 0], kind
     for kind in exact:
         outcome = trainings.outcome(f"{kind}-xla")
-        assert_same(outcome, trainings.outcome(f"{kind}-plain"), 5e-5)
+        assert_whole(outcome, trainings.outcome(f"{kind}-plain"), 5e-5)
 
 
 @pytest.mark.parametrize("kind", RELATIVES)
-def test_it_is_exported_as_transformers_reads_it(trainings, data, kind, monkeypatch, capfd):
+def test_it_is_exported_as_transformers_reads_it(trainings, data, kind, run_export):
     """The held-out sentences, through its tokenizer and its model, have the loss of the run."""
-    run_dir = trainings.directory / kind
-    (run_dir / "plan-1.json").rename(run_dir / "plan.json")
-    monkeypatch.setattr(sys, "argv", ["export.py", str(run_dir / "plan.json"), "--json"])
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        runpy.run_path(str(JOB / "export.py"), run_name="__main__")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    said = capfd.readouterr()
-    assert said.err == ""
-    folder = json.loads(said.out)["directory"]
+    out, err = run_export(JOB, trainings.directory / kind, "--json")
+    assert err == ""
+    folder = json.loads(out)["directory"]
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
     assert model.config.model_type == kind
     assert model.config.id2label == dict(enumerate(NAMES))
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    held_out = open_labelled(
-        data / ("bert" if kind == "distilbert" else kind),
-        "eval",
-        seq_len=48,
-        vocab_size=512,
-        seed=1,
-    )
+    prepared = data / ("bert" if kind == "distilbert" else kind)
+    held_out = open_labelled(prepared, "eval", seq_len=48, vocab_size=512, seed=1)
     samples = held_out.fixed(0, held_out.num_samples)
     assert held_out.num_samples % 2 == 1
     texts = [s.split("\n") for s in (data / "some.conll").read_text().strip().split("\n\n")]
@@ -190,11 +156,7 @@ def test_the_loss_is_the_mean_over_the_words_of_the_step(job, data):
     """As transformers computes it of all samples at once, though units have more words or fewer."""
     text = open_labelled(data / "bert", "train", seq_len=48, vocab_size=512, seed=1)
     plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=JOB, seq_len=48))
-    device = SimpleNamespace(
-        torch_device=torch.device("cpu"), put=lambda t: t, put_all=list,
-        timer=lambda name: nullcontext(),
-        autocast=lambda precision: nullcontext(), seed=lambda seed: None,
-    )  # fmt: skip
+    device = lone_device()
     model = job.make_classifier(plan, "", device, of_words=True).eval()
     words = text.labelled_words(8, 8)
     parts = [text.labelled_words(first, 2) for first in range(8, 16, 2)]

@@ -7,7 +7,6 @@ import shutil
 import signal
 import stat
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from trnslurm.train.data.shards.node import NodeArrays, share
 from trnslurm.train.data.shards.reader import ShardedSamples
 from trnslurm.train.errors import TrainError
 
+from ..waiting import eventually
 from .make_shards import make_shards
 
 SIZES = [7, 40, 1, 23]
@@ -68,14 +68,6 @@ def never():
 
 def ours(base):
     return sorted(path for path in base.iterdir() if path.is_dir())
-
-
-def until(reached):
-    """Wait for what another process does."""
-    end = time.monotonic() + LIMIT_S
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_workers_read_the_same_and_each_window_is_decoded_once(directory, base, monkeypatch):
@@ -196,7 +188,7 @@ def test_workers_wait_for_the_one_that_makes_it(base):
         return process
 
     waiting = [waits() for _ in range(3)]
-    until(lambda: all(is_blocked(process.pid) for process in waiting))
+    eventually(lambda: all(is_blocked(process.pid) for process in waiting))
     proceed.set()
     for each in (process, *waiting):
         each.join(LIMIT_S)

@@ -1,6 +1,5 @@
 """What a step of GPT-2 asks PyTorch for on a CPU: no more operations than its model needs."""
 
-import importlib.util
 import types
 from collections import Counter
 
@@ -12,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from trnslurm.train.data.units import Unit
 from trnslurm.train.devices.plain import TorchDevice
 from trnslurm.train.optim.make import make_optimizer
-from trnslurm.train.settings import OptimizerSettings
 
-from .conftest import REPO
+from .conftest import JOB
+from .measures import import_job, optimizer_settings
 
 LAYERS, UNITS = 2, 3
 MODEL = {"vocab_size": 257, "n_positions": 16, "n_embd": 32, "n_layer": LAYERS, "n_head": 2}
@@ -40,17 +39,12 @@ def device(monkeypatch):
 @pytest.fixture
 def counted(device):
     """How often each operation ran in a unit, and in the end of a step."""
-    path = REPO / "jobs/gpt2_zero1/train.py"
-    spec = importlib.util.spec_from_file_location("gpt2_train", path)
-    job = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(job)
+    job = import_job(JOB / "train.py")
     plan = types.SimpleNamespace(model=MODEL, seed=1, precision="fp32")
     settings = types.SimpleNamespace(init_from="", gradient_checkpointing=False)
     model = job.make_model(plan, settings, device)
     optimizer = make_optimizer(
-        OptimizerSettings(
-            optimizer="adamw", weight_decay=0.1, beta1=0.9, beta2=0.99, eps=1e-8, max_norm=1.0
-        ),
+        optimizer_settings("adamw", weight_decay=0.1, beta2=0.99),
         device,
         model.named_parameters(),
     )

@@ -1,4 +1,4 @@
-"""Scripts on Lightning's Trainer, by its callback, and on accelerate, by the three calls."""
+"""Scripts on the Trainers of Hugging Face and Lightning by their callbacks, and on accelerate."""
 
 from __future__ import annotations
 
@@ -11,32 +11,53 @@ from safetensors.torch import load_file
 
 from trnslurm.rundir import RunFiles, write_json
 
-from ..warm import torchrun
-from .conftest import REPO, make_environment
+from ..json_lines import read_lines
+from .conftest import REPO, run_workers
 
 STEPS = 12
+GLUE = (
+    "--told", "--max_steps=6", "--save_steps=4", "--logging_steps=2", "--report_to=none",
+    "--per_device_train_batch_size=2", "--gradient_accumulation_steps=2", "--disable_tqdm=True",
+)  # fmt: skip
 
 
-def train(run: RunFiles, script: str, attempt: int = 1, resume: Path | None = None) -> str:
-    """Run a script of 12 steps, 4 per epoch, on one worker as an attempt of a run."""
+def train(run: RunFiles, script: str, attempt: int = 1, resume: Path | None = None) -> None:
+    """Run a script as an attempt of a run: of 12 steps, 4 per epoch, or glue.py of 6.
+
+    glue.py has two workers: without the callback it could not load its optimizer again there.
+    """
     run.state.mkdir(parents=True, exist_ok=True)
     run.checkpoints.mkdir(exist_ok=True)
-    environment = make_environment("cpu", "train", run.path) | {
-        "TRNSLURM_ATTEMPT": str(attempt), "TRNSLURM_CHECKPOINTS": str(run.checkpoints),
-        "ACCELERATE_USE_CPU": "true", "USE_TORCH_XLA": "0",
-    }  # fmt: skip
-    words = [
-        "--nproc_per_node=1", str(REPO / "tests/project" / script), f"--out={run.checkpoints}",
-        "--batch-size=8", *(["--told"] if script == "lit.py" else []),
-        *([f"--resume={resume}"] if resume else []),
-    ]  # fmt: skip
-    done = torchrun(words, cwd=run.path, env=environment, timeout_s=600, xla=False)
+    if script == "glue.py":
+        words = [*GLUE, f"--output_dir={run.checkpoints}"]
+        words += [f"--resume_from_checkpoint={resume}"] if resume else []
+    else:
+        words = [f"--out={run.checkpoints}", "--batch-size=8"]
+        words += ["--told"] if script == "lit.py" else []
+        words += [f"--resume={resume}"] if resume else []
+    done = run_workers(
+        2 if script == "glue.py" else 1, REPO / "tests/project" / script, *words, cwd=run.path,
+        TRNSLURM_ATTEMPT=str(attempt), TRNSLURM_CHECKPOINTS=str(run.checkpoints),
+        ACCELERATE_USE_CPU="true",
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def lines(run: RunFiles) -> list[dict[str, float]]:
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    return read_lines(run.metrics_file)
+
+
+def stopped_and_resumed(run: RunFiles, script: str) -> Path:
+    """Ask it to stop, so that it ends after its first step, and resume it; return where."""
+    run.state.mkdir(parents=True)
+    write_json(run.stop_file("train", 1), {"cause": "time limit"})
+    train(run, script)
+    stopped = json.loads(run.stopped_file("train", 1).read_text())
+    assert (stopped["step"], stopped["saved"]) == (1, True)
+    first = run.newest_checkpoint()
+    assert first
+    train(run, script, 2, first)
+    return first
 
 
 def weights(run: RunFiles) -> dict[str, torch.Tensor]:
@@ -51,15 +72,10 @@ def weights(run: RunFiles) -> dict[str, torch.Tensor]:
 def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: str) -> None:
     """In the middle of an epoch; Lightning before its min_epochs, and without validating first."""
     run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
-    run.state.mkdir(parents=True)
-    write_json(run.stop_file("train", 1), {"cause": "time limit"})
-    train(run, script)
-    stopped = json.loads(run.stopped_file("train", 1).read_text())
-    assert (stopped["step"], stopped["saved"]) == (1, True)
-    assert [(line["step"], "val_loss" in line) for line in lines(run)] == [(1, False)]
-    first = run.newest_checkpoint()
-    assert first and first.name.startswith(("stopped-step-1", "step-1"))
-    train(run, script, 2, first)
+    first = stopped_and_resumed(run, script)
+    assert first.name.startswith(("stopped-step-1", "step-1"))
+    told = [line for line in lines(run) if line["attempt"] == 1]
+    assert [(line["step"], "val_loss" in line) for line in told] == [(1, False)]
     assert run.newest_step() == STEPS
     train(undisturbed, script)
     expected = weights(undisturbed)
@@ -74,3 +90,16 @@ def test_it_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path, script: st
         assert found[4]["loss"] == pytest.approx(found[4]["train_loss"])
         again = [line["step"] for line in lines(run) if line["attempt"] == 2]
         assert min(again) == 2, "step 1 was reported by the attempt that made it"
+
+
+def test_trainer_stops_when_asked_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    run, undisturbed = RunFiles(tmp_path / "a"), RunFiles(tmp_path / "b")
+    assert stopped_and_resumed(run, "glue.py") == run.checkpoints / "checkpoint-1"
+    assert run.newest_step() == 6
+    train(undisturbed, "glue.py")
+    last = [files.checkpoints / "checkpoint-6/model.safetensors" for files in (run, undisturbed)]
+    assert last[0].read_bytes() == last[1].read_bytes()
+    assert next((line["attempt"], line["step"]) for line in lines(run)) == (1, 1)
+    losses = {line["step"]: line["loss"] for line in lines(undisturbed) if "loss" in line}
+    assert [*losses] == [2, 4, 6] and lines(undisturbed)[-1]["steps"] == 6
+    assert losses[6] == next(line["loss"] for line in lines(run) if line["step"] == 6)

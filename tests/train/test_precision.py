@@ -1,8 +1,6 @@
 """In which precision an optimizer works: what is lost in bf16, what is not, what is refused."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +12,7 @@ from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.data_parallel import DataParallel
 from trnslurm.train.optim.make import make_optimizer
 
-from ..free_port import free_port
-from .conftest import make_environment
+from .conftest import run_workers
 from .measures import optimizer_settings
 from .precision_worker import LR, OPTIMIZER_PRECISIONS, STEPS, train
 
@@ -39,14 +36,8 @@ def cpu():
 def on_xla(tmp_path_factory):
     """Give what the cases left on torch_xla."""
     directory = tmp_path_factory.mktemp("precision")
-    port = free_port()
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1",
-         "--master_addr=127.0.0.1", f"--master_port={port}", str(WORKER), "xla-cpu"],
-        cwd=directory, env=make_environment("xla-cpu", "train", directory), capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_workers(1, WORKER, "xla-cpu", cwd=directory, device="xla-cpu")
+    assert done.returncode == 0, done.stdout
     cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {(case["name"] + "+zero1" * case["zero1"], case["precision"]): case for case in cases}
 

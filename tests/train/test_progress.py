@@ -1,6 +1,5 @@
 """Graphs that come late: counted in the metrics, and warned about once."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +9,8 @@ from trnslurm.train.devices.device import Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
+
+from ..json_lines import read_lines
 
 
 class Counting:
@@ -62,6 +63,6 @@ def test_late_graphs(make_plan, tmp_path, capsys, asked_of_cache, late, warned_a
         assert ("warning:" in capsys.readouterr().out) == (step == warned_at)
     progress.close()
 
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["late_graphs"] for line in lines] == late
     assert "graphs compiled after step 2: 2" in capsys.readouterr().out

@@ -1,8 +1,6 @@
 """Lines of numbers: whole ones whatever happens, and a full disk that costs no more than lines."""
 
-import json
 import resource
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,22 +8,11 @@ import torch
 
 from trnslurm.rundir import RunFiles
 from trnslurm.train.devices.device import Timer
-from trnslurm.train.errors import TrainError
 from trnslurm.train.loop.job import TrainingJob
 from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
 from trnslurm.train.loop.reports import JsonLines
-from trnslurm.train.plan import read_settings
-from trnslurm.train.settings import Positive
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    log_every: Positive[int]
-    lr: float
-
-
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from ..json_lines import read_lines
 
 
 def test_later_attempts_go_on_in_the_file(tmp_path):
@@ -35,7 +22,7 @@ def test_later_attempts_go_on_in_the_file(tmp_path):
         lines.write({"step": step, "loss": float("nan")})
         lines.close()
 
-    assert lines_of(path) == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
+    assert read_lines(path) == [{"step": 1, "loss": None}, {"step": 2, "loss": None}]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 2, "lo', "", '{"step": 2}', "x" * 100_000])
@@ -46,7 +33,7 @@ def test_what_an_attempt_had_not_finished_is_cut_off(tmp_path, torn):
     lines.write({"step": 3})
     lines.close()
 
-    assert lines_of(path) == [{"step": 1}, {"step": 3}]
+    assert read_lines(path) == [{"step": 1}, {"step": 3}]
 
 
 def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
@@ -63,7 +50,7 @@ def test_a_full_disk_costs_lines_and_one_warning(tmp_path, capsys):
     lines.write({"step": 4})
     lines.close()
 
-    assert lines_of(path) == [{"step": 1}, {"step": 4}]
+    assert read_lines(path) == [{"step": 1}, {"step": 4}]
     assert capsys.readouterr().out.count("warning: metrics.jsonl cannot be written") == 1
 
 
@@ -77,20 +64,8 @@ def test_a_file_that_cannot_be_opened_for_a_while_costs_lines(tmp_path, capsys):
     lines.write({"step": 3})
     lines.close()
 
-    assert lines_of(path) == [{"step": 3}]
+    assert read_lines(path) == [{"step": 3}]
     assert capsys.readouterr().out.count("metrics.jsonl cannot be written (Is a directory)") == 1
-
-
-def test_a_setting_that_makes_no_sense_is_named(make_plan):
-    plan = make_plan(units=4, workers=1)
-    good = replace(plan, train={"log_every": 1, "lr": 0.0})
-    assert read_settings(Settings, good).log_every == 1
-    for train, words in (
-        ({"log_every": 0, "lr": 0.0}, "train.log_every is 0; it must be at least 1"),
-        ({"log_every": 1, "lr": -1.0}, "train.lr is -1.0; it must be at least 0"),
-    ):
-        with pytest.raises(TrainError, match=words):
-            read_settings(Settings, replace(plan, train=train))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -119,7 +119,7 @@ def test_a_frozen_worker_is_named_by_another(tmp_path, rank):
 
     stuck = run.state("stuck-train-1")
     assert (stuck["rank"], stuck["node"], stuck["reported_by"]) == (rank, 0, 1 - rank)
-    assert LEAST_S <= stuck["seconds"] < 60 and stuck["step"] >= 16
+    assert stuck["seconds"] >= LEAST_S and stuck["step"] >= 16
     who = f"worker {rank} (node 0, {stuck['host']}) has made no progress for "
     assert stuck["line"].startswith(who)
     text = attempt.text()

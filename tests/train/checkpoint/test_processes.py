@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from trnslurm.rundir import checkpoint_name
 from trnslurm.train.checkpoint.manifest import verify
 from trnslurm.train.checkpoint.tensors import open_rows
 
-from ...free_port import free_port
-from ...warm import torchrun
+from ...waiting import eventually
 from ..attempts import children
-from ..conftest import make_environment
+from ..conftest import make_environment, run_workers, torchrun_arguments
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = WORKER.parents[3]
@@ -45,24 +43,24 @@ class Runs:
         """Run an attempt to its end; return what the workers said."""
         if prefix:
             return self.finish(self.launch(device, workers, prefix=prefix, **options), code)
-        arguments = self._prepare(device, workers, options)
-        done = torchrun(
-            arguments, cwd=self.run_dir, env=self._environment(device), timeout_s=TIMEOUT_S,
-            xla=device.startswith("xla"),
+        done = run_workers(
+            workers, WORKER, self._prepare(device, workers, options), cwd=self.run_dir,
+            device=device, **self._environ(),
         )  # fmt: skip
         assert done.returncode == code, done.stdout
         return self._read(done.stdout)
 
     def launch(self, device, workers, *, prefix="", **options):
         """Start an attempt, as a batch script does."""
+        given = self._prepare(device, workers, options)
         command = [sys.executable, "-m", "torch.distributed.run"]
-        command += self._prepare(device, workers, options)
+        command += torchrun_arguments(workers, WORKER, given)
         if prefix:
             command = [*UNSHARE, "sh", "-c", prefix, "sh", *command]
         process = subprocess.Popen(
             command,
             cwd=self.run_dir,
-            env=self._environment(device),
+            env=make_environment(device, "train", self.run_dir) | self._environ(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -82,16 +80,13 @@ class Runs:
                         os.kill(pid, signal.SIGKILL)
 
     def _prepare(self, device, workers, options):
-        """Begin an attempt; return torchrun's arguments."""
+        """Begin an attempt; return what its workers are given."""
         self._attempt += 1
         (self.run_dir / "state").mkdir(exist_ok=True)
         (self.run_dir / "state" / f"train-{self._attempt}.json").touch()
         plan = asdict(self._make_plan(units=12, workers=workers)) | {"device": device}
         (self.run_dir / "plan.json").write_text(json.dumps(plan))
-        return [
-            "--nnodes=1", f"--nproc_per_node={workers}", "--master_addr=127.0.0.1",
-            f"--master_port={free_port()}", str(WORKER), json.dumps(options),
-        ]  # fmt: skip
+        return json.dumps(options)
 
     def finish(self, process, code=0):
         """Wait for an attempt's end; return what the workers said."""
@@ -109,11 +104,9 @@ class Runs:
         ends = [line for line in lines if "graphs" in line]
         return sorted(ends, key=lambda line: line["rank"])
 
-    def _environment(self, device):
-        return make_environment(device, "train", self.run_dir) | {
-            "PYTHONPATH": f"{REPO}:{WORKER.parents[1]}",
-            "TRNSLURM_ATTEMPT": str(self._attempt),
-        }
+    def _environ(self):
+        path = f"{REPO}:{WORKER.parents[1]}"
+        return {"PYTHONPATH": path, "TRNSLURM_ATTEMPT": str(self._attempt)}
 
     def tensors(self, step):
         """Every tensor of a checkpoint, joined."""
@@ -192,44 +185,10 @@ def test_resumed_training_is_bitwise_the_same_and_compiles_nothing(runs):
     assert resumed[0]["graphs"][0] > 0
 
 
-def test_rank_0_killed_between_the_shards_and_the_manifest(runs, undisturbed):
-    fault = {"fault": "die_before_the_manifest", "fault_at": 2, "fault_rank": 0}
-    runs.start("cpu", 2, code=1, steps=3, **fault)
-    assert runs.names() == ["step-00000001", "step-00000002.tmp-1"]
-    assert [path.suffix for path in (runs.root / "step-00000002.tmp-1").iterdir()] == [
-        ".safetensors",
-        ".safetensors",
-    ]
-
-    [first, _] = runs.start("cpu", 2, steps=3)
-    assert first["first"] == 1
-    assert runs.names() == ["step-00000002", "step-00000003"]
-    assert_equal(runs.tensors(3), undisturbed)
-
-
-def test_killed_while_an_old_checkpoint_is_deleted(runs):
-    fault = {"fault": "die_in_removal", "fault_at": 3, "fault_rank": 0}
-    runs.start("cpu", 1, code=1, steps=4, **fault)
-    assert runs.names() == ["step-00000001.removed-1", "step-00000002", "step-00000003"]
-    assert list((runs.root / "step-00000001.removed-1").iterdir())
-
-    [end] = runs.start("cpu", 1, steps=4)
-    assert end["first"] == 3
-    assert runs.names() == ["step-00000003", "step-00000004"]
-
-
-def await_file(path):
-    end = time.monotonic() + TIMEOUT_S
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < end, f"{path.name} never came"
-        time.sleep(0.05)
-    return path.read_text()
-
-
 def test_killed_while_a_slow_save_is_written(runs, undisturbed):
     fault = {"fault": "write_half_and_hang", "fault_at": 2, "fault_rank": 1}
     attempt = runs.launch("cpu", 2, steps=3, **fault)
-    await_file(runs.run_dir / "hangs")
+    eventually((runs.run_dir / "hangs").exists)
     # Torchrun passes TERM on; a worker's death, not its patience, ends the save.
     attempt.terminate()
     runs.finish(attempt, code=1)
@@ -239,37 +198,6 @@ def test_killed_while_a_slow_save_is_written(runs, undisturbed):
     assert first["first"] == 1
     assert runs.names() == ["step-00000002", "step-00000003"]
     assert_equal(runs.tensors(3), undisturbed)
-
-
-def test_an_attempt_that_wakes_up_beside_a_newer_one_saves_nothing(runs, undisturbed):
-    fault = {"fault": "sleep_before_the_manifest", "fault_at": 2, "fault_rank": 0}
-    older = runs.launch("cpu", 2, steps=3, **fault)
-    sleeper = int(await_file(runs.run_dir / "sleeps"))
-    [newer, _] = runs.start("cpu", 2, steps=3)
-    assert newer["first"] == 1
-    before = runs.tensors(3)
-
-    os.kill(sleeper, signal.SIGCONT)
-    runs.finish(older, code=1)
-    assert "error: a newer attempt (2) of this run has begun; attempt 1 stops" in runs.output
-    assert runs.names() == ["step-00000002", "step-00000003"]
-    assert_equal(runs.tensors(3), before)
-    assert_equal(before, undisturbed)
-
-
-def assert_failed_once(runs):
-    assert runs.failed == {(step, rank): step == 2 for step in (1, 2, 3) for rank in (0, 1)}
-    [warning] = re.findall("warning: no checkpoint .*", runs.output)
-    assert runs.names() == ["step-00000001", "step-00000003"]
-    runs.tensors(1), runs.tensors(3)
-    return warning
-
-
-def test_one_worker_that_cannot_write_keeps_nobody_from_training_on(runs):
-    fault = {"fault": "limit_file_size", "fault_at": 2, "fault_rank": 1}
-    runs.start("cpu", 2, steps=3, **fault)
-
-    assert "of step 2: rank-00001-of-00002.safetensors: File too large" in assert_failed_once(runs)
 
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -286,4 +214,8 @@ def test_a_full_disk_keeps_nobody_from_training_on(runs):
     runs.root = runs.run_dir / "copy"
 
     # Whether the other worker wrote before is chance.
-    assert "rank-00000-of-00002.safetensors: No space left on device" in assert_failed_once(runs)
+    assert runs.failed == {(step, rank): step == 2 for step in (1, 2, 3) for rank in (0, 1)}
+    [warning] = re.findall("warning: no checkpoint .*", runs.output)
+    assert "rank-00000-of-00002.safetensors: No space left on device" in warning
+    assert runs.names() == ["step-00000001", "step-00000003"]
+    runs.tensors(1), runs.tensors(3)

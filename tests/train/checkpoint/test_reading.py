@@ -1,11 +1,9 @@
 """Parameters read from a checkpoint by those who are no worker of the run."""
 
-import os
-
 import pytest
 import torch
 
-from trnslurm.train.checkpoint.reading import newest_whole, prove, read_parameters
+from trnslurm.train.checkpoint.reading import prove, read_parameters
 from trnslurm.train.errors import TrainError
 
 
@@ -19,20 +17,6 @@ def test_parameters_are_whole_whoever_wrote_them(team, workers):
     assert parameters["scale"].shape == ()
     for name, tensor in parameters.items():
         assert torch.equal(tensor, writers.value(name, "parameter", 2))
-
-
-def test_a_damaged_one_is_an_error_and_stays_where_it_is(team):
-    writers = team()
-    writers.save(1, 2)
-    checkpoint = writers.root / "step-00000002"
-    os.truncate(writers.file(2), writers.file(2).stat().st_size - 4)
-
-    with pytest.raises(TrainError, match=r"step-00000002 is damaged \(rank-00001-.*take another"):
-        read_parameters(checkpoint)
-    manifest, damaged = newest_whole(writers.root)
-    assert manifest == prove(writers.root / "step-00000001")
-    assert [path for path, _ in damaged] == [checkpoint]
-    assert writers.steps() == [1, 2]
 
 
 def test_what_is_no_checkpoint_is_refused(team):

@@ -34,17 +34,6 @@ def test_any_rows_can_be_read_alone(team):
         assert torch.equal(rows, whole[start:stop]), (start, stop)
 
 
-def test_the_files_are_those_of_the_safetensors_library(team):
-    writers = team(3)
-    writers.save(1)
-
-    files = [load_file(writers.file(1, rank)) for rank in range(3)]
-    key = "exp_avg/linear.weight"
-    assert [len(file[key]) for file in files] == [4, 4, 3]
-    whole = torch.cat([file[key] for file in files])
-    assert torch.equal(whole, writers.value("linear.weight", "exp_avg", 1))
-
-
 def test_of_a_bf16_model_the_optimizers_fp32_copy_is_kept(team):
     team(2, dtype=torch.bfloat16).save(1)
 

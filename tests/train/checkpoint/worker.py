@@ -7,10 +7,7 @@ It prints what tests ask for as lines of JSON.
 
 import json
 import os
-import resource
-import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +17,6 @@ from measures import cache_misses, optimizer_settings, state_bytes, use_cache
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trnslurm.train.checkpoint import directory, saving
 from trnslurm.train.checkpoint.checkpoints import Checkpoints
 from trnslurm.train.checkpoint.saving import CheckpointPolicy
 from trnslurm.train.checkpoint.tensors import HostMemory
@@ -116,37 +112,7 @@ def fault(options, step, rank):
         FAULTS[options["fault"]]()
     yield
     if wrong:
-        undo_faults()
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_before_the_manifest():
-    saving.write_manifest = die
-
-
-def die_in_removal():
-    def delete_one_file_and_die(path):
-        next(path.glob("*.safetensors")).unlink()
-        die()
-
-    directory.shutil.rmtree = delete_one_file_and_die
-
-
-def sleep_before_the_manifest():
-    write_manifest = saving.write_manifest
-
-    def sleep_first(*args):
-        saving.write_manifest = write_manifest
-        Path("sleeps").write_text(str(os.getpid()))
-        # A signal to the process stops it once its main thread is scheduled; until then this
-        # thread, which saves, would go on.
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        write_manifest(*args)
-
-    saving.write_manifest = sleep_first
+        Path("checkpoints/filler").unlink(missing_ok=True)
 
 
 def write_half_and_hang():
@@ -158,10 +124,6 @@ def write_half_and_hang():
     HostMemory.write = write_half
 
 
-def limit_file_size():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-
-
 def fill_the_disk():
     try:
         Path("checkpoints/filler").write_bytes(bytes(1 << 20))
@@ -171,22 +133,7 @@ def fill_the_disk():
         raise AssertionError("the disk is too large for this test")
 
 
-def undo_faults():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    Path("checkpoints/filler").unlink(missing_ok=True)
-
-
-FAULTS = {
-    function.__name__: function
-    for function in (
-        die_before_the_manifest,
-        die_in_removal,
-        sleep_before_the_manifest,
-        write_half_and_hang,
-        limit_file_size,
-        fill_the_disk,
-    )
-}
+FAULTS = {function.__name__: function for function in (write_half_and_hang, fill_the_disk)}
 
 
 def say(**values):

@@ -1,10 +1,9 @@
 """BERT's export: files of AWS's sample, and tokenizers."""
 
+import functools
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from transformers import AutoTokenizer, BertConfig, BertForPreTraining
 from trnslurm.train.data.shards.index import ShardSplit, index_shards, read_shard_index
 from trnslurm.train.errors import TrainError
 
+from ...processes import run_process
 from ..conftest import JOBS, tiny_plan
 from ..make_shards import make_shards
 from ..measures import import_job
@@ -47,21 +47,9 @@ def model(run_dir):
 
 
 @pytest.fixture
-def export(run_dir, monkeypatch, capfd):
+def export(run_dir, run_export):
     """Call the job's export script in this process; give what it printed."""
-    job = import_job(JOB / "export.py")
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def call(*options):
-        words = ["export.py", run_dir / "plan.json", *options]
-        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        capfd.readouterr()
-        job.export_job(job.make_model, job.find_tokens)
-        return capfd.readouterr()
-
-    yield call
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return functools.partial(run_export, JOB, run_dir)
 
 
 def write_tokenizer(directory: Path, words: list[str]) -> Path:
@@ -104,11 +92,9 @@ def test_the_command_runs_the_recipes_script_on_a_file(run_dir, model, tmp_path)
     command = [sys.executable, "-m", "trnslurm", "export", str(run_dir / "ckpt_3.pt")]
     command += ["--recipe", "bert_pretrain", "--preset", "tiny", "--cluster", "local", "-o", "out"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, cwd=directory, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"Wrote {directory / 'out'} (from ckpt_3.pt, 0.1 M parameters)\n"
+    done = run_process(command, env=env, cwd=directory)
+    assert done.code == 0, done.err
+    assert done.out == f"Wrote {directory / 'out'} (from ckpt_3.pt, 0.1 M parameters)\n"
     loaded = BertForPreTraining.from_pretrained(directory / "out")
     for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)

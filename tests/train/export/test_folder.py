@@ -46,7 +46,7 @@ def test_the_folder_has_the_loss_that_training_saw(export, run_dir, trained, dat
     with torch.no_grad():
         flat = model(tokens).logits[:, :-1].flatten(0, 1)
     loss = cross_entropy(flat, tokens[:, 1:].flatten()).item()
-    assert loss == pytest.approx(trained.metrics[-1]["eval_loss"], rel=1e-5)
+    assert loss == pytest.approx(trained.lines()[-1]["eval_loss"], rel=1e-5)
 
 
 def test_an_earlier_step_in_bfloat16(export, run_dir, tmp_path):

@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from transformers import GPT2LMHeadModel
 
 from trnslurm.train.errors import TrainError
 
+from ...processes import run_process
 from .folders import FOLDER, TOKENIZER, change_plan, load, logits, model_of, names
 
 REPO = Path(__file__).parents[3]
@@ -112,17 +112,8 @@ def test_by_hand(run_dir):
         shutil.copy(REPO / "trnslurm" / name, package)
     shutil.copytree(REPO / "jobs" / "gpt2_zero1", run_dir / "code" / "jobs" / "gpt2_zero1")
 
-    def run(*options):
-        command = [sys.executable, "code/jobs/gpt2_zero1/export.py", "plan.json", *options]
-        return subprocess.run(
-            command, cwd=run_dir, env=os.environ | {"PYTHONPATH": "code", "USE_TORCH_XLA": "0"},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    done = run("--output", "there")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"Wrote {run_dir / 'there'} (step 6, 0.1 M parameters)\n"
-    again = run("--output", "there")
-    assert (again.returncode, again.stdout) == (1, "")
-    said = f"error: {run_dir / 'there'} exists already: pass --force to replace it\n"
-    assert again.stderr == said
+    command = [sys.executable, "code/jobs/gpt2_zero1/export.py", "plan.json", "--output", "there"]
+    env = os.environ | {"PYTHONPATH": "code", "USE_TORCH_XLA": "0"}
+    done = run_process(command, cwd=run_dir, env=env)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"Wrote {run_dir / 'there'} (step 6, 0.1 M parameters)\n"
