@@ -84,7 +84,7 @@ def test_environment_is_that_of_the_batch_script(run, monkeypatch, tmp_path: Pat
 
 def test_exit_code_and_umask(tmp_path: Path) -> None:
     write = "open('file', 'w').close(); raise SystemExit(7)"
-    code = run_python(LOCAL, ["-c", write], cwd=tmp_path, pythonpath=tmp_path, umask=0o077)
+    code = run_python(LOCAL, ["-c", write], cwd=tmp_path, pythonpath=tmp_path)
     assert code == 7
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 

@@ -37,7 +37,7 @@ class Holder(Frozen):
     """Whether the claim was released."""
 
 
-class Claim(Frozen):
+class Claim(Frozen, kw_only=False):
     """One claim."""
 
     path: Path
@@ -55,8 +55,7 @@ def newest_in(directory: Path, prefix: str = PREFIX) -> Claim | None:
             status = path.stat()
         except OSError:
             continue  # just dropped, or not a file
-        age_s = time.time() - status.st_mtime
-        return Claim(path=path, number=number, holder=_read(path), uid=status.st_uid, age_s=age_s)
+        return Claim(path, number, _read(path), status.st_uid, time.time() - status.st_mtime)
     return None
 
 
@@ -81,7 +80,7 @@ def take_next(
     except OSError:  # a full disk, for example: an empty claim would stop other processes
         path.unlink(missing_ok=True)
         raise
-    claim = Claim(path=path, number=number, holder=holder, uid=os.getuid(), age_s=0.0)
+    claim = Claim(path, number, holder, os.getuid(), age_s=0.0)
     for other, old in _claims(directory, prefix):
         if other > number:  # the stale claim was not the newest one
             drop_claim(claim)

@@ -105,7 +105,6 @@ def _run_script(
         cwd=files.path,
         pythonpath=files.code,
         modules=_EXPORTS_WITH,
-        umask=_umask(cluster),
         streams=streams,
     )
 
@@ -127,11 +126,4 @@ def prepare_here(cluster: Cluster, arguments: Sequence[str], *, otherwise: str) 
         here = Path(directory)
         (here / _PACKAGE.name).symlink_to(_PACKAGE)
         words = ["-m", f"{_PACKAGE.name}.prepare", *arguments]
-        return run_python(
-            cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH, umask=_umask(cluster)
-        )
-
-
-def _umask(cluster: Cluster) -> int:
-    """Return the umask that the batch scripts set."""
-    return 0o027 if cluster.group_readable else 0o077
+        return run_python(cluster, words, cwd=here, pythonpath=here, modules=_PREPARES_WITH)

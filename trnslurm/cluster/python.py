@@ -143,7 +143,6 @@ def run_python(
     cwd: Path,
     pythonpath: Path,
     modules: Sequence[str] = (),
-    umask: int = -1,
     streams: tuple[IO[bytes], IO[bytes]] | None = None,
 ) -> int:
     """Run the cluster's Python on this host until it ends, and return its exit code.
@@ -162,7 +161,7 @@ def run_python(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            umask=umask,
+            umask=0o027 if cluster.group_readable else 0o077,  # as in the batch scripts
             process_group=0,  # so that only we pass on Ctrl-C, once
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )

@@ -27,7 +27,7 @@ _KEPT = {"SLURM_CONF"}
 _FIELD = r"(\w[\w/:]*)=(.*?)(?= +\w[\w/:]*=|\s*$)"
 
 
-class QueueEntry(Frozen):
+class QueueEntry(Frozen, kw_only=False):
     """One job, as squeue or sacct shows it."""
 
     job_id: str
@@ -163,15 +163,7 @@ class Slurm(Frozen, kw_only=False):
         for line in text.splitlines():
             parts = line.strip().split("|", 5)
             if len(parts) >= 5:
-                job_id, state, reason, start, nodes, directory = [*parts, ""][:6]
-                found[job_id] = QueueEntry(
-                    job_id=job_id,
-                    state=state,
-                    reason=reason,
-                    start=start,
-                    nodes=nodes,
-                    directory=directory,
-                )
+                found[parts[0]] = QueueEntry(*parts)
         return found
 
     def jobs_in(self, directory: str, user: str) -> list[str]:
@@ -206,7 +198,7 @@ class Slurm(Frozen, kw_only=False):
             reason = f"exit code {code}" if code.strip("0") else ""
             if number.strip("0"):
                 reason = f"killed by signal {number}"  # the batch script itself
-            found[job_id] = QueueEntry(job_id=job_id, state=word, reason=reason, nodes=nodes)
+            found[job_id] = QueueEntry(job_id, word, reason, nodes=nodes)
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
