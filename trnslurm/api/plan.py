@@ -38,9 +38,9 @@ class Plan(Frozen):
     specs: Sequence[JobSpec]
     """The job on each node count on which it can run."""
     refused: Mapping[int, TrnslurmError]
-    """The other node counts, and why it cannot run there."""
+    """The other node counts, and why the job cannot run on them."""
     note: str = ""
-    """What was chosen for want of a choice, where submit would choose something else."""
+    """What plan chose because the user did not, where submit would choose otherwise."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def how_it_ended(facts: Facts) -> Ending:
     if facts.newer:  # a requeued job would replace that attempt in turn
         return _final("FAILED", f"attempt {facts.newer} has taken over")
     if facts.exit_code == 0 and not facts.answered and facts.saved is None:
-        return _final("COMPLETED", "")  # it was finished, even if it was asked to stop
+        return _final("COMPLETED", "")  # the training was finished, even if a stop was requested
     by_slurm = "" if facts.last.state == "RUNNING" else facts.last.state
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))
@@ -178,7 +178,7 @@ def read_facts(
     max_crashes: int,
     requeue: bool,
 ) -> Facts:
-    """Return all facts about an attempt that has ended: these, and the facts in its files."""
+    """Return all facts about an attempt that has ended: the given ones, and those in its files."""
     stop = RUN.stop_file("train", state.attempt)
     stopped = read_json(RUN.stopped_file("train", state.attempt))
     newest = max(RUN.attempt_numbers("train"), default=0)

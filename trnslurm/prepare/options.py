@@ -33,7 +33,7 @@ class Option(NamedTuple):
         return self.names[0].removeprefix("--").replace("-", "_")
 
     def usage(self, *, of_recipe: bool) -> str:
-        """Return the help with the default: with a recipe, its key decides."""
+        """Return the help text with the default, which a recipe's key decides if there is one."""
         default = self.otherwise or ("" if self.default is None else str(self.default))
         if of_recipe and self.key:
             default = "the recipe's" + (f", else {self.otherwise}" if self.otherwise else "")

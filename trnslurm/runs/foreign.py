@@ -17,7 +17,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_ours(path: Path) -> bool:
-    """Check whether a path belongs to this user or root; of a link, also the link's target."""
+    """Check whether a path belongs to this user or root; a link's target must, too."""
     return _foreign_owner(path) is None
 
 
@@ -45,7 +45,7 @@ def refuse_writable(directory: Path) -> None:
 def commands_of(directory: str | None, run: Path) -> str | None:
     """Return the command directory from a run's record; None, which means PATH, if not trusted.
 
-    For another user's run, only a directory that just root and this user can change is trusted.
+    For another user's run, only a directory that nobody but root and this user can change counts.
     """
     if directory is None or is_ours(run) or _only_ours(Path(directory)):
         return directory

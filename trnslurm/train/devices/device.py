@@ -50,7 +50,7 @@ class Device(ABC):
     beats: int = 0
     """Calls of sync so far, which the watchdog counts as progress."""
     checkpoint: Callable[..., Any]
-    """Run a function, and again in the backward pass instead of keeping its activations."""
+    """Run a function, and run it again in the backward pass instead of storing its activations."""
 
     def put(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device."""
@@ -84,9 +84,9 @@ class Device(ABC):
         """End a graph, in the device's own way."""
 
     def steps_ahead(self, graphs_per_step: int) -> int:
-        """Return how many steps this worker's host may have ended without waiting for them.
+        """Return how many steps this worker's host may be ahead of the device.
 
-        When it ends a step, all workers have given their parts of all steps before these.
+        Before the host ends a step, every worker has contributed to all steps that are older.
         """
         return 0
 

@@ -22,7 +22,7 @@ class JsonLines:
         self._complains = True
 
     def write(self, values: dict[str, Any]) -> None:
-        """Append a line; what JSON cannot hold (NaN, infinity) becomes null."""
+        """Append a line; NaN and infinity, which JSON does not have, become null."""
         kept = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
@@ -46,7 +46,7 @@ class JsonLines:
     def _append(self, line: bytes) -> None:
         if self._file is None:
             self._file = self._path.open("a+b", buffering=0)
-            # An attempt may have died in its last line, and a full disk may have taken part of one.
+            # An earlier attempt may have died while writing its last line, or the disk was full.
             self._file.truncate(_end_of_lines(self._file))
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "no space left")

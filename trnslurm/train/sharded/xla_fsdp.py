@@ -71,8 +71,8 @@ class XlaFsdp(Sharded):
         spec = spec_of(request, [(names[0], holder) for names, holder in self._parts])
         self._max_norm = spec.max_norm
         self._base = spec.make(self._rate(0.0), adam=CAPTURABLE, foreach=False)
-        # Made once and zeroed in place: a gradient that appears in the first backward pass would
-        # make its graph differ from the next.
+        # Made once and zeroed in place: without gradients, the first backward pass would have
+        # another graph than the next.
         for _, holder in self._parts:
             holder.grad = torch.zeros_like(holder)
 
