@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import check_model, read_settings
+from trnslurm.train.plan import check_section, read_settings
 
 from ..bad_values import BAD, LLAMA
 from .conftest import JOBS, tiny_plan
@@ -23,7 +23,7 @@ def test_a_job_accepts_what_its_recipe_says_and_refuses_what_the_launcher_does(r
         changes |= {"train__strategy": "fsdp"} if recipe == LLAMA else {}
         plan = SimpleNamespace(**tiny_plan("cpu", 1, 1, job=path.parent, **changes))
         read_settings(job.Settings, plan)
-        check_model(job.Model, plan)
+        check_section(job.Model, "model", plan)
 
     check({})
     for _, values, words in (bad for bad in BAD if bad[0] == recipe):

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -178,38 +178,31 @@ def checksum(values: torch.Tensor) -> str:
 
 
 def timed(device: Device) -> dict[str, Any]:
-    """Time all-reduces of one tensor: the first has compiled what there is to compile."""
+    """Time all-reduces of one tensor, after a first one that compiles its graph."""
     size = _MB.get(device.name, _MB_ON_DEVICES) * 10**6
     tensor = device.put(torch.ones(size // 4, dtype=torch.float32))
-    reduce_all = reducer(device, tensor)
-    reduce_all()
+    reduce_all(device, tensor)
     took = []
     for _ in range(_ROUNDS):
         device.total([0.0])  # together
         start = time.monotonic()
-        reduce_all()
+        reduce_all(device, tensor)
         took.append(time.monotonic() - start)
     return {"bytes": size, "took_s": [round(seconds, 6) for seconds in took]}
 
 
-def reducer(device: Device, tensor: torch.Tensor) -> Callable[[], None]:
-    """Return what reduces the tensor over all workers and waits for the result."""
+def reduce_all(device: Device, tensor: torch.Tensor) -> None:
+    """Reduce the tensor over all workers, and wait for the result."""
     if device.name in ("cpu", "cuda"):
-
-        def reduce_all() -> None:
-            dist.all_reduce(tensor)
-            if device.name == "cuda":
-                torch.cuda.synchronize()
-
-        return reduce_all
+        dist.all_reduce(tensor)
+        if device.name == "cuda":
+            torch.cuda.synchronize()
+        return
     import torch_xla.core.xla_model as xm
 
-    def reduce_on_xla() -> None:
-        xm.all_reduce(xm.REDUCE_SUM, [tensor], pin_layout=False)
-        device.sync()
-        xm.wait_device_ops()
-
-    return reduce_on_xla
+    xm.all_reduce(xm.REDUCE_SUM, [tensor], pin_layout=False)
+    device.sync()
+    xm.wait_device_ops()
 
 
 def meet_graph(size: int) -> None:

@@ -84,19 +84,15 @@ def load_plan(path: Path) -> JobPlan:
 def read_settings(cls: type[Section], plan: JobPlan) -> Section:
     """Make a job's own dataclass from the plan's section train, as it declares it."""
     settings = read_section(cls, plan.train, where="plan.json: train")
-    _check(cls, "train", plan.train, plan)
+    check_section(cls, "train", plan)
     return settings
 
 
-def check_model(cls: type, plan: JobPlan) -> None:
-    """Refuse a plan whose section model has values that the class does not accept."""
-    _check(cls, "model", plan.model, plan)
-
-
-def _check(cls: type, section: str, values: dict[str, Any], plan: JobPlan) -> None:
+def check_section(cls: type, name: str, plan: JobPlan) -> None:
+    """Refuse a plan whose section (train, model) has values that its class does not accept."""
     around = vars(plan) | {"data.path": plan.data}
     declared = declaration_of(cls)
-    if declared and (problem := find_problem(declared, section, values, around)):
+    if declared and (problem := find_problem(declared, name, around[name], around)):
         raise TrainError(problem.text)
 
 
@@ -137,7 +133,7 @@ def _read_value(kind: Any, key: str, values: dict[str, Any], where: str) -> Any:
     inner: Any = parts[-1] if parts else None
     is_section = is_dataclass(inner)
     if is_section and plain is dict:
-        return {name: read_section(inner, each, where=inside) for name, each in value.items()}
+        return {n: read_section(inner, each, where=f"{inside}: {n}") for n, each in value.items()}
     if is_section and plain is list:
         return [read_section(inner, each, where=inside) for each in value]
     return value

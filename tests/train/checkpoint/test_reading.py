@@ -12,7 +12,8 @@ def test_parameters_are_whole_whoever_wrote_them(team, workers):
     writers = team(workers)
     writers.save(1, 2)
 
-    parameters = read_parameters(writers.root / "step-00000002")
+    checkpoint = writers.root / "step-00000002"
+    parameters = read_parameters(checkpoint, prove(checkpoint))
     assert set(parameters) == set(writers.names)
     assert parameters["scale"].shape == ()
     for name, tensor in parameters.items():
@@ -26,9 +27,9 @@ def test_what_is_no_checkpoint_is_refused(team):
 
     for name in ("step-00000001.damaged-2", "", "step-1"):
         with pytest.raises(TrainError, match="is no checkpoint: name a directory such as"):
-            read_parameters(writers.root / name)
+            prove(writers.root / name)
     with pytest.raises(TrainError, match="step-00000001: no such checkpoint"):
-        read_parameters(writers.root / "step-00000001")
+        prove(writers.root / "step-00000001")
 
 
 def test_files_that_go_while_they_are_read_are_one_line(team):

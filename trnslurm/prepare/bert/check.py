@@ -1,6 +1,5 @@
 """Check whether training can read shards, which another program may have made."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,19 @@ _BY_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 _AGAIN = "fetch or make it again"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shards:
-    """The number of shards and samples in a directory, and the shape of a sample."""
+def check_shards(
+    directory: Path,
+    *,
+    whole: bool,
+    seq_len: int | None = None,
+    max_pred: int | None = None,
+    source: str = "",
+) -> str:
+    """Open every shard and compare their shapes; return in one line what the shards hold.
 
-    number: int
-    samples: int
-    seq_len: int
-    max_pred: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.number:,} shards of {self.samples:,} samples, of {self.seq_len} tokens and "
-            f"{self.max_pred} masked at most"
-        )
-
-    def require(self, seq_len: int | None, max_pred: int | None, where: str) -> None:
-        """Refuse samples of another shape."""
-        for option, wanted, found in (
-            ("--seq-len", seq_len, self.seq_len),
-            ("--max-pred", max_pred, self.max_pred),
-        ):
-            if wanted is not None and wanted != found:
-                raise KeptError(f"{where}: has {self}, which is not {option} {wanted}")
-
-
-def check_shards(directory: Path, *, whole: bool) -> Shards:
-    """Open every shard and compare their shapes; with `whole` read all samples too."""
+    With `whole` read all samples too. Refuse shards whose samples have other numbers of tokens and
+    of masked tokens than the given ones; `source` is where they are from.
+    """
     paths = sorted(directory.glob("*.hdf5"))
     if not paths:
         raise PrepareError(f"{directory}: has no shards (*.hdf5)")
@@ -57,7 +42,15 @@ def check_shards(directory: Path, *, whole: bool) -> Shards:
         progress.show(sum(sizes[: number + 1]))
     progress.finish()
     samples = sum(shape[0] for shape in shapes)
-    return Shards(number=len(paths), samples=samples, seq_len=shapes[0][1], max_pred=shapes[0][2])
+    _, tokens, masked = shapes[0]
+    summary = (
+        f"{len(paths):,} shards of {samples:,} samples, of {tokens} tokens and {masked} masked at "
+        "most"
+    )
+    for option, wanted, found in (("--seq-len", seq_len, tokens), ("--max-pred", max_pred, masked)):
+        if wanted is not None and wanted != found:
+            raise KeptError(f"{source}: has {summary}, which is not {option} {wanted}")
+    return summary
 
 
 def _check(path: Path, whole: bool) -> tuple[int, int, int]:

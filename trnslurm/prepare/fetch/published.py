@@ -36,9 +36,9 @@ def fetch(
         finished.mkdir(exist_ok=True)
         if check is not None:
             _unpack(file, finished, url)
-            found = check.check_shards(finished, whole=False)
-            found.require(seq_len, max_pred, url)
-            what = str(found)
+            what = check.check_shards(
+                finished, whole=False, seq_len=seq_len, max_pred=max_pred, source=url
+            )
         else:
             what = f"{file.stat().st_size:,} bytes"
             file.rename(finished / file.name)

@@ -38,14 +38,8 @@ def prove(checkpoint: Path) -> CheckpointManifest:
         raise TrainError(f"{checkpoint} is damaged ({error}): take another one") from None
 
 
-def read_parameters(
-    checkpoint: Path, manifest: CheckpointManifest | None = None
-) -> dict[str, Tensor]:
-    """Read the whole parameters to the host, by name and in the type they were saved in.
-
-    Pass the manifest if the checkpoint has been verified already; else it is verified first.
-    """
-    manifest = manifest or prove(checkpoint)
+def read_parameters(checkpoint: Path, manifest: CheckpointManifest) -> dict[str, Tensor]:
+    """Read the whole parameters to the host, by name and in the type they were saved in."""
     read = open_rows(checkpoint, manifest)
     try:
         return {

@@ -16,7 +16,7 @@ from trnslurm.train.devices.device import Device
 from trnslurm.train.devices.open import open_device
 from trnslurm.train.environment import Environment, read_environment
 from trnslurm.train.errors import TrainError
-from trnslurm.train.plan import JobPlan, check_model, parse_plan, read_settings
+from trnslurm.train.plan import JobPlan, check_section, parse_plan, read_settings
 from trnslurm.train.settings import CommonSettings
 
 # Workers of a node may meet the same error this much later than the first of them.
@@ -46,7 +46,7 @@ def open_job(
     plan = parse_plan(description)
     section = read_settings(settings, plan)
     if model is not None:
-        check_model(model, plan)
+        check_section(model, "model", plan)
     environment = read_environment()
     device = open_device(plan.device, environment)
     check_world(plan, device)

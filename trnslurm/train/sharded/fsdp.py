@@ -30,7 +30,6 @@ class Fsdp(Sharded):
                 )
             )
         mesh = init_device_mesh(device.torch_device.type, (device.world,))
-        self._check_world(mesh.size())
         # Sums over workers in fp32: in fewer bits they would depend on how many there are.
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if request.plan.precision == "bf16" else torch.float32,

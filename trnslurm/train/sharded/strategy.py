@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trnslurm.rundir import STRATEGY
-from trnslurm.train.checkpoint.state import TrainingState, own_rows
+from trnslurm.train.checkpoint.state import TensorShard, TrainingState, own_rows
 from trnslurm.train.devices.device import Device
 from trnslurm.train.errors import TrainError
 from trnslurm.train.optim.optimizer import MOMENTS, OptimizerSpec, make_spec
@@ -55,6 +55,12 @@ class Sharded(TrainingState):
         # All three strategies average over the workers; ours is a sum.
         scaled: Any = loss * self._device.world
         scaled.backward()
+
+    def _shard(self, name: str, kind: str, whole: Tensor) -> list[TensorShard]:
+        """Return this worker's rows of a whole tensor, as a copy, so that the rest can be freed."""
+        rows = own_rows(whole.shape, self._device.rank, self._device.world)
+        own = whole.reshape(whole.shape or (1,))[rows.start : rows.stop].clone()
+        return [TensorShard(name, kind, rows, own)] if rows else []
 
     def _check_world(self, found: int) -> None:
         """Refuse to train separate copies: each library finds the other workers by itself."""
@@ -103,9 +109,3 @@ def split(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     pieces = torch.split(flat[: sum(sizes)], sizes)
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-
-
-def rows_of(whole: Tensor, worker: int, workers: int) -> tuple[range, Tensor]:
-    """Return the rows of a whole tensor that a worker saves, as a copy: the rest can be freed."""
-    rows = own_rows(whole.shape, worker, workers)
-    return rows, whole.reshape(whole.shape or (1,))[rows.start : rows.stop].clone()

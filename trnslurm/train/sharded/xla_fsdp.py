@@ -25,7 +25,6 @@ from trnslurm.train.sharded.strategy import (
     ShardingRequest,
     layers_to_wrap,
     own_part,
-    rows_of,
     spec_of,
     split,
 )
@@ -90,7 +89,7 @@ class XlaFsdp(Sharded):
 
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; to get them, gather one part of the model after another."""
-        shards = []
+        shards: list[TensorShard] = []
         for names, holder in self._parts:
             state = self._base.state[holder]
             tensors: Any = [holder.detach(), *(state[kind] for kind in self._kinds)]
@@ -99,9 +98,7 @@ class XlaFsdp(Sharded):
             shapes = [self._shapes[name] for name in names]
             for kind, flat in zip(self.kinds, gathered, strict=True):
                 for name, whole in zip(names, split(flat.cpu(), shapes), strict=True):
-                    rows, own = rows_of(whole, self._device.rank, self._device.world)
-                    if rows:
-                        shards.append(TensorShard(name, kind, rows, own))
+                    shards += self._shard(name, kind, whole)
         return shards
 
     @torch.no_grad()

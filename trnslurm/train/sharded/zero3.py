@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trnslurm.train.checkpoint.state import Read, TensorShard, num_rows
 from trnslurm.train.errors import TrainError
-from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, rows_of, spec_of
+from trnslurm.train.sharded.strategy import Sharded, ShardingRequest, own_part, spec_of
 
 
 class Zero3(Sharded):
@@ -59,17 +59,14 @@ class Zero3(Sharded):
     def shards(self) -> list[TensorShard]:
         """Return this worker's rows; each tensor is gathered for a moment."""
         fragments = self._deepspeed.utils
-        shards = []
+        shards: list[TensorShard] = []
         for name, parameter in self._parameters.items():
             for kind in self.kinds:
                 if kind == "parameter":
                     whole = fragments.safe_get_full_fp32_param(parameter)
                 else:
                     whole = fragments.safe_get_full_optimizer_state(parameter, kind)
-                whole = whole.view(self._shapes[name])
-                rows, own = rows_of(whole, self._device.rank, self._device.world)
-                if rows:
-                    shards.append(TensorShard(name, kind, rows, own))
+                shards += self._shard(name, kind, whole.view(self._shapes[name]))
         return shards
 
     @torch.no_grad()
