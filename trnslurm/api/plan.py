@@ -52,9 +52,9 @@ class Plan(Frozen):
         """The node counts on which memory is too small."""
         found: dict[str, list[str]] = {}
         for spec in self.specs:
-            if said := check_memory(spec):
-                found.setdefault(said, []).append(str(spec.nodes))
-        return [f"on {_on(nodes)}, {said}" for said, nodes in found.items()]
+            if warning := check_memory(spec):
+                found.setdefault(warning, []).append(str(spec.nodes))
+        return [f"on {_on(nodes)}, {warning}" for warning, nodes in found.items()]
 
     def lines(self) -> Iterator[str]:
         """Yield the plan as text, without the node counts that were refused."""
@@ -66,7 +66,7 @@ class Plan(Frozen):
             yield from ("", f"{_OF_MEMORY}:", "")
             yield from text_table(*memory, right=",".join(memory[0]))
             yield ""
-            yield from (f"warning: {said}" for said in self.warnings)
+            yield from (f"warning: {text}" for text in self.warnings)
 
     def not_on(self) -> Iterator[str]:
         """Yield a line for each reason why the job cannot run on some node counts."""
@@ -90,7 +90,7 @@ class Plan(Frozen):
         if memory := self._memory():
             found.append(f"<p>{_OF_MEMORY}:</p>")
             found.append(html_table(*memory, right=",".join(memory[0])))
-        below = (*(f"warning: {said}" for said in self.warnings), *self._remarks(), *self.not_on())
+        below = (*(f"warning: {text}" for text in self.warnings), *self._remarks(), *self.not_on())
         return "\n".join([*found, *(f"<p>{escaped(line)}</p>" for line in below)])
 
     def _title(self) -> str:

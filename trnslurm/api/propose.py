@@ -179,7 +179,7 @@ def _divide_settings(words: Sequence[str], chain: Mapping[str, Any]) -> dict[str
 
 def _refuse_unfit(before: Config, config: Config) -> None:
     if wrong := other_sizes(before.recipe.model, config.recipe.model):
-        raise ConfigError(f"{config.title} cannot go on from {before.title}: {wrong[0]}")
+        raise ConfigError(f"{config.title} cannot continue {before.title}: {wrong[0]}")
     train = before.recipe.train
     if train.get("save_every") == 0 and not train.get("save_minutes"):
         raise ConfigError(

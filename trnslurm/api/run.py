@@ -228,7 +228,7 @@ class Runs(Sequence[Run]):
 
     def __init__(self, statuses: Sequence[RunStatus], runs: Sequence[Run]) -> None:
         self.statuses = tuple(statuses)
-        """The status of each when it was listed, for which Slurm was asked once."""
+        """The status of each run when it was listed, from one query of Slurm."""
         self._runs = tuple(runs)
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ class Runs(Sequence[Run]):
     def wait(self, timeout: float | None = None, *, raises: bool = True) -> Runs:
         """Wait until all runs have ended for good, and return them with their final states.
 
-        Errors are those of Run.wait, raised once all runs have ended.
+        Raises the errors of Run.wait once all runs have ended.
         """
         _check_timeout(timeout)
         careful = flag("raises", raises)

@@ -102,7 +102,7 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
 def _of_job(run: RunDir, status: RunStatus) -> list[Line]:
     if status.state == "COMPLETED":
         return []
-    fix = f"trnslurm logs {run.name}; what follows is what was measured until then"
+    fix = f"trnslurm logs {run.name}; the lines below were measured before it ended"
     return [Line("job", "problem", status.words, fix=fix)]
 
 

@@ -217,7 +217,7 @@ def gc_command(
       trnslurm compile gc --older-than 30d --max-size 50G
     """
     if older_than is None and max_size is None:
-        raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE, or both")
+        raise click.UsageError("choose what to remove: --older-than AGE, --max-size SIZE, or both")
     since = None if older_than is None else time.time() - parse_age(older_than)
     limit = None if max_size is None else parse_size(max_size)
     cache = CompileCache(cluster_of(workspace, cluster, console))

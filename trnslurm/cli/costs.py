@@ -74,7 +74,7 @@ def _project_line(job: Job) -> str:
     from trnslurm.render.project import PROJECT_CODE  # imports hashlib
 
     sizes = [len(data) for name, data in job.bundle.files.items() if name.startswith(PROJECT_CODE)]
-    line = f"taking along {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
+    line = f"with {count(len(sizes), 'file')} ({sum(sizes) / 2**20:.1f} MiB)"
     if job.source_dir:
         line += f" of {job.source_dir}"
     if left_out := job.project["left_out"]:
@@ -82,7 +82,7 @@ def _project_line(job: Job) -> str:
         line += f", not {', '.join(left_out[:3])}{more} (.gitignore)"
     if links := job.project["links"]:
         line += f"; links to {', '.join(links)}"
-    return f"{line}; it runs in a copy of it, work/ of the run directory"
+    return f"{line}; the script runs in a copy of them, work/ of the run directory"
 
 
 def _sweep_lines(submission: Submission) -> Iterator[str]:
@@ -182,8 +182,8 @@ def plan_lines(specs: Sequence[JobSpec], workspace: Workspace) -> Iterator[str]:
     cache = CompileCache(specs[0].config.cluster)
     if cache.unknown:
         cost = _limit_of_a_node(specs[0])
-        said = Compiled(problem=cache.unknown, known=False).words
-        yield f"Graphs: {said}{cost and f'; precompile {cost}'}"
+        words = Compiled(problem=cache.unknown, known=False).words
+        yield f"Graphs: {words}{cost and f'; precompile {cost}'}"
         return
     for spec in specs:
         ingredients = ingredients_of(spec, workspace)

@@ -56,10 +56,10 @@ def doctor_command(
 ) -> None:
     """Show why a run is not running, or check a cluster's nodes.
 
-    The checks are those of a starting job. --run is for a new cluster, image or instance
-    type: a small job over all nodes measures limits, EFA, versions, the compile cache and the
+    The checks are the same as before each job starts. --run is for a new cluster, image or instance
+    type: a small job on all nodes measures limits, EFA, versions, the compile cache and the
     collectives, in at most five minutes once it runs.
-    The report of --report names no host, user or directory.
+    The file of --report names no host, user or directory.
 
     The exit code is 1 if something is wrong.
 

@@ -114,7 +114,7 @@ def _metrics_of_run(run: RunDir, lines: int) -> None:
         how = ""
         if run.project_file.exists():
             how = "; a custom script reports them by trnslurm.report(), see docs/scripts.md"
-        raise RunError(f"{run.name} has told no steps: trnslurm status {run.name}{how}")
+        raise RunError(f"{run.name} has reported no steps: trnslurm status {run.name}{how}")
     columns = _columns(run, steps, steps[-lines:])
     rows = [[figure(s.get(name), form) for name, form in columns.items()] for s in steps[-lines:]]
     echo_table(list(columns), rows, right=",".join(columns))
@@ -128,16 +128,16 @@ def _given(option: str) -> bool:
 def _plot(run: RunDir, key: str, lines: int | None) -> None:
     """Draw a metric over the steps; marks show where attempts begin."""
     steps = run.steps()
-    told = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
-    if not told:
+    drawn = [s for s in steps if _is_finite(s.get(key))][-(lines or 0) :]
+    if not drawn:
         known = dict.fromkeys(name for s in steps for name in s if _is_finite(s[name]))
         hint = did_you_mean(key, known) or (f"; it has {', '.join(known)}" if known else "")
         raise RunError(f"{run.name} has no number {printable(key)}{hint}")
-    first = told[0]["step"]
+    first = drawn[0]["step"]
     begun = [b["step"] for a, b in pairwise(steps) if a["attempt"] != b["attempt"]]
-    points = [(float(s["step"]), float(s[key])) for s in told]
+    points = [(float(s["step"]), float(s[key])) for s in drawn]
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    marks = [step for step in begun if first <= step <= told[-1]["step"]]
+    marks = [step for step in begun if first <= step <= drawn[-1]["step"]]
     click.echo(f"{key} of {run.name}, last {points[-1][1]:.4g}")
     for line in _curve_lines(points, width, marks):
         click.echo(line)

@@ -1,4 +1,4 @@
-"""new: a recipe for a custom script, to be reviewed and changed."""
+"""new: write a recipe for a custom script, to review and change."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from trnslurm.errors import ConfigError
 from trnslurm.plan.spec import check_job_name
 
 _TEXT = """\
-description: {entry}, with arguments of its own
+description: {entry}, a custom script
 entry: {entry}
 project: {project}
-# The directory above is taken along whole, except what .gitignore names; the script runs in a copy
-# of it, work/ of the run directory, so what it writes to relative paths stays with the run.
-# links: [data]                # what lies there and is too big: linked to, not taken along
+# The whole directory is submitted, except what .gitignore names. The script runs in a copy of it,
+# work/ of the run directory, so files at relative paths stay with the run.
+# links: [data]                # large directories in the project: linked, not submitted
 launcher: {launcher}
 # torchrun, accelerate, deepspeed, srun: once per worker. python, script: once per node.
 precompile: never
 devices: [cuda, cpu]
-default_cluster: local          # for which plan, show and render describe it where none is chosen
-# If it trains on Trainium: precompile: auto, and neuron among the devices.
+default_cluster: local          # for plan, show and render, if no cluster is chosen
+# To train on Trainium: precompile: auto, and neuron among the devices.
 arguments:{arguments}
 # In braces: micro_batch, accumulation, global_batch, workers, workers_per_node, nodes, seed, steps,
-# seq_len, checkpoints (a directory of the run), resume (the newest checkpoint; left out where there
-# is none, with the option before it), run, attempt, node, master_addr, master_port, device, name.
-# places: {{lr: 1e-4}}         # what {{lr}} is in the arguments: --set places.lr=3e-4 changes it
+# seq_len, checkpoints (a directory of the run), resume (the newest checkpoint; if there is none,
+# resume and the option before it are left out), run, attempt, node, master_addr, master_port,
+# device, name.
+# places: {{lr: 1e-4}}         # the value of {{lr}} in the arguments, for --set places.lr=3e-4
 # batch: {{global_batch: 64, micro_batch: 4}}    # for micro_batch and accumulation
-# checkpoints: out             # where it saves if it is not told {{checkpoints}}: then a job that
-#                              # reaches its time limit with something new there is requeued
+# checkpoints: out             # where the script saves, if no argument is {{checkpoints}}: then a
+#                              # job that reaches its time limit with a new checkpoint is requeued
 # slurm: {{time_min: 60}}
 """
 
@@ -52,7 +53,7 @@ def new_command(
 ) -> None:
     """Write a recipe for a custom script: jobs/NAME/recipe.yaml.
 
-    It says what `trnslurm submit SCRIPT -- ARGUMENT...` does, with comments.
+    The recipe does what `trnslurm submit SCRIPT -- ARGUMENT...` does, and has comments.
 
     \b
     Example:
@@ -79,7 +80,7 @@ def new_command(
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML has it on one line."""
+    """Return a text in YAML, on one line."""
     try:
         plain = re.fullmatch(r"[\w./-]+", text, re.ASCII) and parse_yaml(text) == text
     except (yaml.YAMLError, ValueError):

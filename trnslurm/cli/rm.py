@@ -97,7 +97,7 @@ def rm_command(
     """
     by_age = older_than is not None or max_size is not None
     if bool(runs) == by_age:
-        raise click.UsageError("name runs, or say which may go by --older-than or --max-size")
+        raise click.UsageError("name runs, or choose them by --older-than or --max-size")
     before = None if older_than is None else stamp_before(parse_age(older_than))
     most_bytes = None if max_size is None else parse_size(max_size)
     roots = run_roots(workspace)
@@ -147,7 +147,7 @@ def rm_command(
 
 @click.command("keep")
 @runs_argument()
-@click.option("--undo", is_flag=True, help="Let it be removed again.")
+@click.option("--undo", is_flag=True, help="Allow `trnslurm rm` to remove them again.")
 @workspace_option
 def keep_command(runs: tuple[str, ...], undo: bool, workspace: Workspace) -> None:
     """Protect runs: `trnslurm rm` never removes them or their checkpoints.

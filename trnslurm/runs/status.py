@@ -106,12 +106,12 @@ def statuses_of(runs: Sequence[RunDir]) -> tuple[list[RunStatus], list[RunError]
             records.append((ReadOnce(each.path), each.record()))
         except RunError as error:
             broken.append(error)
-    asked = list(records)
-    for run, record in asked:  # grows: a run's state depends on the run that it waits for
+    needed = list(records)
+    for run, record in needed:  # grows: a run's state depends on the run that it waits for
         ahead = _run_ahead(run, record)
-        if ahead and ahead not in asked:
-            asked.append(ahead)
-    on_slurm = [(run, r) for run, r in asked if r.scheduler == "slurm" and r.jobs]
+        if ahead and ahead not in needed:
+            needed.append(ahead)
+    on_slurm = [(run, r) for run, r in needed if r.scheduler == "slurm" and r.jobs]
     seen = {
         bin_dir: _ask_controller(Slurm(bin_dir), [p for p in on_slurm if p[1].bin_dir == bin_dir])
         for bin_dir in {record.bin_dir for _, record in on_slurm}
@@ -350,10 +350,10 @@ def standing_of(
     if broken:
         raise broken[0]
     found = [latest_values(run.steps()) for run in runs]
-    asked = highest or lowest
-    names = [asked] if asked else _COMPARED_BY
+    chosen = highest or lowest
+    names = [chosen] if chosen else _COMPARED_BY
     metric = next((name for name in names if any(name in s for s in found)), names[-1])
-    if asked and not any(metric in s for s in found) and any(found):
+    if chosen and not any(metric in s for s in found) and any(found):
         known = ", ".join(sorted({name for s in found for name in s}))
         raise RunError(f"no run reports {metric}; the runs report {known}")
     scores = [s.get(metric) for s in found]
