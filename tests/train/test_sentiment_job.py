@@ -12,7 +12,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from trnslurm.train.checkpoint.reading import find_best, prove
 from trnslurm.train.data.labelled import open_labelled
-from trnslurm.train.devices import store
 from trnslurm.train.errors import TrainError
 from trnslurm.train.loop import job as opening
 from trnslurm.train.loop.run import TrainingRun
@@ -133,10 +132,12 @@ class BegunError(Exception):
 @pytest.fixture
 def alone(job, data, tmp_path, monkeypatch):
     """Start the job as one worker, without others to talk to, up to its first step."""
-    monkeypatch.setattr(store, "_connect", dist.HashStore)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: dist.HashStore())
     monkeypatch.setattr(opening, "open_device", lambda name, environment: lone_device())
     monkeypatch.setenv("TRNSLURM_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("TRNSLURM_PHASE", "precompile")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "0")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, str(int("WORLD" in name)))
     made = SimpleNamespace()
