@@ -38,6 +38,7 @@ _TAIL_BYTES = 64 << 10
 _LINES_AT_ONCE = 256
 _STATE_FILE = r"([a-z]+)-([0-9]+)\.json"
 _NODE_LOG = r"[a-z]+-[0-9]+-node([0-9]+)\.log"
+_OF_NODE = r"[a-z]+-[a-z]+-[0-9]+-node([0-9]+)\.json"
 _FAILED = r"failed-[a-z]+-[0-9]+-rank([0-9]+)\.json"
 _STEP = r"step-([0-9]{8,})"
 _REMOVED = rf"{_STEP}(\.tmp-[0-9]+)?\.removed-[0-9]+"
@@ -206,6 +207,24 @@ class RunFiles(Frozen, kw_only=False):
         """The workers that make no progress, according to the first worker that noticed."""
         return self.state / f"stuck-{phase}-{attempt}.json"
 
+    def still_file(self, phase: str, attempt: int, node: int | str) -> Path:
+        """For how long a node's processes have done nothing, if that is long."""
+        return self.state / f"still-{phase}-{attempt}-node{node}.json"
+
+    def still_files(self, phase: str, attempt: int) -> dict[int, Path]:
+        return _by_node(self.state.glob(self.still_file(phase, attempt, "*").name))
+
+    def hang_file(self, phase: str, attempt: int) -> Path:
+        """Asks all nodes for the stacks of their processes, because none makes progress."""
+        return self.state / f"hang-{phase}-{attempt}.json"
+
+    def stacks_file(self, phase: str, attempt: int, node: int | str) -> Path:
+        """What the workers of a node did when they were asked."""
+        return self.state / f"stacks-{phase}-{attempt}-node{node}.json"
+
+    def stacks_files(self, phase: str, attempt: int) -> dict[int, Path]:
+        return _by_node(self.state.glob(self.stacks_file(phase, attempt, "*").name))
+
     def told_file(self, phase: str, attempt: int, event: str) -> Path:
         """Exists once a message about an event was sent."""
         return self.state / f"told-{phase}-{attempt}-{event}.json"
@@ -266,6 +285,11 @@ class RunFiles(Frozen, kw_only=False):
     def checkup_file(self, what: str, number: int) -> Path:
         """What `doctor --run` measured on a node, or a worker (rank) among all others."""
         return self.state / f"checkup-{what}{number}.json"
+
+
+def _by_node(files: Iterable[Path]) -> dict[int, Path]:
+    found = {int(m[1]): file for file in files if (m := re.fullmatch(_OF_NODE, file.name))}
+    return dict(sorted(found.items()))
 
 
 def checkpoint_name(step: int) -> str:

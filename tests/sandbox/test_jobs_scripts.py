@@ -62,11 +62,12 @@ def test_a_program_that_is_no_python(user: User, project: Path) -> None:
 
 
 def test_a_script_that_keeps_the_contract_is_requeued(user: User, project: Path) -> None:
-    """At its time limit it saves first; after a crash it begins with what it has saved."""
+    """At its time limit it saves first; after a crash or a hang it begins with what it saved."""
+    hang = ("--set", "hang_minutes=0.25")
     batch = ("--set", "batch.global_batch=16", "--set", "batch.micro_batch=2")
     given = "--batch-size {micro_batch} --accum {accumulation} --resume {resume} --steps 100000"
     given += " --out {checkpoints} --pause 0.02"
-    run = submit(user, project / "told.py", "--time", "30", *batch, "--", *given.split())
+    run = submit(user, project / "told.py", "--time", "30", *batch, *hang, "--", *given.split())
     directory = RunDir(run.path)
 
     def until_step(attempt: int) -> None:
@@ -89,6 +90,14 @@ def test_a_script_that_keeps_the_contract_is_requeued(user: User, project: Path)
     until_step(3)
     second = directory.attempts("train")[1]
     assert second.state == "REQUEUED" and " was saved" in second.reason
+    # A hang, whose node the next attempt leaves out.
+    frozen = directory.attempts("train")[2].hosts.split(",")[1]
+    user.sandbox.fault("proc", frozen.rpartition("-")[2], "told.py", "STOP")
+    until_step(4)
+    third, fourth = directory.attempts("train")[2:]
+    assert third.state == "REQUEUED" and f"{frozen}: worker 2 (node 1, " in third.reason
+    assert "its process is stopped (state T)" in third.reason
+    assert frozen not in fourth.hosts.split(",")
     user.trnslurm("cancel", str(run.path))
     run.until("CANCELLED")
 

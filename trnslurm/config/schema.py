@@ -313,6 +313,9 @@ class Recipe(Frozen):
     checkpoints: str = ""
     """The script's directory of checkpoints, relative to its working directory; empty:
     {checkpoints}, if the arguments have that placeholder."""
+    hang_minutes: NotNegative[float] = 30.0
+    """Minutes without output and without use of processors after which a training is ended as hung;
+    0: never."""
     default_cluster: str = "trn1"
     """The cluster that plan, show and render use when none is chosen."""
     default_preset: str | None = None

@@ -26,6 +26,7 @@ from trnslurm.node.events import Messages
 from trnslurm.node.graphs import program as graphs
 from trnslurm.node.graphs.compile import read_place
 from trnslurm.node.graphs.manifest import CacheError
+from trnslurm.node.hang import HangWatch
 from trnslurm.node.hosts import brief
 from trnslurm.node.state import CRASH, ERROR, RUN, read_state, saved_by_now, start_heartbeat
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
@@ -87,6 +88,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-crashes", type=int, default=1, help="in a row, then give up")
     parser.add_argument("--requeue", action="store_true", help="the job may be requeued")
     parser.add_argument("--exclude-hours", type=float, default=0.0, help="0: leave no node out")
+    parser.add_argument("--hang-minutes", type=float, default=0.0, help="0: never look for one")
     parser.add_argument(
         "--retry-s",
         type=float,
@@ -126,6 +128,7 @@ class AttemptProgram:
         self._ended_by_term = False
         self._last_moment = math.inf
         """When this program must have ended, because KILL follows."""
+        self._hang: HangWatch | None = None
         self._events = Messages(self.state)
 
     def run(self) -> int:
@@ -197,6 +200,8 @@ class AttemptProgram:
         self.state.state = "RUNNING"
         self.state.write()
         start_heartbeat()
+        if self.trains and self._options.hang_minutes:
+            self._hang = HangWatch(self.state, self._options.hang_minutes)
         self._events.begun(earlier_attempts(self.state))
 
     def finish(self, code: int) -> int:
@@ -251,7 +256,21 @@ class AttemptProgram:
                 processes.send(self._step, signal.SIGKILL)
                 _, status = os.waitpid(self._step, 0)
                 return processes.exit_code(status)
-            self._take_signals(left_s)
+            if self._hang is None or self._deadline is not None:
+                self._take_signals(left_s)
+                continue
+            self._take_signals(self._hang.period_s)
+            if not self._ended_by_term and self._hangs(self._hang):
+                processes.send(self._step, signal.SIGKILL)
+
+    def _hangs(self, watch: HangWatch) -> bool:
+        """Check whether the step hangs, and its nodes do not end it; an error is only logged."""
+        try:
+            return watch.look()
+        except Exception:
+            processes.say(traceback.format_exc())
+            self._hang = None
+            return False
 
     def _take_signals(self, within_s: float | None) -> None:
         """Wait for signals, and act on them; after the first TERM they have no effect."""

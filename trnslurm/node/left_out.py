@@ -37,7 +37,8 @@ def update(attempt: int, hosts: Sequence[str], *, hours: float, now: float) -> t
     words = [f"{host}: {why}" for host, why in bad.items()]
     if len(words) > _NAMED:
         words[_NAMED:] = [f"and {len(words) - _NAMED} more"]
-    trouble = "; ".join(words) or unfit(attempt)
+    stuck = str(read_json(RUN.stuck_file("train", attempt)).get("line", ""))
+    trouble = "; ".join(words) or unfit(attempt) or stuck
     if hours <= 0 or (len(hosts) > 1 and len(bad) == len(hosts)):
         bad = {}  # a problem of all nodes is not theirs
     before = read_excluded()

@@ -181,6 +181,7 @@ def _values(spec: JobSpec, phase: str, code: Mapping[str, bytes]) -> dict[str, A
         "efa": spec.instance.efa > 0 and spec.nodes > 1,
         "open_files": max(_OPEN_FILES, 256 + 4 * spec.batch.workers),  # as the preflight
         "preflight": cluster.preflight,
+        "hang_minutes": f"{config.recipe.hang_minutes:g}" if config.recipe.hang_minutes else "",
         "stage_python": cluster.stage_python,
         "run_root": cluster.run_root,
         "num_devices": spec.instance.accelerators if spec.device == "neuron" else 0,
@@ -294,6 +295,8 @@ def _attempt_options(spec: JobSpec, phase: str) -> str:
         options.append(f"--max-crashes={slurm.max_crashes}")
     if phase == "train" and slurm.requeue and spec.on_slurm:
         options += ["--requeue", f"--exclude-hours={slurm.exclude_hours:g}"]
+    if phase == "train" and spec.config.recipe.hang_minutes:
+        options.append(f"--hang-minutes={spec.config.recipe.hang_minutes:g}")
     return " ".join(options)
 
 

@@ -25,6 +25,12 @@ export GLOO_SOCKET_IFNAME
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=cuda --devices=0 \
   --workers=8 --efa=4 --data=/fsx/trnslurm-data/wikitext-103-llama3
 
+if [ "$TRNSLURM_PHASE" = train ]; then      # watch this node's processes for a hang, until they end
+  export TRNSLURM_NODE="$SLURM_NODEID"
+  export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
+  ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
+fi
+
 TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
   --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=8

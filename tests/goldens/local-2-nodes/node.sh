@@ -25,6 +25,12 @@ export TRNSLURM_COMPILE_CACHE="$TRNSLURM_CACHE/trnslurm/$TRNSLURM_GRAPH_KEY/xla"
 "$TRNSLURM_PYTHON" -m trnslurm.node.preflight --device=xla-cpu --devices=0 \
   --workers=1 --efa=0 --data=''
 
+if [ "$TRNSLURM_PHASE" = train ]; then      # watch this node's processes for a hang, until they end
+  export TRNSLURM_NODE="$SLURM_NODEID"
+  export PYTHONPATH="$TRNSLURM_RUN_DIR/code/trnslurm/node/startup:$PYTHONPATH"
+  ("$TRNSLURM_PYTHON" -m trnslurm.node.lookout --task=$$ --minutes=30 &)
+fi
+
 TRNSLURM_COMMAND=(
   "$TRNSLURM_PYTHON" -m torch.distributed.run
   --nnodes=2 --node_rank="$SLURM_NODEID" --nproc_per_node=1

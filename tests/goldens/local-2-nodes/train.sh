@@ -69,7 +69,7 @@ export TRNSLURM_HOSTS MASTER_ADDR MASTER_PORT="${TRNSLURM_PORTS% *}"
 # Launch. This program keeps the state file and the heartbeat, takes TERM and USR1, has the workers
 # save, and requeues the job or gives it up. It has this script's pid, and srun's exit code.
 exec "$TRNSLURM_PYTHON" -m trnslurm.node.attempt \
-  --graphs --max-crashes=3 -- \
+  --graphs --max-crashes=3 --hang-minutes=30 -- \
   "$TRNSLURM_PYTHON" -m trnslurm.node.local_srun --nodes 2 --tasks 1 \
   --output "logs/$TRNSLURM_PHASE-$TRNSLURM_ATTEMPT-node%n.log" \
   -- bash node.sh train

@@ -1,0 +1,229 @@
+"""Finds that no node of a training makes progress, names who holds up the others, and ends it.
+
+A program on each node, lookout.py, reports for how long the node's processes have been still. A
+hang is one of two:
+
+- all nodes are idle, and no log, metric or checkpoint has changed, for `hang_minutes`;
+- processes compute, but for four times as long nothing has come out of a job that wrote before: its
+  silence is also ten times as long as any earlier one.
+
+It then asks the nodes for the stacks of all processes, compares what the workers do, and records
+the result as the watchdog of trnslurm.train does, which finds most hangs of our own jobs earlier.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trnslurm.node.lookout import period_of
+from trnslurm.node.processes import say
+from trnslurm.node.state import RUN, AttemptState
+from trnslurm.rundir import changed_at, last_lines, read_json, write_json, write_json_once
+
+_BUSY_FACTOR = 4.0
+_SILENCE_FACTOR = 10.0
+_OUTPUTS_TO_KNOW = 10
+# How long the nodes have to write stacks, and to kill their processes.
+_STACKS_S = 90.0
+_KILL_S = 60.0
+_WAITS = re.compile(
+    r"/(torch/(distributed|cuda|autograd|nn/parallel)|torch_xla|deepspeed/comm|mpi4py)/"
+)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|^<")
+
+
+class Worker(NamedTuple):
+    """What a worker does while nothing goes on; rank None: the only one of its node."""
+
+    rank: int | None
+    node: int
+    host: str
+    state: str
+    program: str
+    """The program, and where in the kernel it waits."""
+    frames: tuple[tuple[str, int, str], ...]
+
+    @property
+    def name(self) -> str:
+        who = "the process" if self.rank is None else f"worker {self.rank}"
+        return f"{who} (node {self.node}, {self.host})"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, as SIGSTOP does."""
+        return self.state in "Tt"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the others: its main thread is in a library of collectives."""
+        return bool(self.frames and _WAITS.search(self.frames[0][0]))
+
+    @property
+    def place(self) -> str:
+        """The innermost line of the script's own code, and the function that it has called."""
+        if not self.frames:
+            return "an unknown place"
+        own = next((f for f in self.frames if not _LIBRARY.search(f[0])), self.frames[0])
+        file, line, function = own
+        called = self.frames[0][2]
+        text = f"{Path(file).name}:{line} ({function})"
+        return text if own is self.frames[0] else f"{text}, in {called}"
+
+
+class HangWatch:
+    """Looks for a hang while the step runs."""
+
+    def __init__(self, state: AttemptState, minutes: float) -> None:
+        self._attempt = state.attempt
+        self._nodes = len(state.hosts.split(","))
+        self._limit_s = 60 * minutes
+        self.period_s = period_of(self._limit_s)
+        self._seen: list[tuple[int, int]] = []
+        self._since = time.monotonic()
+        self._longest_s = 0.0
+        self._outputs = 0
+        self._asked: float | None = None
+        self._told: float | None = None
+
+    def look(self) -> bool:
+        """Look once; return whether the step must be killed because its nodes do not end it."""
+        now = time.monotonic()
+        if self._told is not None:
+            return now - self._told > _KILL_S
+        if self._asked is not None:
+            self._conclude(now)
+        elif seconds := self._hangs(now):
+            facts = {"seconds": round(seconds), "time": time.time()}
+            write_json(RUN.hang_file("train", self._attempt), facts)
+            self._asked = now
+        return False
+
+    def _hangs(self, now: float) -> float:
+        """Return for how long nothing has come out of a job that hangs, else 0."""
+        seen = self._output()
+        if seen != self._seen:
+            self._longest_s = max(self._longest_s, now - self._since)
+            self._seen, self._since = seen, now
+            self._outputs += 1
+            return 0
+        silent_s = now - self._since
+        if silent_s < self._limit_s:
+            return 0
+        reports = [read_json(f) for f in RUN.still_files("train", self._attempt).values()]
+        if len(reports) < self._nodes:
+            return 0
+        if self._saved_s_ago() < self._limit_s:
+            return 0
+        if min(_seconds(report, "idle_s") for report in reports) >= self._limit_s:
+            return silent_s
+        quiet_s = min(_seconds(report, "quiet_s") for report in reports)
+        busy_s = max(_BUSY_FACTOR * self._limit_s, _SILENCE_FACTOR * self._longest_s)
+        knows = self._outputs >= _OUTPUTS_TO_KNOW
+        return silent_s if knows and min(silent_s, quiet_s) >= busy_s else 0
+
+    def _output(self) -> list[tuple[int, int]]:
+        """Return size and time of the files that grow while a training goes well."""
+        files = [*RUN.node_logs("train", self._attempt).values(), RUN.metrics_file, RUN.saved_file]
+        marks = []
+        for file in files:
+            try:
+                found = file.stat()
+                marks.append((found.st_size, found.st_mtime_ns))
+            except OSError:
+                marks.append((0, 0))
+        return marks
+
+    def _saved_s_ago(self) -> float:
+        own = os.environ.get("TRNSLURM_CHECKPOINTS")
+        return time.time() - changed_at(Path(own) if own else RUN.checkpoints)
+
+    def _conclude(self, now: float) -> None:
+        """Once all nodes have reported, or the time is over, record who holds up the others."""
+        assert self._asked is not None
+        found = RUN.stacks_files("train", self._attempt)
+        if len(found) < self._nodes and now - self._asked < _STACKS_S:
+            return
+        workers = [w for node, file in found.items() for w in _workers(node, read_json(file))]
+        plan = read_json(RUN.plan_file)
+        expected = plan.get("workers") if isinstance(plan.get("workers"), int) else 0
+        seconds = round(now - self._since)
+        step = next((line["step"] for line in last_lines(RUN.metrics_file) if "step" in line), 0)
+        facts = judge(workers, expected=int(expected or 0), seconds=seconds, step=step)
+        write_json_once(RUN.stuck_file("train", self._attempt), facts | {"time": time.time()})
+        say(f"error: {facts['line']}; ending it (hang_minutes)")
+        self._told = now
+
+
+def judge(
+    workers: list[Worker], *, expected: int = 0, seconds: int, step: int = 0
+) -> dict[str, Any]:
+    """Return who holds up the others, in one line and in parts, as the watchdog does."""
+    culprits, reason = _culprits(workers, expected)
+    facts: dict[str, Any] = {"rank": None, "node": None, "host": None, "step": step}
+    who, verb = "no worker", "has made any progress"
+    if culprits:
+        first = culprits[0]
+        facts |= {"rank": first.rank, "node": first.node, "host": first.host}
+        who, verb = first.name, "has made no progress"
+    after = f" after step {step}" if step else ""
+    return facts | {"seconds": seconds, "line": f"{who} {verb} for {seconds} s{after}: {reason}"}
+
+
+def _culprits(workers: list[Worker], expected: int) -> tuple[list[Worker], str]:
+    """Return the workers that hold up the others, as far as their stacks show, and why."""
+    ranks = {worker.rank for worker in workers}
+    waiting = [worker for worker in workers if worker.waits]
+    for_it = _who_waits(waiting)
+    if stopped := [worker for worker in workers if worker.stopped]:
+        return stopped, f"its process is stopped (state {stopped[0].state})"
+    if missing := None not in ranks and sorted(set(range(expected)) - ranks):
+        return [], f"worker {missing[0]} has ended{for_it}"
+    silent = [worker for worker in workers if not worker.frames]
+    others = [worker for worker in workers if worker.frames and not worker.waits]
+    if waiting and others:
+        return others, f"it is at {others[0].place}{for_it}"
+    if waiting and silent:
+        return silent, f"it answers no signal (state {silent[0].state}){for_it}"
+    places = Counter(worker.place for worker in workers if worker.frames)
+    if len(places) > 1:
+        (most, count), *_ = places.most_common()
+        apart = [w for w in workers if w.frames and w.place != most]
+        if count > len(apart):
+            return apart, f"it is at {apart[0].place}, while {count} others are at {most}"
+        where = "; ".join(f"{w.name} is at {w.place}" for w in workers[:2])
+        return [], where
+    if places:
+        everybody = f"all are at {next(iter(places))}" if len(workers) > 1 else next(iter(places))
+        return [], f"{everybody}{': the network or the devices?' if waiting else ''}"
+    return [], f"it has no Python stacks; {workers[0].program}" if workers else "no node answers"
+
+
+def _who_waits(waiting: list[Worker]) -> str:
+    if not waiting:
+        return ""
+    many = f"{len(waiting)} others wait" if len(waiting) > 1 else f"{waiting[0].name} waits"
+    return f", while {many} at {waiting[0].place}"
+
+
+def _workers(node: int, report: Mapping[str, Any]) -> list[Worker]:
+    """Return the workers in a node's file, as far as it is whole."""
+    found = []
+    listed = report.get("workers")
+    for record in listed if isinstance(listed, list) else []:
+        try:
+            frames = tuple((str(f), int(n), str(name)) for f, n, name in record["frames"])
+            rank = None if record["rank"] is None else int(record["rank"])
+            host, state, program = (str(record[name]) for name in ("host", "state", "program"))
+            found.append(Worker(rank, node, host, state, program, frames))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _seconds(report: Mapping[str, Any], name: str) -> float:
+    value = report.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

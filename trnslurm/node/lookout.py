@@ -1,0 +1,308 @@
+"""Watches the processes of one node for a hang. node.sh starts it before the workers:
+
+    (python -m trnslurm.node.lookout --task=$$ --minutes=30 &)
+
+While the node works it writes nothing. If the node's processes have not computed, or not read and
+written, for a while, it reports for how long in state/still-….json. hang.py, on the first node,
+compares all nodes. Once that program finds a hang, this one writes the stacks of all processes to
+the node's log, and what each worker does to state/stacks-….json; when hang.py has named who holds
+up the others, it kills the node's processes. It ends when its task, the process of node.sh, ends.
+"""
+
+import argparse
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trnslurm.node import processes
+from trnslurm.node.guard import Watched
+from trnslurm.node.startup.sitecustomize import NAME
+from trnslurm.node.state import RUN
+from trnslurm.rundir import write_json
+
+MOST_PERIOD_S = 10.0
+# A node reports when it has been still for this share of the time that makes a hang.
+_REPORTS_AT = 0.25
+# What an idle process may use: loops that poll, and threads that send signs of life.
+_IDLE_CPU_SHARE = 0.02
+_LEAST_CPU_S = 0.05
+_IDLE_BYTES_PER_S = 64 << 10
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# How long a process may take to write its stacks.
+_STACKS_S = 2.0
+_MOST_FRAMES = 40
+_NEURON_COUNTERS = Path("/sys/devices/virtual/neuron_device")
+_THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+
+
+def main() -> int:
+    """Watch until the task ends."""
+    parser = argparse.ArgumentParser(prog="lookout", allow_abbrev=False)
+    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    parser.add_argument("--minutes", type=float, required=True, help="how long a hang takes")
+    options = parser.parse_args()
+    Lookout(options.task, 60 * options.minutes).watch()
+    return 0
+
+
+def period_of(limit_s: float) -> float:
+    """Return how often to look, for a hang of this length."""
+    return min(MOST_PERIOD_S, max(1.0, limit_s / 30))
+
+
+class Process(NamedTuple):
+    """A process of this node's part of the job."""
+
+    pid: int
+    parent: int
+    state: str
+    rank: int | None
+
+
+class Use(NamedTuple):
+    """What a process has used since it started."""
+
+    cpu_s: float
+    read_and_written: int
+
+
+def own_processes() -> list[Process]:
+    """Return the processes that descend from node.sh, by variables that it exports."""
+    names = ("TRNSLURM_NODE", "TRNSLURM_ATTEMPT", "TRNSLURM_RUN_DIR")
+    wanted = {f"{name}={os.environ[name]}".encode() for name in names}
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{entry.name}/environ").read_bytes().split(b"\0")
+        except OSError:  # another user's, or it has ended
+            continue
+        stat = processes.read_stat(int(entry.name))
+        if stat and stat.state not in "ZX" and wanted.issubset(variables):
+            ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
+            rank = ranks[-1] if ranks else None
+            found.append(Process(int(entry.name), stat.parent, stat.state, rank))
+    return sorted(found)
+
+
+def use_of(pid: int) -> Use | None:
+    """Return what a process has used; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        io = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
+    except OSError:
+        return None
+    # utime and stime, fields 14 and 15 of proc_pid_stat(5); rchar and wchar of proc_pid_io(5).
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return Use(cpu_s, sum(int(n) for n in re.findall(r"^[rw]char: (\d+)$", io, re.M)))
+
+
+class Activity:
+    """For how long the node's processes have not computed, and not read and written."""
+
+    def __init__(self) -> None:
+        self.idle_s = self.quiet_s = 0.0
+        self._at = time.monotonic()
+        self._used: dict[int, Use] = {}
+        self._executed = -1
+
+    def look(self, running: list[Process]) -> None:
+        """Compare what the processes have used with the last time."""
+        now = time.monotonic()
+        passed_s, self._at = now - self._at, now
+        used = {p.pid: use for p in running if (use := use_of(p.pid))}
+        zero = Use(0.0, 0)
+        before = [self._used.get(pid, zero) for pid in used]
+        cpu_s = sum(use.cpu_s for use in used.values()) - sum(use.cpu_s for use in before)
+        moved = sum(u.read_and_written for u in used.values())
+        moved -= sum(u.read_and_written for u in before)
+        self._used = used
+        quiet = moved <= _IDLE_BYTES_PER_S * passed_s
+        idle = quiet and cpu_s <= _IDLE_CPU_SHARE * len(used) * passed_s + _LEAST_CPU_S
+        self.quiet_s = self.quiet_s + passed_s if quiet else 0.0
+        self.idle_s = self.idle_s + passed_s if idle and not self._device_works() else 0.0
+
+    def _device_works(self) -> bool:
+        """Check whether a device computes while its processes wait for it."""
+        device = os.environ.get("TRNSLURM_DEVICE", "")
+        if device == "neuron":
+            # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
+            before, self._executed = self._executed, executed_graphs()
+            return self._executed != before
+        if device in ("cuda", "xla-cuda"):
+            query = "--query-gpu=utilization.gpu"
+            code, said = processes.ask_tool("nvidia-smi", query, "--format=csv,noheader,nounits")
+            return code == 0 and any(word.isdigit() and int(word) for word in said.split())
+        return False
+
+
+def executed_graphs() -> int:
+    """Return how many graphs all Neuron cores of this node have executed."""
+    total = 0
+    for file in _NEURON_COUNTERS.rglob("success/total"):
+        with suppress(OSError, ValueError):
+            total += int(file.read_text(encoding="ascii"))
+    return total
+
+
+class Lookout:
+    """The program on one node."""
+
+    def __init__(self, task: int, limit_s: float) -> None:
+        self._task = Watched(task)
+        self._limit_s = limit_s
+        self._node = int(os.environ["TRNSLURM_NODE"])
+        self._attempt = int(os.environ["TRNSLURM_ATTEMPT"])
+        self._activity = Activity()
+        self._reported = self._asked = False
+
+    def watch(self) -> None:
+        """Look every few seconds, until the task ends."""
+        period_s = period_of(self._limit_s)
+        while not self._task_ends_within(1.0 if self._asked else period_s):
+            running = own_processes()
+            if self._asked:
+                self._kill_if_told(running)
+                continue
+            self._activity.look(running)
+            self._report()
+            if self._reported and self._is_there(RUN.hang_file("train", self._attempt)):
+                self._asked = True
+                write_json(
+                    RUN.stacks_file("train", self._attempt, self._node),
+                    {"workers": list(self._stacks(running))},
+                )
+
+    def _task_ends_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        if self._task.fd is not None:
+            return bool(select.select([self._task.fd], [], [], seconds)[0])
+        while not self._task.gone() and time.monotonic() < end:
+            time.sleep(0.2)
+        return self._task.gone()
+
+    def _report(self) -> None:
+        """Write how long the node has been still, once that is long, until it works again."""
+        activity = self._activity
+        still_s = max(activity.idle_s, activity.quiet_s)
+        still = still_s >= _REPORTS_AT * self._limit_s
+        if still or self._reported:
+            facts = {"idle_s": round(activity.idle_s, 1), "quiet_s": round(activity.quiet_s, 1)}
+            with suppress(OSError):
+                write_json(RUN.still_file("train", self._attempt, self._node), facts)
+        self._reported = still
+
+    def _is_there(self, file: Path) -> bool:
+        # The directory is listed: NFS may answer from memory for a single file.
+        with suppress(OSError):
+            return file.name in os.listdir(file.parent)  # noqa: PTH208
+        return False
+
+    def _kill_if_told(self, running: list[Process]) -> None:
+        if self._is_there(RUN.stuck_file("train", self._attempt)):
+            # The launcher first, so that it reports no end of its workers.
+            processes.send(self._task.pid, signal.SIGKILL)
+            for process in running:
+                processes.send(process.pid, signal.SIGKILL)
+
+    def _stacks(self, running: list[Process]) -> Iterator[dict[str, Any]]:
+        """Write the stacks of all processes to the log; yield what each worker does."""
+        host = os.uname().nodename
+        running = [p for p in running if p.rank is not None] or running  # without the launcher
+        texts = {p.pid: "" if p.state in "Tt" else stacks_of(p.pid) for p in running}
+        workers = workers_of([p for p in running if texts[p.pid]], workers_of(running))
+        for process in sorted(running, key=lambda p: (p not in workers, p.rank or 0)):
+            text = texts[process.pid]
+            who = f"process {process.pid}"
+            if process in workers and process.rank is not None:
+                who = f"worker {process.rank}"
+            head = f"no progress: stacks of {who} (node {self._node}, {host}), {what_is(process)}"
+            processes.say(f"{head}\n{text or '  it writes none'}")
+            if process in workers:
+                yield {
+                    "rank": process.rank,
+                    "state": process.state,
+                    "program": what_is(process),
+                    "host": host,
+                    "frames": main_frames(text),
+                }
+
+
+def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> list[Process]:
+    """Return each rank's topmost process, with those in `otherwise` for ranks that have none.
+
+    Without ranks it is the topmost process of the node.
+    """
+    ranks = {process.pid: process.rank for process in running}
+    found = [p for p in running if p.rank is not None and ranks.get(p.parent) != p.rank]
+    found = found or [p for p in running if p.parent not in ranks][:1]
+    there = {process.rank for process in found}
+    return [*found, *(p for p in otherwise if p.rank not in there)]
+
+
+def what_is(process: Process) -> str:
+    """Return the program of a process, its state, and where in the kernel it waits."""
+    words = []
+    for name in ("comm", "wchan"):
+        with suppress(OSError):
+            words.append(Path(f"/proc/{process.pid}/{name}").read_text(errors="replace").strip())
+    return f"{words[0] if words else '?'}: state {process.state}, {' '.join(words[1:]) or '-'}"
+
+
+def stacks_of(pid: int) -> str:
+    """Return the stacks of a Python process; empty if it offers none, or does not answer."""
+    try:
+        links = [(e.path, Path(e.path).readlink().name) for e in os.scandir(f"/proc/{pid}/fd")]
+        file = next(path for path, name in links if name.startswith(f"memfd:{NAME} "))
+        with open(file, "rb") as stream:  # noqa: PTH123
+            begin = stream.seek(0, os.SEEK_END)
+            # Without a handler the signal would end the process.
+            if not _catches(pid, signal.SIGRTMAX):
+                return ""
+            os.kill(pid, signal.SIGRTMAX)
+            return _read_on(stream.fileno(), begin)
+    except (OSError, StopIteration):
+        return ""
+
+
+def _catches(pid: int, signum: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
+    return bool(found and int(found[1], 16) >> (signum - 1) & 1)
+
+
+def _read_on(fd: int, begin: int) -> str:
+    """Return what is written to a file, once it has stopped to grow."""
+    end = time.monotonic() + _STACKS_S
+    size = begin
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        before, size = size, os.fstat(fd).st_size
+        if size == before > begin:
+            break
+    return os.pread(fd, size - begin, begin).decode(errors="replace").rstrip()
+
+
+def main_frames(text: str) -> list[tuple[str, int, str]]:
+    """Return file, line and function of the main thread's frames, innermost first."""
+    heads = list(_THREAD.finditer(text))
+    if not heads:
+        return []
+    # The signal is handled by the main thread if it can; else that is the last one.
+    head = next((h for h in heads if h[1] == "Current thread"), heads[-1])
+    end = next((h.start() for h in heads if h.start() > head.start()), len(text))
+    frames = _FRAME.findall(text, head.end(), end)
+    return [(file, int(line), name) for file, line, name in frames[:_MOST_FRAMES]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
