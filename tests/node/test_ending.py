@@ -147,6 +147,17 @@ NO_CRASHES = [
             {"why": "KeyError: 'lr' (train.py, line 3)", "again": True, "trouble": "b: stuck"},
             "REQUEUED|FAILED|crash|crash 1 of 3 without a new checkpoint: b: stuck",
         ),
+        # A script that may begin again over its own checkpoint.
+        (
+            {"resumes": False},
+            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted, as the script "
+            "takes no {resume} and reported no checkpoint",
+        ),
+        # Its files have changed: whether they are a whole checkpoint is unknown.
+        (
+            {"changed": 1.0, "attempts": [CRASHED, attempt()]},
+            "REQUEUED|FAILED|crash|crash 2 of 3 in a row: exit code 1 while running on a,b",
+        ),
         # While it was asked to stop, and nobody ended it: it failed to save.
         (
             {"stop": "time limit", "max_crashes": 1},
@@ -308,6 +319,28 @@ def test_the_files_of_a_run(run, tmp_path):
     assert ended(3, 0) == ("REQUEUED", "time limit; saved step 20")
     run("cancelled")
     assert ended(3) == ("CANCELLED", "saved step 20")
+
+
+@pytest.mark.parametrize(
+    ("variables", "files", "state"),
+    [
+        ({}, (), "REQUEUED"),
+        ({"TRNSLURM_CHECKPOINTS": "out"}, (), "FAILED"),
+        ({"TRNSLURM_CHECKPOINTS": "out", "TRNSLURM_RESUMES": "told"}, (), "REQUEUED"),
+        ({"TRNSLURM_CHECKPOINTS": "out", "TRNSLURM_RESUMES": "looks"}, (), "REQUEUED"),
+        ({"TRNSLURM_CHECKPOINTS": "out"}, ("saved",), "REQUEUED"),
+        # The preflight ended the attempt: the script has not begun.
+        ({"TRNSLURM_CHECKPOINTS": "out"}, ("preflight-train-1",), "REQUEUED"),
+    ],
+)
+def test_which_scripts_start_again_after_a_crash(run, monkeypatch, variables, files, state):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    state_file(run, 1)
+    contents = {"saved": {"step": 3, "path": ""}, "preflight-train-1": preflight(1)}
+    for name in files:
+        run(name, **contents[name])
+    assert ended(1)[0] == state
 
 
 def test_a_job_that_dies_without_a_word_again_and_again(run):

@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trnslurm.node.hosts import brief
-from trnslurm.node.state import CRASH, ERROR, RUN, AttemptState, read_state, saved_by_now
+from trnslurm.node.left_out import unfit
+from trnslurm.node.state import (
+    CRASH,
+    ERROR,
+    RUN,
+    AttemptState,
+    knows_resuming,
+    read_state,
+    saved_by_now,
+)
 from trnslurm.node.triage.finding import Finding
 from trnslurm.rundir import read_json
+
+_NO_WAY_BACK = "not restarted, as the script takes no {resume} and reported no checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +52,8 @@ class Facts:
     """The cause of the failure in one line, as triage found it."""
     again: bool = False
     """Whether the job has an error that every further attempt would meet."""
+    resumes: bool = True
+    """Whether a new attempt continues from what was saved, as far as the run knows."""
     newer: int = 0
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
@@ -108,11 +121,15 @@ def _crash(facts: Facts) -> Ending:
         return _final("FAILED", what, ERROR)
     if not facts.requeue:
         return _final("FAILED", what, CRASH)
+    if not facts.resumes:
+        return _final("FAILED", f"{what}; {_NO_WAY_BACK}", CRASH)
     crashes = crashes_in_a_row(facts.attempts, facts.newest)
     if crashes >= facts.max_crashes:
         return _final("FAILED", given_up(crashes, what), CRASH)
     if crashes:
-        nth = f"crash {crashes} of {facts.max_crashes} without a new checkpoint"
+        # Files of a custom script may be a checkpoint that the crash left incomplete.
+        without = "without a new checkpoint" if not facts.progress else "in a row"
+        nth = f"crash {crashes} of {facts.max_crashes} {without}"
         return _again("FAILED", CRASH, f"{nth}: {what}")
     return _again("FAILED", CRASH, f"crash after step {facts.newest} was saved: {what}")
 
@@ -193,6 +210,7 @@ def read_facts(
         trouble=trouble,
         why=found.brief if found else "",
         again=bool(found and found.again),
+        resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt)),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),

@@ -96,6 +96,12 @@ def saved_by_now() -> tuple[int, float]:
     return RUN.newest_step(), changed_at(Path(own)) if own and looks else 0.0
 
 
+def knows_resuming() -> bool:
+    """Check whether a job of trnslurm runs, or a script that states how it resumes."""
+    custom = "TRNSLURM_CHECKPOINTS" in os.environ
+    return not custom or os.environ.get("TRNSLURM_RESUMES") in ("told", "looks")
+
+
 def start_heartbeat() -> None:
     """Touch the heartbeat from now on; its age shows how long a silent job has been lost."""
 
