@@ -62,7 +62,7 @@ def test_a_run_that_only_has_to_wait(waiting, cli) -> None:
     ]
 
 
-def test_no_capacity_and_nodes_left_out(waiting, cli) -> None:
+def test_no_capacity_and_nodes_left_out(waiting, fake_slurm, cli) -> None:
     down = "DOWN+CLOUD+POWERED_DOWN"
     run = waiting(down, down, "IDLE+CLOUD", "IDLE+CLOUD")
     later, before = time.time() + 3600, time.time() - 1
@@ -80,9 +80,12 @@ def test_no_capacity_and_nodes_left_out(waiting, cli) -> None:
     assert "compute-dy-cr-3: left out of this run: failed preflight, until 20" in done.out
     assert "compute-dy-cr-4" not in done.out
     assert (
-        "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it"
-        in done.out
-    )
+        "the job needs 2 nodes, but only 1 of the 4 nodes in partition compute can run it: "
+        f"trnslurm cancel {run.name} && trnslurm resume {run.name} --nodes 1"
+    ) in done.out
+    reason = "ReqNodeNotAvail,_UnavailableNodes:compute-dy-cr-[1-2]"
+    fake_slurm.queue(f"1001|PENDING|{reason}|N/A|", "1002|PENDING|Dependency|N/A|")
+    assert "the job needs 2 nodes, but only 1 of the 4 nodes" in cli("status", "last").out
     found = json.loads(cli("doctor", "last", "--json").out)
     assert (found["ok"], found["nodes"], len(found["sick"])) == (False, {"down": 2, "idle": 2}, 2)
 

@@ -138,7 +138,8 @@ def test_a_run_completes_in_a_closed_environment(machine: Machine) -> None:
     seen = json.loads((machine.runs[0] / "environment.json").read_text())
     assert MARK not in seen
     assert seen["TRNSLURM_PHASE"] == "train"
-    assert seen["PYTHONPATH"] == str(machine.runs[0] / "code")
+    code = machine.runs[0] / "code"
+    assert seen["PYTHONPATH"] == f"{code}/trnslurm/node/startup:{code}"
 
 
 def test_a_failing_rank_ends_the_run_on_all_nodes(machine: Machine) -> None:
@@ -170,7 +171,10 @@ def test_ctrl_c_stops_the_run(machine: Machine, launcher: subprocess.Popen[bytes
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=90) == 130
     assert machine.processes() == []
-    assert machine.status()["state"] == "CANCELLED"
+    status = machine.status()
+    assert status["state"] == "CANCELLED"
+    saved = any(machine.runs[-1].glob("checkpoints/step-????????"))
+    assert bool(status["mend"]) == saved
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])

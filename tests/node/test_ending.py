@@ -343,6 +343,16 @@ def test_which_scripts_start_again_after_a_crash(run, monkeypatch, variables, fi
     assert ended(1)[0] == state
 
 
+def test_a_node_that_failed_is_named(run, tmp_path):
+    state_file(run, 2, state="REQUEUED")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/train-7.log").write_text(
+        "srun: error: Node failure on a\n2026-01-01T00:00:00Z train attempt 1: REQUEUED ()\n"
+        "srun: error: Node failure on trn-[1-2]\nsrun: error: Node failure on trn-[1-2]\n"
+    )
+    assert ended(2) == ("REQUEUED", "trn-[1-2] failed")
+
+
 def test_a_job_that_dies_without_a_word_again_and_again(run):
     state_file(run, 1)
     state_file(run, 2)

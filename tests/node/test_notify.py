@@ -289,7 +289,7 @@ def test_an_attempt_before_that_died_without_a_word(script: Script) -> None:
     assert script.run(attempt=2) == 0
     assert sorted(events(script)) == [
         ("end", 2, "COMPLETED", ""),
-        ("requeue", 1, "REQUEUED", "it ended without recording its state, as when its node dies"),
+        ("requeue", 1, "REQUEUED", "it ended without recording its state, as when its node fails"),
         ("start", 2, "RUNNING", ""),
     ]  # fmt: skip
     assert script.said.count("notify: end: command: done\n") == 1

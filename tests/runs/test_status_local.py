@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -144,6 +145,34 @@ def test_metrics_as_they_may_be_found(make_run, cli, text: str, shown: str | Non
     lines = [line for line in cli("status", run.name).out.splitlines() if line.startswith("step")]
     assert len(lines) == (0 if shown is None else 1)
     assert all(line.startswith(str(shown)) for line in lines)
+
+
+def test_a_cancelled_run_names_what_is_saved_and_how_to_go_on(make_run, dead, cli) -> None:
+    run = make_run(
+        states={"precompile": [DONE], "train": [{"state": "CANCELLED"}]},
+        scheduler="local",
+        jobs={"local": dead},
+    )
+    run.cancelled_file.write_text("{}")
+    assert "next: " not in cli("status", run.name).out
+    (run.checkpoints / "step-00000040").mkdir(parents=True)
+    shown = cli("status", run.name).out
+    assert shown.startswith(f"{run.name}: CANCELLED (step 40 is saved)\n")
+    assert f"\nnext: trnslurm resume {run.name}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("age_s", "words"), [(7, "7 s ago"), (300, "5 min ago"), (3 * 3600 + 60, "3 h ago")]
+)
+def test_a_running_training_shows_how_old_its_last_step_is(make_run, alive, cli, age_s, words):
+    run = make_run(
+        states={"precompile": [DONE], "train": [{"state": "RUNNING"}]},
+        scheduler="local",
+        jobs={"local": alive},
+    )
+    line = {"step": 1, "steps": 9, "loss": 2.5, "time": time.time() - age_s}
+    run.metrics_file.write_text(json.dumps(line) + "\n")
+    assert f"step 1/9, loss 2.5000, {words}" in cli("status", run.name).out
 
 
 def test_failed_run_shows_the_line_that_tells_why(make_run, cli) -> None:

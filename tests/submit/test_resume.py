@@ -45,7 +45,8 @@ def arguments(fake_slurm) -> list[list[str]]:
 
 def test_precompile_and_training_are_submitted_again(failed, graphs, fake_slurm, cli) -> None:
     done = cli("resume", "last")
-    assert (done.code, done.err) == (0, "")
+    beginning = f"{failed.name} starts from the beginning: it has no checkpoint\n"
+    assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {failed.name}  precompile 1003  train 1004\n")
     assert arguments(fake_slurm) == [
         [failed.name],
@@ -93,7 +94,8 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
     if state == "CANCELLED":
         write_json(run.cancelled_file, {})
     done = cli("resume", "last")
-    assert (done.code, done.err) == (0, "")
+    beginning = f"{run.name} starts from the beginning: it has no checkpoint\n"
+    assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {run.name}  train 1003\n")
     assert arguments(fake_slurm) == [[run.name]]
     assert not run.cancelled_file.exists()

@@ -52,7 +52,8 @@ def test_scripts_and_plan_are_rendered_again_and_the_code_stays(
     site.recipe("steps: 1\nbatch: {global_batch: 1}\n")  # today's recipe is not asked
     site.write("jobs/toy/train.py", "print('something else')\n")
     done = cli("resume", "last", "--nodes", "1")
-    assert (done.code, done.err) == (0, "")
+    beginning = f"{ended.name} starts from the beginning: it has no checkpoint\n"
+    assert (done.code, done.err) == (0, beginning)
     assert done.out.startswith(f"Submitted {ended.name}  precompile 1003  train 1004\n")
     after = contents(ended)
     assert {name for name in before if before[name] != after[name]} == REPLACED

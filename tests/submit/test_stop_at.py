@@ -54,7 +54,8 @@ def test_status_says_where_it_ended_and_what_continues_it(ended, cli) -> None:
 
 def test_it_goes_on_to_the_last_step(ended, fake_slurm, cli) -> None:
     done = cli("resume", "last")
-    assert (done.code, done.err) == (0, "")
+    where = ended.checkpoints / "step-00000012"
+    assert (done.code, done.err) == (0, f"{ended.name} continues after step 12, from {where}\n")
     assert done.out.startswith(f"Submitted {ended.name}  ")
     assert plan(ended)["train"]["stop_at"] == 0
     assert json.loads(cli("status", "last", "--json").out)["state"] == "PENDING"

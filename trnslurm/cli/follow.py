@@ -15,7 +15,7 @@ from trnslurm.console import Console
 from trnslurm.rundir import PREPARE, load_json
 from trnslurm.runs.logs import choose_log, print_log
 from trnslurm.runs.run import RunDir
-from trnslurm.runs.status import RunStatus, standing_of, why_it_failed
+from trnslurm.runs.status import RunStatus, run_status, standing_of, why_it_failed
 from trnslurm.runs.watch import follow, once
 from trnslurm.submit.cancel import cancel
 
@@ -79,7 +79,10 @@ def _follow(run: RunDir, console: Console) -> int:
             return INTERRUPTED
         say("\nStopping …")
         cancel(run)
-        say(f"{run.name}: CANCELLED")
+        status = run_status(run)
+        say(f"{run.name}: {status.words}")
+        if status.mend:
+            say(f"next: {status.mend}")
         return INTERRUPTED
     if not console.as_json:
         _report(run, status)
@@ -164,6 +167,6 @@ def _report(run: RunDir, status: RunStatus) -> None:
         if found := why_it_failed(run, status):
             click.echo("\n".join(found.report()))
         click.echo(f"logs: trnslurm logs {run.name}")
-    if status.state == "COMPLETED" and status.mend:
+    if status.state in ("COMPLETED", "CANCELLED", "STOPPED") and status.mend:
         click.echo(f"next: {status.mend}")
     click.echo(f"run directory: {run.path}")

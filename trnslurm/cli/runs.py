@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -46,6 +47,7 @@ from trnslurm.runs.status import (
     standing_of,
     why_it_failed,
 )
+from trnslurm.slurm.reasons import LACKS_NODES
 
 _SHOWN_ATTEMPTS = 5
 _PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
@@ -184,10 +186,15 @@ def status_command(
     _say_chain(status)
     if "step" in status.metrics:
         step, loss = progress(status)
-        click.echo(f"step {step}, loss {loss}")
+        click.echo(f"step {step}, loss {loss}{_age_of(status)}")
     _say_attempts(status)
     for line in found.report() if found else ():
         click.echo(line)
+    if not status.final and any(words in status.reason for words in LACKS_NODES):
+        from trnslurm.runs.waiting import diagnose  # asks Slurm for all nodes
+
+        for problem in diagnose(run).problems:
+            click.echo(problem)
     if status.mend:
         click.echo(f"next: {status.mend}")
     if status.note:
@@ -195,6 +202,18 @@ def status_command(
     if status.kept:
         click.echo("protected: trnslurm rm does not remove it")
     click.echo(f"run directory: {status.path}")
+
+
+def _age_of(status: RunStatus) -> str:
+    """Return how long ago the last step of a running training was, in words."""
+    at = status.metrics.get("time")
+    if status.state != "RUNNING" or not isinstance(at, int | float):
+        return ""
+    seconds = max(0.0, time.time() - at)
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f", {seconds / size:.0f} {unit} ago"
+    return f", {seconds:.0f} s ago"
 
 
 def _say_chain(status: RunStatus) -> None:

@@ -3,6 +3,8 @@
 Crashes are counted per job, so a resubmitted run starts with a count of 0.
 """
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +20,9 @@ from trnslurm.node.state import (
     saved_by_now,
 )
 from trnslurm.node.triage.finding import Finding
-from trnslurm.rundir import read_json
+from trnslurm.rundir import open_file, read_json
 
+_LOG_BYTES = 64 << 10
 _NO_WAY_BACK = "not restarted, as the script takes no {resume} and reported no checkpoint"
 
 
@@ -54,6 +57,8 @@ class Facts:
     """Whether the job has an error that every further attempt would meet."""
     resumes: bool = True
     """Whether a new attempt continues from what was saved, as far as the run knows."""
+    lost: str = ""
+    """The nodes that failed, in Slurm's notation, as srun has reported."""
     newer: int = 0
     """The newest attempt of the run, if it has replaced this one; else 0."""
 
@@ -87,7 +92,8 @@ def how_it_ended(facts: Facts) -> Ending:
     if facts.cancelled:
         return _final("CANCELLED", _saved(facts))
     if by_slurm == "REQUEUED":
-        return _again("REQUEUED", "requeued", _and("requeued", _saved(facts)))
+        why = f"{facts.lost} failed" if facts.lost else "requeued"
+        return _again("REQUEUED", "requeued", _and(why, _saved(facts)))
     if by_slurm == "CANCELLED":
         # On this machine TERM may also come from a shutdown or a closed terminal.
         local = facts.last.job_id.startswith("local-")
@@ -186,6 +192,20 @@ def reason_to_give_up(state: AttemptState, max_crashes: int) -> str:
     return why if why.startswith("given up ") else given_up(crashes, why)
 
 
+def lost_nodes(state: AttemptState) -> str:
+    """Return the nodes that failed during an attempt, from what srun wrote to the batch log."""
+    try:
+        with open_file(RUN.batch_log(state.phase, state.job_id)) as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    # Earlier attempts of the job wrote to the same log.
+    text = text[text.rfind(f" {state.phase} attempt {state.attempt - 1}: ") + 1 :]
+    # _node_fail_handler in src/srun/../api/step_launch.c: error("Node failure on %s").
+    return ",".join(dict.fromkeys(re.findall(r"error: Node failure on ([\w.,\[\]-]+)", text)))
+
+
 def read_facts(
     state: AttemptState,
     exit_code: int,
@@ -211,6 +231,7 @@ def read_facts(
         why=found.brief if found else "",
         again=bool(found and found.again),
         resumes=knows_resuming() or step > 0 or bool(unfit(state.attempt)),
+        lost=lost_nodes(state),
         newer=newest if newest > state.attempt else 0,
         stop=str(read_json(stop).get("cause", "")) if stop.exists() else None,
         answered=bool(stopped),

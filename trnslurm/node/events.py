@@ -56,7 +56,8 @@ class Messages:
     def begun(self, before: list[AttemptState]) -> None:
         """Send that the attempt starts, and that the one before died if it recorded no end."""
         if before and before[-1].under_way:
-            why = "it ended without recording its state, as when its node dies"
+            first = before[-1].hosts.partition(",")[0]
+            why = f"it ended without recording its state, as when {first or 'its node'} fails"
             self._tell("requeue", "REQUEUED", why, attempt=before[-1].attempt)
         self._tell("start", self._state.state)
         if self._notify and "stall" in self._notify.events and self._state.phase == "train":

@@ -223,6 +223,8 @@ def _status(run: RunDir, record: Record, seen: Seen | None) -> RunStatus:
     ahead_mend = ahead.mend if ahead and in_vain else ""
     if state == "RUNNING" and run.cancelled_file.exists():
         reason = reason or "cancelled: it saves a checkpoint and ends"
+    if state == "CANCELLED" and not reason and (step := run.newest_step()):
+        reason = f"step {step} is saved"
     return RunStatus(
         **{name: getattr(record, name) for name in _AS_RECORDED},
         run=run.name,
@@ -249,12 +251,17 @@ def _ended_by_steps(run: RunDir, metrics: Mapping[str, Any]) -> str:
 def _attempts(run: RunDir, record: Record, last: PhaseStatus) -> tuple[Attempt, ...]:
     """Return every attempt of the last phase; LOST if it was killed and wrote no end state."""
     return tuple(
-        replace(attempt, state="LOST", reason="it ended without recording its state")
+        replace(attempt, state="LOST", reason=_died(attempt))
         if attempt.state in ("STARTING", "RUNNING")
         and (attempt.attempt != last.attempt or last.final)
         else attempt
         for attempt in run.attempts(record.phases[-1])
     )
+
+
+def _died(attempt: Attempt) -> str:
+    first = attempt.hosts.partition(",")[0]
+    return f"it ended without recording its state, as when {first or 'its first node'} fails"
 
 
 def _overall(record: Record, phases: Sequence[PhaseStatus]) -> tuple[str, str]:
@@ -287,7 +294,10 @@ def _next_command(
         return f"trnslurm resume {run.name}" if has_more else ""
     if run.cancelled_file.exists() and not record.refused:
         queued = any(phase.state in _QUEUED for phase in phases)
-        return f"trnslurm cancel {run.name}" if queued else ""
+        if queued:
+            return f"trnslurm cancel {run.name}"
+        ended_saved = phases[-1].final and run.newest_step()
+        return f"trnslurm resume {run.name}" if ended_saved else ""
     if ahead:
         return ahead
     last = run.newest_attempt(record, record.phases[-1])

@@ -143,9 +143,11 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
             found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
     usable = [n for n, s in states.items() if s not in _UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
+        fewer = f"trnslurm resume {found.run} --nodes {len(usable)}"
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "
             f"{len(nodes)} nodes in partition {found.partition} can run it"
+            + (f": trnslurm cancel {found.run} && {fewer}" if usable else "")
         )
 
 

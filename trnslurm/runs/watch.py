@@ -82,7 +82,8 @@ def watch(
             _tell_end(run, status, say)
         if status.state == "COMPLETED":  # maybe with steps left, if train.stop_at ended the run
             return status
-        if resume is None or status.mend != f"trnslurm resume {run.name}":
+        cancelled = run.cancelled_file.exists()
+        if resume is None or cancelled or status.mend != f"trnslurm resume {run.name}":
             return status
         if (newest := run.newest_step()) > step:
             step, used = newest, 0

@@ -62,6 +62,10 @@ _CODES = {
 }
 
 
+LACKS_NODES = ("down, drained or reserved", "is down", "too few nodes")
+"""Parts of the reasons of a job that waits for nodes that it may never get."""
+
+
 def job_reason(reason: str) -> str:
     """Return why a job is not running, in plain words or else in Slurm's."""
     plain = reason.strip("()")

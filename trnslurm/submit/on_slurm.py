@@ -73,7 +73,7 @@ def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
             except TrnslurmError as error:
                 take_back(runs, slurm, error)
                 kind = NoAnswerError if isinstance(error, NoAnswerError) else SubmitError
-                raise kind(f"{error} (script kept: {run.script(phase)})") from None
+                raise kind(str(error)) from None
             run.add_job(phase, previous)
             if interrupts:
                 take_back(runs, slurm, SubmitError("interrupted"))
@@ -129,7 +129,9 @@ def _failure(error: Exception) -> SubmitError:
         return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
     if "time limit" in words.lower():
         words += " (set slurm.max_time_min to what the partition allows)"
-    return NoAnswerError(words) if "timed out" in words.lower() else SubmitError(words)
+    # Without the exit code of a refusal, the job may be queued.
+    refused = isinstance(cause, subprocess.CalledProcessError) and "timed out" not in words.lower()
+    return SubmitError(words) if refused else NoAnswerError(words)
 
 
 def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> None:

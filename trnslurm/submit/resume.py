@@ -116,6 +116,7 @@ def resume(run: RunDir, how: Continuation, console: Console) -> Resumed:
             PlannedRun(job=job, waits_for=awaited, resumes=each, ended=status)
             for job, awaited, each, status in zip(jobs, waits_for, chain, statuses, strict=True)
         ]
+        console.say(_where_it_continues(run))
         submit(Submission(runs=planned, cache=CompileCache(jobs[0].profile)), (), console)
     return Resumed(runs=chain)
 
@@ -197,6 +198,15 @@ def _refuse_start_over(run: RunDir, job: Job) -> None:
             f"{run.name} has reported no checkpoint, so it would begin at step 0, and may write "
             f"over what is in {run.checkpoints}: call trnslurm.saved() in it, and submit it again"
         )
+
+
+def _where_it_continues(run: RunDir) -> str:
+    step, newest = run.newest_step(), run.newest_checkpoint()
+    if newest:
+        return f"{run.name} continues after step {step}, from {newest}"
+    if run.project_file.exists() and changed_at(run.checkpoints):
+        return f"{run.name} starts again; its script may continue from {run.checkpoints}"
+    return f"{run.name} starts from the beginning: it has no checkpoint"
 
 
 def _held_after_launch(run: RunDir, record: Record, status: RunStatus) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from trnslurm.cluster.cache import PRECOMPILE, Compiled
 from trnslurm.console import Console
-from trnslurm.errors import RunError, SubmitError, TrnslurmError
+from trnslurm.errors import NoAnswerError, RunError, SubmitError, TrnslurmError
 from trnslurm.runs.find import remember_root
 from trnslurm.runs.git import git_source
 from trnslurm.runs.root import check_run_root, create_run
@@ -195,7 +195,7 @@ def _whole(run: RunDir) -> Iterator[None]:
 
 
 def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
-    """Cancel the started runs of a refused submission, and record why."""
+    """Cancel the started runs of a refused submission, and record why, or remove them."""
     why = error if isinstance(error, TrnslurmError) else SubmitError("interrupted")
     started = [run for run in runs if not run.record().refused]
     if job.local:
@@ -206,3 +206,8 @@ def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
         from trnslurm.submit import on_slurm
 
         on_slurm.take_back(started, Slurm(job.profile.slurm.bin_dir), why)
+    # A controller that did not answer may have queued a job.
+    queued = isinstance(error, NoAnswerError) or any(run.record().jobs for run in runs)
+    if not queued and isinstance(error, TrnslurmError):
+        for run in runs:
+            shutil.rmtree(run.path, ignore_errors=True)
