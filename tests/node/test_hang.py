@@ -14,7 +14,6 @@ import pytest
 from trnslurm.node import lookout
 from trnslurm.node.hang import HangWatch, Worker, judge
 from trnslurm.node.lookout import Activity, Process, main_frames, workers_of
-from trnslurm.node.startup import sitecustomize
 from trnslurm.node.state import AttemptState
 
 from ..waiting import eventually
@@ -131,7 +130,7 @@ def python(tmp_path: Path) -> subprocess.Popen[str]:
     """A Python process as node.sh starts it, beside another sitecustomize, that waits."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.other = True")
     code = "import sys, threading; print(sys.other, flush=True); threading.Event().wait()"
-    startup = Path(sitecustomize.__file__).parent
+    startup = Path(lookout.__file__).parent / "startup"
     environ = os.environ | {"PYTHONPATH": f"{startup}:{tmp_path}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True
@@ -143,7 +142,7 @@ def python(tmp_path: Path) -> subprocess.Popen[str]:
 
 def test_stacks_of_a_process_that_goes_on(python: subprocess.Popen[str]) -> None:
     for _ in range(2):
-        assert 'threading.py", line ' in lookout.stacks_of(python.pid)
+        eventually(lambda: 'threading.py", line ' in lookout.stacks_of(python.pid))
     assert python.poll() is None
 
 

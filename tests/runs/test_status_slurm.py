@@ -288,3 +288,13 @@ def test_a_precompile_that_failed_says_what_was_not_compiled(make_run) -> None:
     assert run_status(run).reason == "precompile: host-1: 2 of 4 graphs could not be compiled"
     (run.state / "graphs-2-node1.json").write_text("{")
     assert run_status(run).reason == "precompile: exit code 1 while running on a,b"
+
+
+def test_runs_of_a_cluster_that_is_gone_can_be_closed_and_removed(make_run, tmp_path, cli) -> None:
+    gone = tmp_path / "sandbox/bin"
+    run = make_run(states={"precompile": [DONE], "train": [RUNNING]}, bin_dir=str(gone))
+    assert run_status(run).words == f"LOST (its cluster is gone: there is no {gone})"
+    assert cli("cancel", run.name).code == 0
+    assert run_status(run).state == "CANCELLED"
+    assert cli("rm", "--yes", run.name).code == 0
+    assert not run.path.exists()

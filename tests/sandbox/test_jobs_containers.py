@@ -204,7 +204,9 @@ def test_the_nodes_part_of_a_job_runs_in_the_image(
     for node in "01":
         said = run.logs("--node", node)
         work = run.path / "work"
-        expected = f"seen {node} own-files {PATH_INSIDE} {work}:{run.path}/code it's me {work}"
+        code = f"{run.path}/code"
+        path = f"{work}:{code}/trnslurm/node/startup:{code}"
+        expected = f"seen {node} own-files {PATH_INSIDE} {path} it's me {work}"
         assert expected in said.splitlines()
         assert "shared\n" in said
         assert "sees" not in said, "what is not mounted is not there"

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from trnslurm.node import processes
 from trnslurm.node.guard import Watched
-from trnslurm.node.startup.sitecustomize import NAME
 from trnslurm.node.state import RUN
 from trnslurm.rundir import write_json
 
@@ -38,6 +37,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # How long a process may take to write its stacks.
 _STACKS_S = 2.0
 _MOST_FRAMES = 40
+# The name of that file in startup/sitecustomize.py, which this program must not import.
+STACKS_FILE = "trnslurm-stacks"
 _NEURON_COUNTERS = Path("/sys/devices/virtual/neuron_device")
 _THREAD = re.compile(r"^(Current thread|Thread) 0x\w+.*\(most recent call first\):$", re.M)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
@@ -262,7 +263,7 @@ def stacks_of(pid: int) -> str:
     """Return the stacks of a Python process; empty if it offers none, or does not answer."""
     try:
         links = [(e.path, Path(e.path).readlink().name) for e in os.scandir(f"/proc/{pid}/fd")]
-        file = next(path for path, name in links if name.startswith(f"memfd:{NAME} "))
+        file = next(path for path, name in links if name.startswith(f"memfd:{STACKS_FILE} "))
         with open(file, "rb") as stream:  # noqa: PTH123
             begin = stream.seek(0, os.SEEK_END)
             # Without a handler the signal would end the process.

@@ -76,6 +76,8 @@ class Seen(Frozen, kw_only=False):
     accounting: Mapping[str, QueueEntry]
     silent: str = ""
     """Why the controller did not answer."""
+    vanished: str = ""
+    """Why there is no controller any more."""
 
     def may_run(self, job: str | None) -> bool:
         """Check whether a job has not ended, as far as the controller knows."""
@@ -210,6 +212,8 @@ def _forgotten(
         return "CANCELLED", ""
     if job_id in seen.accounting:
         return _ended(seen.accounting[job_id], last)
+    if seen.vanished:
+        return "LOST", seen.vanished
     age = run.heartbeat_age_s()
     # Without the controller's answer, only a missing heartbeat proves that the job is gone.
     stale = last is not None and last.state == "RUNNING" and (age or 0) >= _STALE_S

@@ -163,6 +163,8 @@ def _run_ahead(run: RunDir, record: Record) -> tuple[RunDir, Record] | None:
 
 
 def _ask_controller(slurm: Slurm, records: Sequence[tuple[RunDir, Record]]) -> Seen:
+    if slurm.vanished:
+        return Seen({}, {}, vanished=f"its cluster is gone: there is no {slurm.bin_dir}")
     unsettled = [(run, record) for run, record in records if not is_complete(run, record)]
     if not unsettled:
         return Seen({}, {})

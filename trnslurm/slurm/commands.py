@@ -78,6 +78,14 @@ class Slurm(Frozen, kw_only=False):
 
     bin_dir: str | None = None
 
+    @property
+    def vanished(self) -> bool:
+        """Check whether the cluster was removed, such as a sandbox: not even the parent is left.
+
+        The directory alone may be a file system that is not mounted now.
+        """
+        return bool(self.bin_dir) and not Path(str(self.bin_dir)).parent.exists()
+
     def find(self, command: str) -> str | None:
         """Return the command's path from `bin_dir` or PATH; None if neither has it."""
         if self.bin_dir and (Path(self.bin_dir) / command).is_file():

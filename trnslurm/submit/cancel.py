@@ -60,7 +60,10 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
 
             on_this_machine.stop(run)
             return [Cancelled(each, saves=False) for each in runs]
-        return _cancel_on_slurm(runs, Slurm(record.bin_dir), now=now)
+        slurm = Slurm(record.bin_dir)
+        if slurm.vanished:
+            return [Cancelled(each, saves=False) for each in runs]
+        return _cancel_on_slurm(runs, slurm, now=now)
     except SlurmError:
         for each in runs:
             each.cancelled_file.unlink(missing_ok=True)

@@ -13,23 +13,21 @@ import os
 import signal
 import sys
 
-NAME = "trnslurm-stacks"
-
 
 def _offer_stacks() -> None:
     """Register the highest signal, which hardly any program uses."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # not on Linux, or no memory
-        file = os.memfd_create(NAME)
+        file = os.memfd_create("trnslurm-stacks")
         faulthandler.register(signal.SIGRTMAX, file=file, all_threads=True)
 
 
 def _run_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec(__name__, path)
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec and spec.loader:
         module = importlib.util.module_from_spec(spec)
-        sys.modules[__name__] = module
+        sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
 
