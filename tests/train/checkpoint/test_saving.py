@@ -18,6 +18,20 @@ def test_the_newest_and_those_of_some_steps_are_kept(team):
     assert writers.others() == []
 
 
+def test_of_a_checkpoint_that_was_moved_and_linked_back_the_link_is_deleted(team, tmp_path):
+    writers = team(keep_last=1)
+    writers.save(1)
+    first = writers.root / "step-00000001"
+    first.rename(tmp_path / first.name)
+    first.symlink_to(tmp_path / first.name)
+    assert team(attempt=2).resume() == 1
+    assert "cannot be deleted" not in str(writers.save(2)[0])
+    (writers.root / "step-00000000.removed-1").symlink_to(tmp_path / first.name)
+    assert team(attempt=2).resume() == 2
+    assert (writers.steps(), writers.others()) == ([2], [])
+    prove(tmp_path / first.name)
+
+
 def test_the_only_one_is_deleted_when_the_next_is_there(team, monkeypatch):
     writers = team(keep_last=1)
     writers.save(1)

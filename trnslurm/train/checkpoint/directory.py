@@ -73,7 +73,7 @@ def remove(directory: Path, attempt: int) -> None:
     """Delete a directory; rename it first, so that no part of it ever looks whole."""
     removed = _take_name(directory, attempt)
     fsync_directory(removed.parent)
-    shutil.rmtree(removed)
+    _delete(removed)
 
 
 def _take_name(directory: Path, attempt: int) -> Path:
@@ -84,7 +84,15 @@ def finish_removals(root: Path) -> None:
     """Finish deletions that were interrupted."""
     for path in list(root.iterdir()):
         if is_removed(path.name):
-            shutil.rmtree(path)
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory; of a checkpoint that a user moved and linked back, only the link."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def sweep(root: Path, attempt: int) -> None:
