@@ -236,13 +236,14 @@ def test_what_is_taken_along(tmp_path: Path) -> None:
         (root / name).write_text(text)
     (root / "same.py").symlink_to("a.py")
     (root / "store").symlink_to(outside)
+    (root / "self").symlink_to("self")
     os.mkfifo(root / "pipe")
     files = project_files(root, "a.py", ["data"])
     taken = {name.removeprefix("code/project/") for name in files if "project/" in name}
     assert taken == {"a.py", "same.py", "sub/top.txt", "lib/kept.py", "sub/keep.log"}
     assert json.loads(files["code/project.json"]) == {
         "links": {"data": str(root / "data"), "store": str(outside)},
-        "left_out": ["lib/other.py", "run.log", "sub/b.log", "top.txt"],
+        "left_out": ["lib/other.py", "run.log", "self", "sub/b.log", "top.txt"],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -61,6 +62,8 @@ class _Walk:
             path = Path(entry.path)
             if path in self.linked:
                 self._link(path)
+            elif entry.is_symlink() and _is_loop(path):
+                self.left_out.append(path.relative_to(self.root).as_posix())
             elif entry.name.startswith(".") or entry.name in _NEVER or path.suffix == ".pyc":
                 continue
             elif self._ignored(path, rules, is_dir=entry.is_dir()):
@@ -81,6 +84,15 @@ class _Walk:
         """Check whether git would ignore a path: the nearest .gitignore with a match decides."""
         answers = (rule.ignores(path, is_dir=is_dir) for rule in reversed(rules))
         return next((answer for answer in answers if answer is not None), False)
+
+
+def _is_loop(path: Path) -> bool:
+    """Check whether a link leads back to itself."""
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _inside(path: Path, root: Path) -> bool:

@@ -25,6 +25,11 @@ def empty_manifest(path):
     path.with_name("manifest.json").write_text("")
 
 
+def pipe_as_manifest(path):
+    lose_manifest(path)
+    os.mkfifo(path.with_name("manifest.json"))
+
+
 def edit_manifest(path):
     manifest = path.with_name("manifest.json")
     manifest.write_text(manifest.read_text().replace('"samples": 96', '"samples": 98'))
@@ -42,6 +47,7 @@ def rename_step(path):
         (os.unlink, "rank-00001-of-00002.safetensors: No such file"),
         (lose_manifest, "manifest.json: No such file"),
         (empty_manifest, "manifest.json: not as it was written"),
+        (pipe_as_manifest, "manifest.json: not a regular file"),
         (edit_manifest, "manifest.json: not as it was written"),
         (rename_step, "manifest.json: it is for step 2"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trnslurm.rundir import step_of
+from trnslurm.rundir import open_file, step_of
 from trnslurm.train.checkpoint.directory import fsync_directory, fsync_file
 from trnslurm.train.errors import TrainError
 from trnslurm.train.plan import JobPlan, read_section
@@ -101,7 +101,8 @@ def is_checkpoint(directory: Path) -> bool:
 def check_sizes(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest; check that its files exist with the right sizes."""
     try:
-        content = (checkpoint / NAME).read_bytes()
+        with open_file(checkpoint / NAME) as file:
+            content = file.read()
     except OSError as error:
         raise DamagedError(f"{NAME}: {error.strerror}") from None
     manifest = CheckpointManifest.from_json(content, where=str(checkpoint / NAME))
