@@ -13,7 +13,7 @@ from trnslurm.config.schema import Recipe
 from trnslurm.config.search import Workspace, packaged_root
 from trnslurm.config.tree import fields_of, flatten
 from trnslurm.declared import Field, find_problem, read_declaration
-from trnslurm.plan.values import SECTIONS, declarations
+from trnslurm.plan.values import SECTIONS, declarations, reader
 
 from ..bad_values import BAD
 
@@ -116,6 +116,16 @@ def test_other_commands_refuse_it_too(site, cli, command: str) -> None:
     assert done.error == "--set model.n_layer=0: model.n_layer is 0; it must be at least 1"
 
 
+def test_the_exponent_of_a_number_needs_no_point(site, cli) -> None:
+    file = _copy(site)
+    text = file.read_text()
+    assert text.count("lr: 1.5e-4") == 1 and text.count("lr: 5.0e-3") == 2
+    file.write_text(text.replace("lr: 1.5e-4", "lr: 1e-4").replace("lr: 5.0e-3", "lr: 5e-3"))
+    for preset, lr in (("xl", 1e-4), ("tiny", 5e-3)):
+        shown = json.loads(cli("show", "mine", "--preset", preset, "--json").out)
+        assert shown["config"]["train"]["lr"] == lr
+
+
 def test_the_file_is_named_in_which_it_stands(site, cli) -> None:
     file = _copy(site)
     tree = yaml.safe_load(file.read_text())
@@ -126,6 +136,12 @@ def test_the_file_is_named_in_which_it_stands(site, cli) -> None:
     del tree["train"]["schedule"]
     file.write_text(yaml.safe_dump(tree))
     assert cli("show", "mine").error == f"{file}: train lacks schedule, which train.py needs"
+    bare = {"entry": "train.py", "batch": {"global_batch": 8}, "train": {"lr": 1e-4}}
+    file.write_text(yaml.safe_dump(bare))
+    declared = read_declaration(reader("mine", file.parent), ENTRY, "Settings")
+    assert declared is not None
+    first = [key for key in declared.fields if key != "lr"][:3]
+    assert f"{file}: train lacks {', '.join(first)} and " in cli("show", "mine").error
     tree["train"] |= {"schedule": "linear", "lrr": 1.0}
     file.write_text(yaml.safe_dump(tree))
     assert cli("show", "mine").error == (

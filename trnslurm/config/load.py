@@ -41,6 +41,7 @@ from trnslurm.config.tree import (
     lookup,
     merge,
     nest,
+    with_numbers,
 )
 from trnslurm.config.values import check_cluster_values, check_values
 from trnslurm.errors import ConfigError, did_you_mean
@@ -207,11 +208,8 @@ def _typed(dotted: str, raw: str, source: str, tree: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{source}: this is not a value ({error.problem})") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{source}: {raw!r} is not a value") from None
-    if hint is float and isinstance(value, str):  # YAML reads 1e-4 as text
-        try:
-            value = float(value)
-        except ValueError:
-            pass
+    if dotted.partition(".")[0] in JOB_SECTIONS and hint is not str:
+        value = with_numbers(value)
     checked = convert(value, hint, source, dotted)
     return as_declared(checked, tree[dotted], source, dotted) if dotted in JOB_SECTIONS else checked
 

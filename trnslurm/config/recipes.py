@@ -10,7 +10,7 @@ from typing import Any
 from trnslurm.config.schema import Cluster, Recipe
 from trnslurm.config.script import script_tree
 from trnslurm.config.search import mapping_in, read_text, take_description
-from trnslurm.config.tree import Layer, check, convert, fields_of, flatten
+from trnslurm.config.tree import Layer, check, convert, fields_of, flatten, with_numbers
 from trnslurm.errors import ConfigError, did_you_mean
 from trnslurm.rundir import load_json
 
@@ -72,10 +72,16 @@ def _layers_of(file: Path, text: bytes) -> tuple[Layer, dict[str, Any]]:
             raise ConfigError(f"{file}: preset {name!r} must be a quoted name with a mapping")
     for name in presets:
         _check_then(presets, name, f"{file}: presets.{name}.then")
-    base = Layer(name="recipe", source=str(file), tree=check(tree, _RECIPE_LAYER, str(file)))
+    base = Layer(name="recipe", source=str(file), tree=_checked(tree, str(file)))
     for name in presets:  # check the unused ones too
         preset_layer(presets, name, file.parent.name, base)
     return base, presets
+
+
+def _checked(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the checked values of a recipe or preset; of a job's own keys no type is known."""
+    checked = check(tree, _RECIPE_LAYER, source)
+    return {k: with_numbers(v) if k in JOB_SECTIONS else v for k, v in checked.items()}
 
 
 def _check_then(presets: Mapping[str, Any], name: str, where: str) -> None:
@@ -138,7 +144,7 @@ def preset_layer(presets: Mapping[str, Any], name: str, recipe: str, base: Layer
     tree = dict(presets[name] or {})
     take_description(tree, source)
     tree.pop("then", None)  # these describe the preset, not the training
-    checked = check(tree, _RECIPE_LAYER, source)
+    checked = _checked(tree, source)
     for section in JOB_SECTIONS:
         if section in checked:
             declared = base.tree.get(section, {})

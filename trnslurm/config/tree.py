@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -91,6 +92,19 @@ def marks_of(cls: type) -> Sequence[tuple[str, str]]:
     return found
 
 
+# YAML 1.1 asks for a point and a sign: 1.0e-4. It reads 1e-4 and 1.5e4 as text.
+_EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+
+
+def with_numbers(value: Any) -> Any:
+    """Return `value` with every text such as 1e-4 as a number."""
+    if isinstance(value, Mapping):
+        return {k: with_numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(v) for v in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
 def check(tree: Any, hints: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
     """Return `tree` with every value converted, or raise an error that names file and key."""
     if not isinstance(tree, Mapping):
@@ -135,8 +149,8 @@ def convert(value: Any, hint: Any, where: str, dotted: str) -> Any:
         return [convert(v, args[0], where, f"{dotted}[{i}]") for i, v in enumerate(value)]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(value, args[1], where, dotted)
-    if hint is float and type(value) is int:
-        return float(value)
+    if hint is float:
+        value = float(value) if type(value) is int else with_numbers(value)
     if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
         return value
     raise ConfigError(f"{where}: {dotted} must be {_WORDS[hint]}, found {value!r}")

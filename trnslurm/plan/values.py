@@ -110,9 +110,13 @@ def reader(recipe: str, recipe_dir: Path) -> Read:
 def _check_keys(config: Config, declared: Declaration, values: dict[str, Any]) -> None:
     """Refuse keys that are missing, or that the job does not know, as it would."""
     where = f"{config.recipe_dir}/recipe.yaml"
-    for key in declared.fields.keys() - values.keys():
-        raise ConfigError(f"{where}: train lacks {key}, which {config.recipe.entry} needs")
-    for key in values.keys() - declared.fields.keys() if declared.whole else ():
+    if missing := [key for key in declared.fields if key not in values]:
+        more = f" and {len(missing) - 3} more keys" if len(missing) > 3 else ""
+        keys = f"{', '.join(missing[:3])}{more}"
+        raise ConfigError(f"{where}: train lacks {keys}, which {config.recipe.entry} needs")
+    for key in values if declared.whole else ():
+        if key in declared.fields:
+            continue
         hint = did_you_mean(key, declared.fields)
         raise ConfigError(
             f"{where}: train.{key} is no setting that {config.recipe.entry} knows{hint}"
