@@ -21,6 +21,7 @@ from trnslurm.cli import cli as group
 from ..processes import run_process
 
 ROOT = Path(__file__).parents[2]
+TRNSLURM = (sys.executable, "-m", "trnslurm")
 CONFIG = "--path -c/--cluster -p/--preset --set"
 SPEC = f"{CONFIG} --workers --from --time --name --launcher --sbatch --notify --allow-idle"
 SURFACE = {
@@ -273,19 +274,32 @@ def test_completion_knows_our_names(
     assert done.err == ""
 
 
-def test_reader_that_has_seen_enough_gets_no_traceback(site, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">&-", 0, ""),
+        (">&$WITHOUT_READER", 1, ""),
+        (">/dev/full", 1, "error: output: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["render gpt2_zero1 -c pc", "runs --csv", "logs last"])
+def test_output_that_cannot_be_written_gives_no_traceback(
+    make_run, site, command: str, output: str, code: int, said: str
+) -> None:
+    run = make_run(states={"train": [{"state": "COMPLETED"}]})
+    run.node_log("train", 1, 0).write_text("line\n")
     read, write = os.pipe()
     os.close(read)
+    environment = {"PYTHONPATH": str(ROOT), "WITHOUT_READER": str(write), "PYTHONUNBUFFERED": ""}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "trnslurm", "render", "gpt2_zero1", "--cluster", "pc"],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=write, stderr=subprocess.PIPE, text=True, timeout=180, check=False,
+            ["bash", "-c", f'exec "$@" 2>&1 {output}', "-", *TRNSLURM, *command.split()],
+            env={**os.environ, **environment}, pass_fds=[write], stdout=subprocess.PIPE, text=True,
+            timeout=180, check=False,
         )  # fmt: skip
     finally:
         os.close(write)
-    assert done.stderr == ""
-    assert done.returncode != 0
+    assert (done.returncode, done.stdout) == (code, said)
 
 
 @pytest.mark.parametrize("name", ["plan", "render", "submit", "resume", "cancel", "runs"])

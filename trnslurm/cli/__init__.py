@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -168,16 +169,24 @@ def cli(on: str | None) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line."""
     gc.set_threshold(_OBJECTS)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, _nowhere(mode))
     try:
         end_with(lambda: cli.main(args=arguments, prog_name="trnslurm", standalone_mode=False))
     finally:
         gc.freeze()  # saves a last garbage collection at exit
 
 
+def _nowhere(mode: str) -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+
+
 def end_with(command: Callable[[], object]) -> NoReturn:
     """Exit with a command's result; an error is one line, and has the code for its kind."""
     try:
         code = command()
+        sys.stdout.flush()
     except TrnslurmError as error:
         _fail(str(error), 1)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -196,6 +205,10 @@ def end_with(command: Callable[[], object]) -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", _INTERRUPTED)
     except OSError as error:
+        if error.filename is None:  # Python would try to write the rest at exit, and exit with 120
+            sys.stdout = _nowhere("w")
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
         _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
     except MemoryError:
         _fail("this machine has too little memory for it", 1)
