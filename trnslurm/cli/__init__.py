@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         gc.freeze()  # saves a last garbage collection at exit
 
 
-def _nowhere(mode: str) -> TextIO:
+def _nowhere(mode: str) -> Any:
     return os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
 
 
