@@ -74,6 +74,7 @@ class _Worker:
         self._stop_file = self._files.stop_file("train", self._attempt)
         self._stops = False
         self._calls, self._pause = 0, 1
+        self._agreements = 0
         self._looked = time.monotonic()
         _refuse_lonely(int(values.get("WORLD_SIZE", "1")))
         self._follow_term()
@@ -115,9 +116,14 @@ class _Worker:
         calls_per_look = _LOOK_S * self._calls / max(now - self._looked, 1e-9)
         pause = max(1, min(int(calls_per_look), 2 * self._pause, _MOST_CALLS))
         asked = int(self._stop_file.exists())
-        if distributed := _process_group():
+        if store := _shared_store():
             # Worker 0, on the node of whoever asks, decides both for all.
-            asked, pause = _highest(distributed, (0, 0) if self._rank else (asked, pause))
+            self._agreements += 1
+            key = f"trnslurm/stop/{self._agreements}"
+            if self._rank:
+                asked, pause = map(int, store.get(key).split())
+            else:
+                store.set(key, f"{asked} {pause}")
         self._calls, self._pause, self._looked = 0, pause, now
         return asked > 0
 
@@ -159,7 +165,8 @@ def _refuse_lonely(world: int) -> None:
     distributed = sys.modules.get("torch.distributed")
     if world < 2 or distributed is None or not distributed.is_available():
         return
-    if not distributed.is_initialized():
+    xla = sys.modules.get("torch_xla.runtime")
+    if not distributed.is_initialized() and not (xla and xla.world_size() == world):
         print(
             f"error: {world} workers were started, but this one has opened no process group: each "
             "would train alone. Call torch.distributed.init_process_group(), or make the "
@@ -170,21 +177,17 @@ def _refuse_lonely(world: int) -> None:
         os._exit(_USAGE)
 
 
-def _process_group() -> Any:
-    """Return torch.distributed if the script has opened a process group of several workers."""
+def _shared_store() -> Any:
+    """Return the store of the script's process group, if it has several workers.
+
+    Unlike a collective, the store works with every backend and device.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return distributed if distributed.get_world_size() > 1 else None
-
-
-def _highest(distributed: Any, numbers: tuple[int, int]) -> tuple[int, int]:
-    """Return the highest of all workers' numbers."""
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    tensor = sys.modules["torch"].tensor(numbers, device=device)
-    distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
-    first, second = tensor.tolist()
-    return first, second
+    if distributed.get_world_size() < 2:
+        return None
+    return distributed.distributed_c10d._get_default_store()
 
 
 _worker: _Worker | None = None

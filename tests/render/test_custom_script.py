@@ -243,7 +243,7 @@ def test_what_is_taken_along(tmp_path: Path) -> None:
     assert taken == {"a.py", "same.py", "sub/top.txt", "lib/kept.py", "sub/keep.log"}
     assert json.loads(files["code/project.json"]) == {
         "links": {"data": str(root / "data"), "store": str(outside)},
-        "left_out": ["lib/other.py", "run.log", "self", "sub/b.log", "top.txt"],
+        "left_out": [".env", "lib/other.py", "run.log", "self", "sub/b.log", "top.txt"],
     }
 
 

@@ -79,7 +79,7 @@ def _project_line(job: Job) -> str:
         line += f" of {job.source_dir}"
     if left_out := job.project["left_out"]:
         more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        line += f", not {', '.join(left_out[:3])}{more} (.gitignore)"
+        line += f", not {', '.join(left_out[:3])}{more} (.gitignore, or hidden)"
     if links := job.project["links"]:
         line += f"; links to {', '.join(links)}"
     return f"{line}; the script runs in a copy of them, work/ of the run directory"

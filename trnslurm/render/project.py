@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 PROJECT_FACTS = str(RunFiles(Path()).project_file)
 PROJECT_CODE = "code/project/"
 _MOST_MIB, _MOST_FILES = 64, 20_000
-_NEVER = ("__pycache__", "node_modules")
+# What no script reads: it is left out, and not mentioned.
+_NEVER = (
+    *("__pycache__", "node_modules", ".git", ".gitignore", ".gitattributes", ".github", ".venv"),
+    *(".idea", ".vscode", ".ipynb_checkpoints", ".DS_Store", ".pre-commit-config.yaml", ".tox"),
+)
 
 
 class _Rules(Frozen, kw_only=False):
@@ -43,7 +47,7 @@ def _read_rules(directory: Path) -> _Rules:
 
 
 class _Walk:
-    """A walk through a project, file by file, ordered by name."""
+    """A walk through a project, file by file, ordered by name; hidden files are left out."""
 
     def __init__(self, root: Path, linked: Sequence[Path]) -> None:
         self.root, self.linked = root, linked
@@ -62,11 +66,13 @@ class _Walk:
             path = Path(entry.path)
             if path in self.linked:
                 self._link(path)
-            elif entry.is_symlink() and _is_loop(path):
-                self.left_out.append(path.relative_to(self.root).as_posix())
-            elif entry.name.startswith(".") or entry.name in _NEVER or path.suffix == ".pyc":
+            elif entry.name in _NEVER or path.suffix == ".pyc" or _is_cache(entry.name):
                 continue
-            elif self._ignored(path, rules, is_dir=entry.is_dir()):
+            elif (
+                entry.name.startswith(".")
+                or (entry.is_symlink() and _is_loop(path))
+                or self._ignored(path, rules, is_dir=entry.is_dir())
+            ):
                 self.left_out.append(path.relative_to(self.root).as_posix())
             elif entry.is_symlink() and not _inside(path, self.root):
                 self._link(path)
@@ -93,6 +99,11 @@ def _is_loop(path: Path) -> bool:
     except OSError as error:
         return error.errno == errno.ELOOP
     return False
+
+
+def _is_cache(name: str) -> bool:
+    """Check for the directory of a tool, such as .pytest_cache."""
+    return name.startswith(".") and name.endswith("cache")
 
 
 def _inside(path: Path, root: Path) -> bool:
