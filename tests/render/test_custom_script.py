@@ -257,6 +257,23 @@ def test_too_much_is_refused_by_name(site, cli, project) -> None:
     assert f"ln -s {project}/weights.bin work.new/weights.bin" in files["train.sbatch"]
 
 
+def test_variables_that_the_job_lacks_are_named(
+    site, fake_slurm, cli, project, monkeypatch
+) -> None:
+    (project / "train.py").write_text(
+        "import os\nos.environ['HF_HOME']; os.getenv('DATA_DIR'); os.environ.get(\n'UNSET')\n"
+        "os.environ['RANK'], os.environ['WANDB_API_KEY'], os.environ['IN_PROFILE']\n"
+    )
+    for name in ("HF_HOME", "DATA_DIR", "RANK", "WANDB_API_KEY", "IN_PROFILE"):
+        monkeypatch.setenv(name, "x")
+    words = ("submit", "./train.py", *CPU, *TIME, "--dry-run", "--set", "env.IN_PROFILE=y")
+    said = cli(*words)
+    assert (
+        "The project reads DATA_DIR, HF_HOME; a job gets no variable of this shell: "
+        "--set env.DATA_DIR=VALUE\n"
+    ) in said.out + said.err
+
+
 def test_programs_of_the_project_stay_programs(site, fake_slurm, cli, project) -> None:
     (project / "prog").write_bytes(b"\x7fELF...")
     assert cli("submit", "./run.sh", *CPU, *TIME).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,7 @@ def submission_lines(submission: Submission, *, remote: bool) -> Iterator[str]:
         return
     for need in submission.needs:
         yield _size_line(need)
-        if line := _project_line(need.job):
-            yield line
+        yield from filter(None, (_project_line(need.job), _variables_line(need.job)))
         if not remote and (line := _graphs_line(need, submission.cache)):
             yield line
     if not remote:
@@ -83,6 +83,19 @@ def _project_line(job: Job) -> str:
     if links := job.project["links"]:
         line += f"; links to {', '.join(links)}"
     return f"{line}; the script runs in a copy of them, work/ of the run directory"
+
+
+def _variables_line(job: Job) -> str:
+    """Return the variables of this shell that a custom script reads and its job does not set."""
+    if job.project is None:
+        return ""
+    from trnslurm.render.project import variables_read
+
+    there = {name for name in variables_read(job.bundle.files) if name in os.environ}
+    if not (lacking := sorted(there - job.profile.env.keys())):
+        return ""
+    first = f"--set env.{lacking[0]}=VALUE"
+    return f"The project reads {', '.join(lacking)}; a job gets no variable of this shell: {first}"
 
 
 def _sweep_lines(submission: Submission) -> Iterator[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 
 PROJECT_FACTS = str(RunFiles(Path()).project_file)
 PROJECT_CODE = "code/project/"
+_READS_VARIABLE = re.compile(
+    rb"""\b(?:environ(?:\.get|\.pop)?|getenv)\s*[(\[]\s*["']([A-Z][A-Z0-9_]*)["']"""
+)
+# A job has these, or should not get them: secrets belong in files of their programs.
+_OF_A_JOB = re.compile(
+    r"PATH|HOME|USER|LANG|TMPDIR|PWD|SHELL|PYTHONPATH|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE"
+    r"|MASTER_(ADDR|PORT)|(SLURM|TRNSLURM|NEURON_RT)_\w+|\w*(KEY|TOKEN|SECRET|PASSWORD)\w*"
+)
 _MOST_MIB, _MOST_FILES = 64, 20_000
 # What no script reads: it is left out, and not mentioned.
 _NEVER = (
@@ -139,6 +148,15 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
     facts: dict[str, Any] = {"links": walk.links, "left_out": sorted(walk.left_out)}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
     return files
+
+
+def variables_read(files: Mapping[str, bytes]) -> set[str]:
+    """Return the environment variables that a project's Python files read, other than a job's."""
+    found: set[str] = set()
+    for name, data in files.items():
+        if name.startswith(PROJECT_CODE) and name.endswith(".py"):
+            found.update(match[1].decode() for match in _READS_VARIABLE.finditer(data))
+    return {name for name in found if not _OF_A_JOB.fullmatch(name)}
 
 
 def _too_much(root: Path, sizes: dict[str, int], count: int) -> str:
