@@ -121,6 +121,22 @@ def test_what_starts_a_script(site, cli, project) -> None:
     assert "--multi_gpu" not in words  # the file says what it is
     words = start("./train.py", "--launcher=deepspeed")
     assert words[:3] == ["python", "-m", "deepspeed.launcher.launch"]
+    # A script with relative imports is a module of its package, here below src.
+    package = project / "src/pkg/sub"
+    package.mkdir(parents=True)
+    for directory in (package, package.parent):
+        (directory / "__init__.py").touch()
+    (package / "train.py").write_text("import os\nfrom ..data import load\n")
+    (package / "plain.py").write_text("import pkg.data\n")
+    for launcher in ("torchrun", "accelerate", "deepspeed"):
+        words = start("src/pkg/sub/train.py", f"--launcher={launcher}")
+        assert words[-3:] == ["--module", "pkg.sub.train", "--a"]
+    for launcher in ("python", "srun"):
+        words = start("src/pkg/sub/train.py", f"--launcher={launcher}")
+        assert words == ["python", "-m", "pkg.sub.train", "--a"]
+    assert start("src/pkg/sub/plain.py")[-2:] == ["src/pkg/sub/plain.py", "--a"]
+    node = rendered(site, cli, "src/pkg/sub/plain.py", "--nodes", "2")["node.sh"]
+    assert 'PYTHONPATH="$PWD:$PWD/src:$PYTHONPATH"' in node
 
 
 def test_srun_starts_every_worker(site, cli, project) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from trnslurm.render.code import sha256_of
 from trnslurm.render.container import container_values
 from trnslurm.render.directives import data_options, training_options
 from trnslurm.render.ingredients import ingredients
-from trnslurm.render.project import PROJECT_FACTS
+from trnslurm.render.project import PROJECT_CODE, PROJECT_FACTS, module_of
 from trnslurm.render.search_path import search_path
 from trnslurm.render.template import fill, open_templates
 from trnslurm.rundir import CONFIG, INGREDIENTS, NODE_SCRIPT, NOTIFY, PLAN, PREPARE, STRATEGY
@@ -239,14 +240,15 @@ def _script_values(spec: JobSpec, code: Mapping[str, bytes]) -> dict[str, Any]:
         "launcher": recipe.launcher,
         "world_info": _world_info(spec),
         "once_per_node": recipe.launcher in ("python", "script"),
-        "script": " ".join([*_launched(recipe), *every]),
+        "script": " ".join([*_launched(recipe, module_of(code, recipe.entry)), *every]),
+        "src": any(re.match(rf"{PROJECT_CODE}src/.*\.py$", name) for name in code),
         "resuming": " ".join(resuming),
         "steps": "its own" if recipe.steps == Recipe.steps else spec.steps,
         "knows_batch": not has_own_batch(recipe),
     }
 
 
-def _launched(recipe: Recipe) -> list[str]:
+def _launched(recipe: Recipe, module: str) -> list[str]:
     """Return the script's command: the launcher's options or the interpreter, and the script."""
     by_itself = recipe.launcher in ("srun", "python", "script")
     python = recipe.launcher == "python" or (by_itself and recipe.entry.endswith(".py"))
@@ -257,6 +259,8 @@ def _launched(recipe: Recipe) -> list[str]:
     entry = shlex.quote(f"./{recipe.entry}" if program else recipe.entry)
     if recipe.container.workdir:
         entry = f'"$TRNSLURM_RUN_DIR"/work/{shlex.quote(recipe.entry)}'
+    if module and recipe.launcher != "script":
+        entry = f"{'-m' if python else '--module'} {shlex.quote(module)}"
     words = [*map(shlex.quote, options), entry]
     return ['"$TRNSLURM_PYTHON"', *words] if python else words
 

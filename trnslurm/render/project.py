@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from trnslurm.errors import RenderError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PROJECT_FACTS = str(RunFiles(Path()).project_file)
 PROJECT_CODE = "code/project/"
+_RELATIVE_IMPORT = re.compile(rb"^from \.+[\w.]* import ", re.MULTILINE)
 _READS_VARIABLE = re.compile(
     rb"""\b(?:environ(?:\.get|\.pop)?|getenv)\s*[(\[]\s*["']([A-Z][A-Z0-9_]*)["']"""
 )
@@ -148,6 +149,23 @@ def project_files(root: Path, entry: str, links: Sequence[str]) -> dict[str, byt
     facts: dict[str, Any] = {"links": walk.links, "left_out": sorted(walk.left_out)}
     files[PROJECT_FACTS] = f"{json.dumps(facts, indent=2)}\n".encode()
     return files
+
+
+def module_of(files: Mapping[str, bytes], entry: str) -> str:
+    """Return the name of a script that Python must start as a module; empty: it is started by path.
+
+    It is in a package and has a relative import, which fails in a script that is started by path.
+    """
+    path = PurePosixPath(entry)
+    if not _RELATIVE_IMPORT.search(files.get(f"{PROJECT_CODE}{path}", b"")):
+        return ""
+    parts = [path.stem]
+    for parent in path.parents:
+        if f"{PROJECT_CODE}{parent}/__init__.py" not in files:
+            break
+        parts.insert(0, parent.name)
+    root = path.parents[len(parts) - 1]  # of the packages: the project, or its src
+    return ".".join(parts) if len(parts) > 1 and str(root) in (".", "src") else ""
 
 
 def variables_read(files: Mapping[str, bytes]) -> set[str]:
