@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from trnslurm.api import choice
+from trnslurm.errors import RunError
+from trnslurm.runs.root import check_run_root
 
 SUBMIT = ("submit", "gpt2_zero1", "--cluster", "pc")
 
@@ -211,7 +214,7 @@ def test_usage_errors(refused, arguments: list[str], words: str) -> None:
     ("root", "words"),
     [
         ("{tmp}/file/runs", "Not a directory; set run_root in the cluster profile"),
-        ("{tmp}/a:b", "a colon, a percent sign, a backslash or a control character"),
+        ("{tmp}/a:b", "a colon, a percent sign, a backslash, a control character or a byte that"),
         ("{tmp}/100%", "choose another run_root"),
         ("{tmp}/a\nb", "choose another run_root"),
         ("{tmp}/a\\b", "choose another run_root"),
@@ -234,6 +237,12 @@ def test_run_root(refused, site, cli, fake_slurm, tmp_path: Path, root: str, wor
     made = {f for f in set(tmp_path.rglob("*")) - before if site.root not in (f, *f.parents)}
     assert made == set()
     assert not Path("/not-mounted").exists()
+
+
+def test_run_root_in_a_home_that_is_not_utf_8(monkeypatch) -> None:
+    monkeypatch.setenv("HOME", os.fsdecode(b"/tmp/\xff"))
+    with pytest.raises(RunError, match="byte that is not UTF-8"):
+        check_run_root(Path("~/runs"))
 
 
 HINTS = {

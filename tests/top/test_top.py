@@ -160,6 +160,9 @@ def test_it_goes_on_with_the_run(make_run, terminal) -> None:
 def test_keys_ask_before_they_end_a_run(runs, terminal, fake_slurm) -> None:
     terminal.start("top", "--every", "0.5")
     terminal.wait("20260102-000000-b")
+    terminal.press("-H", "ff")  # not UTF-8: no key
+    shown = terminal.shown()
+    eventually(lambda: terminal.shown() != shown, said=terminal.shown)  # its clock goes on
     terminal.press("c")
     terminal.wait("Cancel 20260102-000000-b?", "y: yes")
     terminal.press("n")

@@ -15,8 +15,9 @@ from trnslurm.runs.run import RunDir
 
 _POLL_S = 0.1
 # A colon would split PYTHONPATH. A percent sign is a placeholder in file patterns of submitit and
-# Slurm, and a backslash stops Slurm from replacing placeholders.
-_BAD_PATH = r"[:%\\\x00-\x1f\x7f]"
+# Slurm, and a backslash stops Slurm from replacing placeholders. Bytes that are not UTF-8 arrive as
+# surrogates, which no record can hold.
+_BAD_PATH = r"[:%\\\x00-\x1f\x7f\ud800-\udfff]"
 
 
 def check_run_root(root: Path) -> Path:
@@ -26,8 +27,9 @@ def check_run_root(root: Path) -> Path:
     absolute = root.expanduser().absolute()
     if re.search(_BAD_PATH, str(absolute)):
         raise RunError(
-            f"run root {str(absolute)!r}: a colon, a percent sign, a backslash or a control "
-            "character in the path would break the scripts; choose another run_root"
+            f"run root {str(absolute)!r}: a colon, a percent sign, a backslash, a control "
+            "character or a byte that is not UTF-8 in the path would break the scripts; choose "
+            "another run_root"
         )
     return absolute
 

@@ -12,6 +12,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Label, ProgressBar, Sparkline, Static
 
@@ -38,6 +39,17 @@ Act = Callable[[RunDir], str]
 """Does something with a run; returns a text about what it did."""
 
 
+class _Terminal(LinuxDriver):
+    """Textual's terminal; it ends at a key that is not UTF-8 (8.2.8), this one ignores the key."""
+
+    def run_input_thread(self) -> None:
+        while True:
+            try:
+                return super().run_input_thread()
+            except UnicodeDecodeError:
+                continue
+
+
 class Top(App[None]):
     """The live view of all runs."""
 
@@ -61,7 +73,7 @@ class Top(App[None]):
     def __init__(
         self, listed: List, *, every_s: float, acts: Mapping[str, Act], first: RunDir | None
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=_Terminal)
         self.listed, self.every_s, self.acts, self._first = listed, every_s, acts, first
 
     def on_mount(self) -> None:
