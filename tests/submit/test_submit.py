@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_two_runs_in_one_second_get_two_directories(site, fake_slurm, cli, monke
     assert [r.name for r in site.runs()] == [
         "20260101-000000-gpt2_zero1", "20260101-000000-gpt2_zero1-2",
     ]  # fmt: skip
+
+
+def test_last_is_the_newest_in_any_time_zone(site, fake_slurm, cli, monkeypatch) -> None:
+    try:
+        for name, zone in (("first", "EAST-12"), ("second", "WEST+12")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert cli(*GPT2, "--name", name).code == 0
+        assert cli("status", "last").out.partition(":")[0].endswith("-second")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_every_path_may_have_a_weird_name(site, fake_slurm, cli, weird_path: Path) -> None:

@@ -35,8 +35,8 @@ def check_run_root(root: Path) -> Path:
 
 
 def time_stamp() -> str:
-    """Return the current time as a prefix for names of runs."""
-    return time.strftime("%Y%m%d-%H%M%S")
+    """Return the current time, in UTC, as a prefix for names of runs: the newest sorts last."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime())
 
 
 def free_stamp(root: Path, names: Sequence[str]) -> str:
