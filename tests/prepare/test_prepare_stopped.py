@@ -1,9 +1,12 @@
 """Runs that are stopped, whatever stops them, and the next ones, which resume."""
 
 import os
+import random
 import re
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,30 @@ def test_a_run_resumes_where_another_was_stopped(
     assert done.code == 0, done
     assert left_beside(output) == []
     assert read_data(output).files() == at_once.files()
+
+
+@pytest.mark.parametrize("kind", [(), ("bert",)])
+def test_it_stops_while_a_tokenizer_is_trained(tmp_path, kind):
+    """On text without blanks, which takes the library many minutes."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(random.Random(1).choices("abcdefgh", k=2_000_000)))
+    words = (*kind, "--text", text, "--tokenizer", "train:9999", "--output", tmp_path / "data")
+    with subprocess.Popen(
+        [sys.executable, "-m", "trnslurm.prepare", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            for line in process.stderr:
+                if line.startswith("training the tokenizer: 100%"):
+                    break
+            process.terminate()
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err.splitlines()[-1:]) == (
+        143, ["stopped: finished work is kept, run again to resume"],
+    )  # fmt: skip
 
 
 def test_workers_are_forked_from_a_process_without_threads(read_data, command, at_once, tmp_path):

@@ -49,8 +49,8 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"error: {error.filename}: {error.strerror}")
     except _Stopped as stopped:
-        print(f"\nstopped: {_KEPT}", file=sys.stderr)
-        sys.exit(128 + stopped.args[0])
+        print(f"\nstopped: {_KEPT}", file=sys.stderr, flush=True)
+        os._exit(128 + stopped.args[0])  # a tokenizer's training may go on in a thread: it aborts
 
 
 def _stop(number: int, frame: object) -> NoReturn:

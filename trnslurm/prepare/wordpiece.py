@@ -122,7 +122,7 @@ def train(texts: Callable[[str], Iterable[str]], vocab_size: int, processes: int
         limit_alphabet=len(characters),
         show_progress=False,
     )
-    trained.train_from_iterator(texts("training the tokenizer"), trainer)
+    tokenizer.learn(trained, texts("training the tokenizer"), trainer)
     vocabulary = trained.get_vocab(with_added_tokens=True)
     if len(vocabulary) > vocab_size:
         raise PrepareError(
