@@ -1,5 +1,18 @@
-"""`python -m trnslurm`."""
+"""`python -m trnslurm`, and the command trnslurm."""
 
-from trnslurm.cli import main
+import sys
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run the command line; Ctrl-C is one line also while this imports."""
+    try:
+        from trnslurm.cli import main as run
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -65,6 +65,28 @@ def test_interrupted_before_it_was_recorded_leaves_nothing(site, fake_slurm, cli
     assert fake_slurm.calls("sbatch") == []
 
 
+def test_interrupted_between_a_directory_and_its_record_leaves_nothing(
+    site, fake_slurm, cli, monkeypatch
+) -> None:
+    create_run = submit.create_run
+
+    def create(*arguments: object, **values: object) -> RunDir:
+        run = create_run(*arguments, **values)
+        os.kill(os.getpid(), signal.SIGINT)
+        return run
+
+    monkeypatch.setattr(submit, "create_run", create)
+    assert cli(*GPT2).code == 130
+    assert [*site.run_root.iterdir()] == []
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_ctrl_c_while_it_imports_is_one_line(run_cli, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = run_cli("runs", environ={"PYTHONPATH": f"{tmp_path}:{CHECKOUT}"})
+    assert (done.code, done.error) == (130, "interrupted")
+
+
 def full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 

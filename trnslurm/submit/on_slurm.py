@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from trnslurm.errors import NoAnswerError, SlurmError, SubmitError, TrnslurmErro
 from trnslurm.rundir import write_json
 from trnslurm.runs.run import RunDir
 from trnslurm.slurm.commands import Slurm, overriding, own_words
+from trnslurm.submit.interrupts import interrupts_deferred
 from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
@@ -60,7 +59,7 @@ def start(runs: Sequence[RunDir], slurm: Slurm, waits_for: WaitsFor) -> None:
     room = last_job(runs[0], waits_for.end)
     records = [(run, run.record()) for run in runs]
     phases = [(run, record, phase) for run, record in records for phase in record.phases]
-    with _interrupts_deferred() as interrupts:
+    with interrupts_deferred() as interrupts:
         for run, record, phase in phases:
             first = phase == record.phases[0]
             compiling = str(record.precompile.get("waits_for", "")) if first else ""
@@ -86,23 +85,6 @@ def last_job(run: RunDir, other: str) -> str:
         return ""
     record = run.sibling(other).record()
     return record.jobs[record.phases[-1]]
-
-
-@contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[list[int]]:
-    """Hold Ctrl-C back while sbatch answers with a job's id; raise it afterwards."""
-    seen: list[int] = []
-    in_thread = threading.current_thread() is not threading.main_thread()  # gets no Ctrl-C
-    if in_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield seen  # inherited, as in the background of a script: Ctrl-C is not meant for us
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        yield seen
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if seen:
-            raise KeyboardInterrupt
 
 
 def _submit(run: RunDir, phase: str, slurm: Slurm, dependencies: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from trnslurm.slurm.commands import Slurm
 from trnslurm.submit.cancel import cancel
 from trnslurm.submit.claims import Claims
 from trnslurm.submit.here import find_python
+from trnslurm.submit.interrupts import interrupts_deferred
 from trnslurm.submit.job import Job
 from trnslurm.submit.lock import lock_run
 from trnslurm.submit.precompile import Need
@@ -69,14 +70,17 @@ class _Start:
         with privacy_of(self._job), Claims(self._submission.cache, self._console) as claims:
             try:
                 for chain in self._submission.chains:
-                    with contextlib.ExitStack() as locks:
+                    with interrupts_deferred() as interrupts, contextlib.ExitStack() as locks:
                         started = self._make(chain, claims, locks)
                         runs += started
+                        if interrupts:
+                            break
                         start(started, chain[0].waits_for)
                     claims.complete()
             except BaseException as error:
                 if not self._submission.resumes:
-                    _take_back(runs, self._job, error)
+                    with interrupts_deferred():
+                        _take_back(runs, self._job, error)
                 raise
         return runs
 
@@ -208,6 +212,6 @@ def _take_back(runs: Sequence[RunDir], job: Job, error: BaseException) -> None:
         on_slurm.take_back(started, Slurm(job.profile.slurm.bin_dir), why)
     # A controller that did not answer may have queued a job.
     queued = isinstance(error, NoAnswerError) or any(run.record().jobs for run in runs)
-    if not queued and isinstance(error, TrnslurmError):
+    if not queued and isinstance(error, TrnslurmError | KeyboardInterrupt):
         for run in runs:
             shutil.rmtree(run.path, ignore_errors=True)
