@@ -63,3 +63,23 @@ def test_the_loss_is_what_was_said_last(make_run, cli) -> None:
 def test_a_torn_line_and_none_at_all(tmp_path: Path) -> None:
     assert steps(tmp_path, (1, 1), torn='{"attempt": 1, "st') == [(1, 1)]
     assert RunDir(tmp_path / "nothing").steps() == []
+
+
+def test_the_last_steps_of_a_large_file_are_read_from_its_end(make_run, cli, monkeypatch) -> None:
+    run = make_run()
+
+    def write(*attempts: tuple[int, range]) -> None:
+        lines = [
+            {"attempt": attempt, "step": step, "loss": 1.0, "more": 300 * "x"}
+            for attempt, steps in attempts
+            for step in steps
+        ]
+        run.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    write((1, range(1, 400)), (2, range(300, 302)))
+    assert [step["step"] for step in run.last_steps(3)][-3:] == [299, 300, 301]
+    assert [step["step"] for step in run.last_steps(2)] == [300, 301]
+    monkeypatch.setattr(RunDir, "steps", None)
+    write((1, range(1, 400)))
+    _, *rows = cli("metrics", run.name, "-n", "3").out.splitlines()
+    assert [row.split()[0] for row in rows] == ["397", "398", "399"]

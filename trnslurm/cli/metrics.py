@@ -109,7 +109,7 @@ def metrics_command(
 
 
 def _metrics_of_run(run: RunDir, lines: int) -> None:
-    steps = run.steps()
+    steps = run.last_steps(lines)
     if not steps:
         how = ""
         if run.project_file.exists():

@@ -250,16 +250,27 @@ class RunDir(RunFiles, kw_only=False):
         """Return the line of metrics.jsonl that counts for each step, ordered by step."""
         return counting(self.lines())
 
+    def last_steps(self, count: int) -> list[dict[str, Any]]:
+        """Return at least the last `count` of these lines, from the file's end if they are there.
+
+        An attempt's lines follow one another, and all lines of the newest attempt count.
+        """
+        end = [line for line in last_lines(self.metrics_file) if _is_step(line)]
+        newest = max((line["attempt"] for line in end), default=0)
+        found = [line for line in reversed(end) if line["attempt"] == newest]
+        return found if len(found) >= count else self.steps()
+
     def lines(self) -> list[dict[str, Any]]:
         """Return every line of metrics.jsonl that reports a step."""
         try:
-            return [
-                line
-                for line in read_json_lines(self.metrics_file)
-                if isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
-            ]
+            return [line for line in read_json_lines(self.metrics_file) if _is_step(line)]
         except FileNotFoundError:
             return []
+
+
+def _is_step(line: Mapping[str, Any]) -> bool:
+    """Check whether a line of metrics.jsonl reports a step."""
+    return isinstance(line.get("attempt"), int) and isinstance(line.get("step"), int)
 
 
 def counting(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
