@@ -108,6 +108,7 @@ def test_what_a_quote_or_a_backslash_too_many_joins_is_named_line_by_line(run, t
         "warning: tweets.csv: left out 3 rows with a quote within a quoted field: lines 3, 4, 5",
         "warning: tweets.csv: left out 2 rows with a backslash at the end of the line, outside of "
         "quotes: lines 6, 7",
+        "warning: label no: no sample has it",
     ]
 
 

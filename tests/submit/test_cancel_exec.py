@@ -142,12 +142,14 @@ def test_run_that_ended_stays_what_it_is(fake_slurm, make_run, cli) -> None:
     assert not run.cancelled_file.exists()
 
 
-def test_job_that_ended_in_between_is_no_error(fake_slurm, make_run, cli) -> None:
+@pytest.mark.parametrize(
+    "why", ["Invalid job id specified", "Job/step already completing or completed"]
+)
+def test_job_that_ended_in_between_is_no_error(fake_slurm, make_run, cli, why: str) -> None:
+    """By itself, or by another cancel at the same time."""
     run = make_run()
     fake_slurm.queue(*PENDING)
-    fake_slurm.refuse(
-        "scancel", "scancel: error: Kill job error on job id 1001: Invalid job id specified"
-    )
+    fake_slurm.refuse("scancel", f"scancel: error: Kill job error on job id 1001: {why}")
     assert cli("cancel", run.name).code == 0
 
 

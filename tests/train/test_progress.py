@@ -8,7 +8,7 @@ import torch
 from trnslurm.train.devices.device import Timer
 from trnslurm.train.environment import Environment
 from trnslurm.train.loop.job import TrainingJob
-from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter
+from trnslurm.train.loop.progress import Reporting, StepDone, StepReporter, _format
 
 from ..json_lines import read_lines
 
@@ -66,3 +66,10 @@ def test_late_graphs(make_plan, tmp_path, capsys, asked_of_cache, late, warned_a
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["late_graphs"] for line in lines] == late
     assert "graphs compiled after step 2: 2" in capsys.readouterr().out
+
+
+def test_the_perplexity_of_a_loss_that_exploded_is_short():
+    line = {"step": 1, "steps": 2, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "eval_loss": 1.0}
+    for perplexity, shown in ((12345.678, "12345.68"), (1.0142320547350045e304, "1.01e+304")):
+        said = _format(line | {"perplexity": perplexity}, Reporting(rates={}))
+        assert said.endswith(f"eval_loss 1.0000  perplexity {shown}")

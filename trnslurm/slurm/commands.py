@@ -67,6 +67,10 @@ def overriding(environment: Iterable[str]) -> list[str]:
     return sorted(k for k in environment if re.fullmatch(_OVERRIDES, k) and k not in _KEPT)
 
 
+# Another cancel may have been faster.
+_HAS_ENDED = ("Invalid job id", "already completing or completed")
+
+
 def own_words(command: str, stderr: str) -> str:
     """Return a command's error messages as one line that names the command once."""
     messages = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
@@ -210,16 +214,19 @@ class Slurm(Frozen, kw_only=False):
         return found
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; a job that has already ended is no error."""
-        try:
-            self.call("scancel", *job_ids)
-        except SlurmError as error:
-            if "Invalid job id" not in str(error):
-                raise
+        """Cancel jobs; a job that has ended, or is ending, is no error."""
+        self._scancel(*job_ids)
 
     def ask_to_stop(self, job_id: str) -> None:
-        """Signal a job's batch script to save and end."""
-        self.call("scancel", "--batch", "--signal=USR1", job_id)
+        """Signal a job's batch script to save and end; it may have ended."""
+        self._scancel("--batch", "--signal=USR1", job_id)
+
+    def _scancel(self, *arguments: str) -> None:
+        try:
+            self.call("scancel", *arguments)
+        except SlurmError as error:
+            if not any(words in str(error) for words in _HAS_ENDED):
+                raise
 
     def release(self, job_id: str) -> None:
         """Release a held job."""

@@ -136,6 +136,9 @@ class LabelledPreparation(Preparation):
         """Return the numbers of samples and labels; warn of rows that were left out."""
         for part in index["left_out"]:
             print(f"warning: {_bad_rows(part)}", file=sys.stderr)
+        for label in index["labels"]:
+            if not any(entry["labels"].get(label) for entry in index["splits"].values()):
+                print(f"warning: label {label}: no sample has it", file=sys.stderr)
         splits = []
         for name, entry in index["splits"].items():
             labels = ", ".join(f"{label} {count:,}" for label, count in entry["labels"].items())

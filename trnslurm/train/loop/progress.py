@@ -24,6 +24,7 @@ EXPECTED_SHARE = 0.95
 STEADY_AFTER = 2
 TOKENS = {"tokens/s": "tokens_per_s"}
 """Printed rates, and which numbers of a step they are."""
+_DIVERGED = 1e9
 _NO_CURVES = ("attempt", "step", "steps", "time")
 
 
@@ -259,7 +260,8 @@ def _format(line: dict[str, int | float], reporting: Reporting) -> str:
     if "mfu" in line:
         parts.append(f"mfu {100 * line['mfu']:.1f}%")
     if "perplexity" in line:
-        parts.append(f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:.2f}")
+        form = ".2f" if line["perplexity"] < _DIVERGED else ".3g"  # exp(700) has 305 digits
+        parts.append(f"eval_loss {line['eval_loss']:.4f}  perplexity {line['perplexity']:{form}}")
     else:  # eval_s is a time
         scores = [name for name in line if name.startswith("eval_") and name != "eval_s"]
         parts += [f"{name} {line[name]:.4f}" for name in scores]
