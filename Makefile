@@ -21,7 +21,7 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 all: help
-.PHONY: all help demo docs pictures test test-faults test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
+.PHONY: all help demo docs pictures test test-faults triage test-matrix test-slurm test-gpu bench-gpu soak fuzz check unit format goldens bench bench-training \
   bench-all bench-launcher bench-checkpoint bench-data bench-restart bench-scale wheel clean
 
 help:  ## Show what can be made
@@ -66,6 +66,11 @@ soak: sandbox .venv/.train  ## Cause 50 random faults in one training; add a row
 	@export TRNSLURM_FAULT_RESULTS=$(FAULT_RESULTS)
 	$(BIN)/pytest tests/faults/test_soak.py -m soak --capture no
 	$(BIN)/python tests/faults/table.py "$$TRNSLURM_FAULT_RESULTS" docs/reliability.md
+
+# PART=learn measures the cases that patterns were made from; SHOW=1 prints those that are not right.
+PART ?= held
+triage: .venv/.train  ## Measure the diagnosis on failures from public threads (PART, SHOW)
+	@$(BIN)/python -m tests.node.measure_triage $(PART) $(if $(SHOW),--show)
 
 fuzz: .venv/.train  ## Damage files at random for ten minutes and read them (FUZZ_MINUTES, FUZZ_SEED)
 	$(BIN)/pytest tests/test_fuzz.py -m fuzz

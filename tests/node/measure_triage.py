@@ -1,0 +1,102 @@
+"""Measure the diagnosis on failures of strangers: `make triage`, a table by family.
+
+triage_corpus/learn has the cases from which patterns may be made, and triage_corpus/held those that
+only measure. README.md there describes a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trnslurm.node.triage.finding import Finding, find_cause
+
+CORPUS = Path(__file__).with_name("triage_corpus")
+VERDICTS = ("right", "vague", "quoted", "silent", "wrong")
+_HOSTS = "trn-1,trn-2"
+
+
+def cases_in(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield all cases of a directory."""
+    for file in sorted(directory.glob("*.toml")):
+        yield from tomllib.loads(file.read_text(encoding="utf-8"))["case"]
+
+
+def write_run(case: Mapping[str, Any], run: Path) -> None:
+    """Write the run directory that a case would leave: two nodes with eight workers each."""
+    for name in ("logs", "state"):
+        (run / name).mkdir(parents=True)
+    state = {"state": "FAILED", "hosts": _HOSTS, "job_id": "7"}
+    (run / "state/train-1.json").write_text(json.dumps(state))
+    (run / "plan.json").write_text(json.dumps({"workers_per_node": 8}))
+    for name, text in case["logs"].items():
+        node = name.removeprefix("train-")
+        log = "train-7.log" if name == "batch" else f"train-1-node{node}.log"
+        (run / "logs" / log).write_text(text.lstrip("\n"), encoding="utf-8")
+
+
+def judge(case: Mapping[str, Any], found: Finding | None) -> str:
+    """Return the verdict on a diagnosis.
+
+    right: it names the cause; vague: it is true, but says too little; wrong: it names another
+    cause. Where it names none: quoted, if it shows the telling line, or silent.
+    """
+    said = f"{found.cause}\n{found.fix}" if found and found.name else ""
+
+    def matches(patterns: list[str]) -> bool:
+        return all(re.search(pattern, said, re.IGNORECASE) for pattern in patterns)
+
+    if said and matches(case["right"]):
+        return "right"
+    if found is None or not found.name or found.kind == "effect":
+        shown = "\n".join(found.report()) if found else ""
+        return "quoted" if case["telling"].strip()[:120] in shown else "silent"
+    accepted = [[pattern] for pattern in case.get("not_wrong", ())]
+    accepted += [case["vague"]] if case.get("vague") else []
+    return "vague" if any(map(matches, accepted)) else "wrong"
+
+
+def diagnose(case: Mapping[str, Any]) -> Finding | None:
+    """Return the diagnosis of a case."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_run(case, Path(directory))
+        return find_cause(Path(directory), "train", 1)
+
+
+def main() -> int:
+    """Print the verdicts by family."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", default="held", choices=("learn", "held"))
+    parser.add_argument("--show", action="store_true", help="print each case that is not right")
+    options = parser.parse_args()
+    table: dict[str, Counter[str]] = {}
+    for case in cases_in(CORPUS / options.part):
+        found = diagnose(case)
+        verdict = judge(case, found)
+        table.setdefault(case["family"], Counter())[verdict] += 1
+        if options.show and verdict != "right":
+            report = found.report() if found else ["(nothing)"]
+            print(f"{case['id']}: {verdict}; {case['cause']}", *report, "", sep="\n  ")
+    rows = [("family", "cases", *VERDICTS)]
+    total: Counter[str] = Counter()
+    for family, verdicts in sorted(table.items()):
+        rows.append((family, str(verdicts.total()), *(str(verdicts[v]) for v in VERDICTS)))
+        total += verdicts
+    count = total.total() or 1
+    rows.append(("all", str(total.total()), *(str(total[v]) for v in VERDICTS)))
+    rows.append(("percent", "", *(f"{100 * total[v] / count:.0f}" for v in VERDICTS)))
+    for row in rows:
+        print(f"{row[0]:<22}", *(f"{cell:>7}" for cell in row[1:]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
