@@ -71,8 +71,9 @@ def test_two_ranks_tracebacks_are_told_apart() -> None:
     mixed = "\n".join(line for pair in zip(*lines, strict=True) for line in pair)
     words = read_words(mixed)
     for rank in (0, 1):
-        assert words.of_rank(rank)[-1] == f"ValueError: {rank}"
-        assert words.of_rank(rank)[1] == f"KeyError: {rank}"
+        lines = words.last_of(rank).lines
+        assert lines[-1] == f"ValueError: {rank}"
+        assert lines[1] == f"KeyError: {rank}"
 
 
 def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:

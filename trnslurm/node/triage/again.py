@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, cause_of
+from trnslurm.node.triage.causes import EFFECT, HARMLESS, cause_of
 from trnslurm.node.triage.evidence import Evidence, Suspect
 from trnslurm.node.triage.words import frames_in, kinds_in, of_others
 from trnslurm.rundir import RunFiles, last_line, read_json, seconds_of
@@ -46,7 +46,6 @@ _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
-_OWN_CAUSES = {"usage", "import-error", "module-missing"}
 # After this time, a script that reports no steps is assumed to have finished some.
 _EARLY_S = 600
 
@@ -85,7 +84,7 @@ def comes_again(
     """
     raised = what_was_raised(chosen)
     usage = chosen.known is not None and chosen.known.name == "usage"
-    if not (raised or usage) or (chosen.known and chosen.known.name not in _OWN_CAUSES):
+    if not (raised or usage) or (chosen.known and chosen.known.source != "script"):
         return False
     if _others_differ(evidence, chosen, raised) or _made_steps(
         run, phase, attempt, evidence, chosen
@@ -127,7 +126,7 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
 def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -> bool:
     """Check whether anything else failed than the chosen suspect and what its failure caused."""
     for hit in evidence.hits:
-        if hit.cause.strong and hit.cause.kind == CAUSE and hit.cause.name not in _OWN_CAUSES:
+        if hit.cause.strong and hit.cause.source != "script":
             return True
     # Several workers' output may be mixed up; the exit codes are not.
     silent = f"ended with exit code {1 if raised else 2},"

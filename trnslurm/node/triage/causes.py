@@ -1,4 +1,4 @@
-"""The known causes, from causes.toml, and which one a log line matches."""
+"""The known causes, from known/*.toml, and which one a log line matches."""
 
 import functools
 import re
@@ -8,33 +8,76 @@ from pathlib import Path
 
 from trnslurm.frozen import Frozen
 
+_PLACE = re.compile(r"\{(what|package)\}")
 CAUSE, EFFECT, HARMLESS = "cause", "effect", "harmless"
-_FILE = Path(__file__).with_name("causes.toml")
+_FILES = Path(__file__).with_name("known")
 
 
 class Cause(Frozen):
-    """One entry of causes.toml, which describes the fields."""
+    """What a line of a failed job's log means: an entry of known/*.toml.
+
+    Examples of Neuron's lines are from its documentation and its samples' READMEs, or composed from
+    their wording: none was produced here.
+    """
 
     name: str
+    """What tests and JSON call it."""
     source: str
+    """Who prints the line: neuron, slurm, container, trnslurm, python (PyTorch, CUDA, the network,
+    the operating system), or script: what may be the fault of the script or its packages."""
     kind: str
+    """cause: why something failed; effect: a consequence of a failure in another process, to which
+    any cause is preferred; harmless: healthy runs print the line too, so it is never named."""
     pattern: re.Pattern[str]
+    """It is searched in single lines. Its groups `what` and `package` fill the texts."""
     example: str
+    """A line that the pattern matches."""
+    near: tuple[str, ...] = ()
+    """Lines that look alike and mean something else."""
     cause: str
     fix: str
+    wide: bool = False
+    """The line may have several causes: one with a specific line is preferred."""
     weak: bool = False
+    """The line explains little, or does not end a run: any better cause is preferred."""
 
     @property
     def strong(self) -> bool:
         """Whether it alone explains a failure."""
         return self.kind == CAUSE and not self.weak
 
+    def explain(self, lines: Iterable[str]) -> tuple[str, str]:
+        """Return cause and fix, filled with what the first matching line names."""
+        match = next((match for line in lines if (match := self.pattern.search(line))), None)
+        named = {name: text or "" for name, text in match.groupdict().items()} if match else {}
+        texts = (_PLACE.sub(lambda p: named.get(p[1], ""), text) for text in (self.cause, self.fix))
+        cause, fix = (" ".join(text.replace(" ()", "").split()) for text in texts)
+        return cause, fix
+
+    @property
+    def rank(self) -> int:
+        """Return its place in the order of evidence.
+
+        0: a specific cause; 1: a wide one; 2: a weak one; 3 and 4: consequences; 5: harmless.
+        """
+        if self.kind == CAUSE:
+            return 2 if self.weak else int(self.wide)
+        return 3 + self.wide if self.kind == EFFECT else 5
+
 
 @functools.cache
 def all_causes() -> tuple[Cause, ...]:
-    """Return every entry, in the file's order."""
-    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["cause"]
-    return tuple(Cause(**entry | {"pattern": re.compile(entry["pattern"])}) for entry in entries)
+    """Return every entry."""
+    files = sorted(_FILES.glob("*.toml"))
+    tables = [tomllib.loads(file.read_text(encoding="utf-8"))["cause"] for file in files]
+    return tuple(
+        Cause(
+            **entry
+            | {"pattern": re.compile(entry["pattern"]), "near": tuple(entry.get("near", ()))}
+        )
+        for table in tables
+        for entry in table
+    )
 
 
 def named(name: str) -> Cause:
@@ -43,11 +86,18 @@ def named(name: str) -> Cause:
 
 
 def cause_of(lines: Iterable[str]) -> Cause | None:
-    """Return the entry for the first line that matches one."""
-    return next((cause for line in lines if (cause := _of_line(line))), None)
+    """Return the most specific entry that any line matches; of equals, the first line's."""
+    return next((cause for cause, _ in explained(lines)), None)
+
+
+def explained(lines: Iterable[str]) -> list[tuple[Cause, str]]:
+    """Return the lines that match an entry, the most specific first."""
+    found = [(cause, line) for line in lines if (cause := _of_line(line))]
+    return sorted(found, key=lambda pair: pair[0].rank)
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_line(line: str) -> Cause | None:
     """Look up a line once: when a worker dies, all others print the same lines."""
-    return next((cause for cause in all_causes() if cause.pattern.search(line)), None)
+    found = (cause for cause in all_causes() if cause.pattern.search(line))
+    return min(found, key=lambda cause: cause.rank, default=None)

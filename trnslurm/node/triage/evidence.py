@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
-from trnslurm.node.triage.words import Words, read_words, time_in
+from trnslurm.node.triage.causes import Cause, cause_of, explained, named
+from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
 from trnslurm.rundir import RunFiles, open_file, read_json
 
 _TERM, _ABORT = (-15, 143), (-6, 134)
@@ -22,6 +22,84 @@ _CHUNK_BYTES = 8 << 20
 _ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
 _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
+_MOST_LINES = 4096  # of one log that are compared with all patterns
+# A line without any of these words matches no pattern: healthy output is passed over quickly.
+_MAY_TELL = (
+    "[ncc",
+    "abort",
+    "already",
+    "assert",
+    "broken",
+    "busy",
+    "can't",
+    "cancel",
+    "clos",
+    "compiled",
+    "core",
+    "corrupt",
+    "could",
+    "damaged",
+    "denied",
+    "detect",
+    "disabled",
+    "duplicate",
+    "err",
+    "exceed",
+    "exception",
+    "exit",
+    "expect",
+    "fail",
+    "fatal",
+    "fork",
+    "gated",
+    "hang",
+    "insert",
+    "invalid",
+    "kill",
+    "late",
+    "limit",
+    "locked",
+    "lost",
+    "mismatch",
+    "missing",
+    "mutually",
+    "nan",
+    "neff",
+    "neither",
+    "no ",
+    "none",
+    "nrt",
+    "not",
+    "one or more",
+    "progress",
+    "refus",
+    "requir",
+    "reset",
+    "restrict",
+    "should",
+    "signal",
+    "stale",
+    "stands",
+    "still",
+    "terminat",
+    "time",
+    "too ",
+    "trunc",
+    "unable",
+    "unavail",
+    "undefined",
+    "unknown",
+    "unrecog",
+    "unsupported",
+    "wait",
+    "warn",
+    "xid",
+)
+_WARNING = re.compile(
+    r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
+)
+_NO_DIGITS = str.maketrans("", "", "0123456789")
+_OF_RANK = re.compile(r"\[rank(\d+)\]|\[Rank (\d+)\]")
 # Whole sequences first, so that no part of a color or a window title is left over.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -40,12 +118,18 @@ class Suspect(Frozen):
     lines: tuple[str, ...]
     place: str
     """The file with the evidence, in the run directory."""
+    more: tuple[str, ...] = ()
+    """Further lines of the exception's message."""
     rank: int | None = None
     node: int | None = None
     host: str = ""
     when: float | None = None
+    coarse: bool = False
+    """The time has whole seconds."""
     known: Cause | None = None
     """The known cause that its own lines match."""
+    telling: str = ""
+    """The line that matches it, if it is not the exception's first."""
     kinds: tuple[str, ...] = ()
     """From a record: the types of the exception and of those that it was raised from."""
 
@@ -60,6 +144,13 @@ class Hit(Frozen):
     node: int | None
     """None: in the batch script's log."""
     when: float | None
+    rank: int | None = None
+    """The rank that the line names."""
+
+    @property
+    def warns(self) -> bool:
+        """Whether it is a warning, after which the program continued."""
+        return _WARNING.search(self.line) is not None
 
 
 @dataclass
@@ -72,6 +163,8 @@ class Evidence:
     """By node, if the batch script recorded them."""
     tracebacks: list[tuple[str, ...]] = field(default_factory=list)
     """All tracebacks in the nodes' logs, of any process."""
+    error_like: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By log: its last lines with words of an error."""
     made_steps: bool = False
     """Whether a worker's record has finished steps."""
     state: str = ""
@@ -104,6 +197,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         first_rank = node * per_node if isinstance(per_node, int) else None
         words = read_words(text, first_rank)
         found.tracebacks += [tuple(traceback.lines) for traceback in words.tracebacks]
+        found.error_like[place] = error_like(text)
         for suspect in _workers(words, place, node, host, hits):
             if suspect.rank is None or suspect.rank not in spoken:
                 found.suspects.append(suspect)
@@ -111,8 +205,10 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         part, place = _part_of(read_log(batch), phase, attempt), str(batch.relative_to(run))
         found.hits += _hits(part, place, None)
         if not found.suspects:  # it failed before any node wrote a log
-            errors = read_words(part).without_rank()
-            found.suspects += [_suspect(errors, place)] if errors else []
+            words = read_words(part)
+            found.error_like[place] = error_like(part)
+            if said := words.last_without_rank():
+                found.suspects.append(_suspect_of(said, place))
     return found
 
 
@@ -143,10 +239,18 @@ def _part_of(text: str, phase: str, attempt: int) -> str:
     return "\n".join(part)
 
 
-def _suspect(lines: tuple[str, ...], place: str, **facts: Any) -> Suspect:
-    # From the end: the last of several chained exceptions ended the process.
-    known = cause_of(line for line in reversed(lines) if not line.startswith("  "))
-    return Suspect(lines=lines, place=place, known=known, **facts)
+def _suspect(
+    lines: tuple[str, ...], place: str, more: tuple[str, ...] = (), **facts: Any
+) -> Suspect:
+    # From the end: of several chained exceptions, the last ended the process.
+    said = [*(line for line in reversed(lines) if not line.startswith("  ")), *more]
+    known, telling = next(iter(explained(said)), (None, ""))
+    telling = "" if telling in lines[-1:] else telling
+    return Suspect(lines=lines, place=place, more=more, known=known, telling=telling, **facts)
+
+
+def _suspect_of(traceback: Traceback, place: str, **facts: Any) -> Suspect:
+    return _suspect(tuple(traceback.lines), place, tuple(traceback.more), **facts)
 
 
 def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
@@ -169,10 +273,13 @@ def _first_of_nodes(failed: dict[int, Path], per_node: int) -> dict[int, Path]:
 def _recorded(record: dict[str, Any], place: str) -> Suspect | None:
     """Return the suspect that wrote a record; None if the record has no error."""
     said = clean(str(record.get("traceback") or record.get("error") or ""))
-    lines = tuple(line for line in said.split("\n") if line.strip())
     raised = record.get("raised")
     kinds = tuple(map(str, raised)) if isinstance(raised, list) else ()
-    return _suspect(lines, place, kinds=kinds, **_who(record)) if lines else None
+    facts = _who(record) | {"kinds": kinds}
+    if tracebacks := read_words(said).tracebacks:
+        return _suspect_of(tracebacks[-1], place, **facts)
+    lines = tuple(line for line in said.split("\n") if line.strip())
+    return _suspect(lines, place, **facts) if lines else None
 
 
 def _stuck(run: Path, phase: str, attempt: int) -> Iterator[Suspect]:
@@ -214,31 +321,49 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield the suspects on a node, from torchrun's report and the workers' own output."""
-    unsaid = words.without_rank()
+    unsaid = words.last_without_rank()
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:
-        lines = words.of_rank(failed.rank) if failed.code > 0 else ()
-        if not lines and failed.code in (1, 2) and unsaid:
-            lines, unsaid = unsaid, ()
-        lines = lines or _exit_words(failed.code, failed.said)
-        facts = {"rank": failed.rank, "node": node, "host": host or failed.host}
-        yield _exit_of(lines, place, hits, facts | {"when": failed.when})
+        facts: dict[str, Any] = {
+            "rank": failed.rank,
+            "node": node,
+            "host": host or failed.host,
+            "when": failed.when,
+            "coarse": failed.coarse,
+        }
+        aborted = failed.code in _ABORT
+        said = words.last_of(failed.rank) if failed.code > 0 or aborted else None
+        if said is None and failed.code in (1, 2):
+            said, unsaid = unsaid, None
+        if said:
+            yield _suspect_of(said, place, **facts)
+        elif (aborted or not failed.said) and (hit := _own_line(hits, failed.rank, aborted)):
+            yield Suspect(lines=(hit.line,), place=place, known=hit.cause, **facts)
+        else:
+            yield _suspect(_exit_words(failed.code, failed.said), place, **facts)
     for rank in {t.rank for t in words.tracebacks if t.rank is not None} - reported:
-        yield _suspect(words.of_rank(rank), place, rank=rank, node=node, host=host)
+        if said := words.last_of(rank):
+            yield _suspect_of(said, place, rank=rank, node=node, host=host)
     if unsaid and not exits:  # with exits, it did not end a worker
-        yield _suspect(unsaid, place, node=node, host=host)
+        yield _suspect_of(unsaid, place, node=node, host=host)
 
 
-def _exit_of(lines: tuple[str, ...], place: str, hits: list[Hit], facts: dict[str, Any]) -> Suspect:
-    suspect = _suspect(lines, place, **facts)
-    if suspect.known and suspect.known.name == "signal-abort":
-        # NCCL and Gloo abort when a peer is gone, and print that with their own rank or with none.
-        own = [h for h in hits if "[rank" not in h.line or f"[rank{suspect.rank}]" in h.line]
-        for hit in own:
-            if hit.cause.name in ("peer-gone", "collective-timeout", "collective-aborted"):
-                return Suspect(lines=(hit.line,), place=place, known=hit.cause, **facts)
-    return suspect
+def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
+    """Return the line that explains why a worker ended without a traceback.
+
+    NCCL and Gloo abort when a peer is gone, and print that with their own rank or with none.
+    """
+    aborts = ("peer-gone", "collective-timeout", "barrier-timeout", "collective-aborted")
+    own = [
+        hit
+        for hit in hits
+        if hit.rank in (None, rank)
+        and not hit.warns
+        and hit.cause.name != "usage"  # such an exit has its own code
+        and (hit.cause.rank <= 1 or (aborted and hit.cause.name in aborts))
+    ]
+    return min(own, key=lambda hit: hit.cause.rank, default=None)
 
 
 def _exit_words(code: int, said: str) -> tuple[str, ...]:
@@ -252,16 +377,24 @@ def _exit_words(code: int, said: str) -> tuple[str, ...]:
 
 
 def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
-    """Yield the first line of each known cause."""
-    for cause in all_causes():
-        if not (match := cause.pattern.search(text)):
+    """Yield the first line of each known cause and rank."""
+    seen: set[tuple[str, int | None]] = set()
+    shapes: set[str] = set()
+    lines = enumerate(zip(text.split("\n"), text.lower().split("\n"), strict=True))
+    for at, (line, small) in lines:
+        if not any(word in small for word in _MAY_TELL):
             continue
-        begin = text.rfind("\n", 0, match.start()) + 1
-        end = text.find("\n", match.end())
-        line = text[begin : end if end >= 0 else None].strip()
-        if cause_of([line]) is cause:
-            when = time_in(line)
-            yield Hit(cause=cause, line=line, place=place, at=begin, node=node, when=when)
+        named = _OF_RANK.search(line)
+        rank = int(named[1] or named[2]) if named else None
+        shape = f"{rank} {line.translate(_NO_DIGITS)}"
+        if shape in shapes or len(shapes) >= _MOST_LINES:
+            continue
+        shapes.add(shape)
+        cause = cause_of([line])
+        if cause and (cause.name, rank) not in seen:
+            seen.add((cause.name, rank))
+            said, when = line.strip(), time_in(line)
+            yield Hit(cause=cause, line=said, place=place, at=at, node=node, when=when, rank=rank)
 
 
 def clean(text: str) -> str:

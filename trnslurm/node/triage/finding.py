@@ -1,12 +1,15 @@
 """Find out who failed first and why, and report it in a few lines."""
 
 import math
+import re
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
 from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
-from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause
+from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause, cause_of
 from trnslurm.node.triage.evidence import (
     OWN_WORD,
     Evidence,
@@ -21,8 +24,12 @@ from trnslurm.rundir import RunFiles, read_json
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200
+_MAX_QUOTE = 80
+_SILENT = "without a traceback"
+_MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
+_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
@@ -38,7 +45,7 @@ class Finding(Frozen):
     """Unix seconds; whole ones if from torchrun's report."""
     lines: tuple[str, ...]
     name: str
-    """The entry in causes.toml; empty: no entry matches."""
+    """The entry in known/*.toml; empty: no entry matches."""
     kind: str
     """cause; or effect, if only consequences were found."""
     cause: str
@@ -49,6 +56,10 @@ class Finding(Frozen):
     """The cause in one line; empty if only consequences were found."""
     again: bool
     """Whether every further attempt would end the same way."""
+    certain: bool = True
+    """Whether the line has this cause only; else it is the most likely one."""
+    others: tuple[str, ...] = ()
+    """Other causes that the logs suggest, where the evidence of the named cause is weak."""
 
     def report(self) -> list[str]:
         """Return at most 12 lines for the user."""
@@ -61,8 +72,9 @@ class Finding(Frozen):
         return [
             _cut(f"{OWN_WORD}{self.phase} attempt {self.attempt}: {what}"),
             *(_cut(f"  {line}") for line in self.lines),
-            _cut(f"cause: {self.cause}"),
+            _cut(f"{'cause' if self.certain else 'likely'}: {self.cause}"),
             _cut(f"fix: {self.fix}"),
+            *(_cut(f"or: {other}") for other in self.others),
             f"see: {self.evidence}",
         ]
 
@@ -80,7 +92,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         return None
     suspect, known, beside = _choose(evidence)
     if suspect is None:
-        return None
+        return _unexplained(evidence, run, phase, attempt)
     vague = known is not None and (known.kind == EFFECT or known.weak)
     if vague and _ended_from_outside(run, phase, attempt):
         return None  # workers that are told to end leave such errors
@@ -90,11 +102,21 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         return what_was_raised(earlier) if earlier else None
 
     again = comes_again(run, phase, attempt, evidence, suspect, before)
-    lines = useful_end(suspect.lines, _MAX_LINES - len(beside))
+    if suspect.telling and suspect.telling not in suspect.lines:
+        beside = (suspect.telling.strip(), *beside)
+    elif known is None or known.kind == EFFECT:
+        beside = (*(line.strip() for line in suspect.more[:3]), *beside)
+    silent = known.kind == EFFECT if known else _SILENT in suspect.lines[-1]
+    earlier = evidence.error_like.get(suspect.place, ()) if silent else ()
+    earlier = tuple(line for line in earlier if line not in (*suspect.lines, *beside))
+    others = () if known and known.strong else _others(evidence, known)
+    lines = useful_end(suspect.lines, _MAX_LINES - len(earlier) - len(beside) - len(others))
     host = suspect.host
     if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
         host = evidence.hosts[suspect.node]
-    cause, fix = (known.cause, known.fix) if known else _unknown(suspect)
+    said = (*beside, suspect.telling, *suspect.lines, *suspect.more)
+    cause, fix = known.explain(said) if known else _unknown(suspect)
+    cause, fix = _left_out(run, said) or (cause, fix)
     if again and not known:
         cause = "an error in the job's code, which would end every attempt"
         fix = "correct the error, and submit the run again"
@@ -105,18 +127,56 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         node=suspect.node,
         host=host,
         when=suspect.when,
-        lines=(*lines, *beside),
+        lines=(*earlier, *lines, *beside),
         name=known.name if known else "",
         kind=known.kind if known else CAUSE,
         cause=cause,
         fix=fix,
         evidence=suspect.place,
-        brief=_brief(suspect, known, "" if again else host),
+        brief=_brief(suspect, known, cause, "" if again else host),
         again=again,
+        certain=known is None or known.rank not in (1, 2),
+        others=others,
     )
 
 
-def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
+def _unexplained(evidence: Evidence, run: Path, phase: str, attempt: int) -> Finding | None:
+    """Return the last lines that look like errors; None if there are none, or nothing failed."""
+    if evidence.state != "FAILED" or _ended_from_outside(run, phase, attempt):
+        return None
+    for place, said in evidence.error_like.items():
+        lines = [line for line in said if not ((c := cause_of([line])) and c.kind == HARMLESS)]
+        if lines:
+            return Finding(
+                phase=phase,
+                attempt=attempt,
+                rank=None,
+                node=None,
+                host="",
+                when=None,
+                lines=tuple(lines),
+                name="",
+                kind=CAUSE,
+                cause="unknown: these are the last lines that look like errors",
+                fix=f"read what is around them in {place}",
+                evidence=place,
+                brief="",
+                again=False,
+            )
+    return None
+
+
+def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
+    """Return up to two other causes that lines of the logs suggest, with those lines."""
+    found: dict[str, str] = {}
+    for hit in sorted(evidence.hits, key=lambda hit: (hit.cause.rank, hit.at)):
+        if hit.cause.kind == CAUSE and hit.cause is not known and hit.cause.name not in found:
+            cause, _ = hit.cause.explain([hit.line])
+            found[hit.cause.name] = f"{cause} ({hit.line[:_MAX_QUOTE]})"
+    return tuple(found.values())[:_MOST_OTHERS]
+
+
+def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
     """Return the cause in one line: the exception or the known cause, with place and rank."""
     if known and known.kind == EFFECT:
         return ""
@@ -124,7 +184,7 @@ def _brief(suspect: Suspect, known: Cause | None, host: str) -> str:
     lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]
     said = [*suspect.lines, *lines][-1].strip()
     if known and not raised and known.source != "trnslurm" and known.name != "usage":
-        said = known.cause
+        said = cause
     place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
     who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host
     inside = ", ".join(filter(None, [place, who]))
@@ -156,8 +216,8 @@ def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
 def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str, ...]]:
     """Return who failed first, the cause, and lines of others that show the cause.
 
-    Strong causes come before weak ones, and both before consequences: the rank whose peer died
-    may be the only one with a traceback.
+    A cause comes before a consequence, and a specific cause before all others: the rank whose peer
+    died may be the only one with a traceback. Times decide between equals.
     """
     suspects = [s for s in evidence.suspects if not (s.known and s.known.kind == HARMLESS)]
     hits = [h for h in evidence.hits if h.cause.kind != HARMLESS]
@@ -165,29 +225,60 @@ def _choose(evidence: Evidence) -> tuple[Suspect | None, Cause | None, tuple[str
     first = [s for s in suspects if not (s.known and s.known.kind == EFFECT)]
     first += map(_as_suspect, timed)
     if first:
-        chosen = min(first, key=_order)
-        return _explain(chosen, hits)
-    alone = sorted(hits, key=lambda h: (not h.cause.strong, not _of_machines(h), h.at))
+        return _explain(_first_of(first), hits)
+    alone = sorted(hits, key=lambda h: (h.cause.rank, not _of_machines(h), h.at))
+    if suspects or any(h.cause.kind == EFFECT and h.node is not None for h in hits):
+        alone = [h for h in alone if not h.cause.name.startswith("task-")]  # srun's last word
     for hit in alone:
-        if hit.cause.kind == CAUSE and _stands_alone(hit, beside_effects=bool(suspects)):
+        if hit.cause.kind == CAUSE and _stands_alone(
+            hit, beside_effects=bool(suspects) or any(h.cause.kind == EFFECT for h in hits)
+        ):
             return _as_suspect(hit), hit.cause, ()
     if suspects:
-        chosen = min(suspects, key=_order)
+        chosen = _first_of(suspects)
+        telling = next((h for h in alone if h.cause.kind == EFFECT), None)
+        if telling and chosen.known and telling.cause.rank < chosen.known.rank:
+            return chosen, telling.cause, (telling.line,)
         return chosen, chosen.known, ()
-    effects = [h for h in alone if h.cause.name != "worker-terminated"]
-    return (_as_suspect(effects[0]), effects[0].cause, ()) if effects else (None, None, ())
+    effects = [h for h in alone if h.cause.name != "worker-terminated" and not _only_warns(h)]
+    if effects:
+        return _as_suspect(effects[0]), effects[0].cause, ()
+    # A worker died of what is harmless elsewhere.
+    dead = [replace(s, known=None, telling="") for s in evidence.suspects if s.rank is not None]
+    return (_first_of(dead) if dead else None), None, ()
 
 
-def _order(suspect: Suspect) -> tuple[float, int, int]:
-    when = math.inf if suspect.when is None else suspect.when
-    return when, -1 if suspect.node is None else suspect.node, suspect.rank or 0
+def _first_of(suspects: list[Suspect]) -> Suspect:
+    """Return the suspect with the most specific cause; of equals, the first to fail."""
+    coarse = any(suspect.coarse for suspect in suspects)
+
+    def order(suspect: Suspect) -> tuple[bool, float, bool, int, int]:
+        specific = suspect.known is not None and suspect.known.rank == 0
+        when = math.inf if suspect.when is None else suspect.when
+        # A time in whole seconds is not before a fraction of the same second.
+        when = math.floor(when) if coarse and suspect.when is not None else when
+        node = -1 if suspect.node is None else suspect.node
+        return not specific, when, suspect.coarse, node, suspect.rank or 0
+
+    return min(suspects, key=order)
 
 
 def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, tuple[str, ...]]:
     """Return the cause of a failure: from its own lines, else from the machines' lines near it."""
     own = chosen.known
     if own and own.strong:
-        return chosen, own, ()
+        specific = [
+            hit
+            for hit in hits
+            if own.wide
+            and hit.cause.rank == 0
+            and hit.place == chosen.place
+            and not _only_warns(hit)
+        ]
+        if not specific:
+            return chosen, own, ()
+        best = min(specific, key=lambda hit: hit.at)
+        return chosen, best.cause, (best.line,)
     near = [
         hit
         for hit in hits
@@ -210,11 +301,23 @@ def _of_machines(hit: Hit) -> bool:
     return hit.cause.source in ("neuron", "slurm") or hit.cause.name.startswith("shell-")
 
 
+def _only_warns(hit: Hit) -> bool:
+    """Check whether a package's warning prints the line: the program continued.
+
+    Warnings of the network often tell why a later operation failed.
+    """
+    return hit.cause.source == "script" and hit.warns
+
+
 def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     """Check whether a line explains the failure if workers report only lost peers."""
     if _of_machines(hit):
         return True
-    return hit.cause.source == "trnslurm" if beside_effects else hit.cause.strong
+    if _only_warns(hit):
+        return False
+    if beside_effects:
+        return hit.cause.source == "trnslurm" or hit.cause.rank == 0
+    return hit.cause.strong
 
 
 def _as_suspect(hit: Hit) -> Suspect:
@@ -223,8 +326,23 @@ def _as_suspect(hit: Hit) -> Suspect:
     )
 
 
+def _left_out(run: Path, lines: Iterable[str]) -> tuple[str, str] | None:
+    """Return cause and fix if a script misses a file that the run's copy of its project lacks."""
+    listed = read_json(RunFiles(run).project_file).get("left_out")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    for match in (m for line in lines if (m := _NO_FILE.search(line))):
+        path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
+        if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
+            return (
+                f"{name} is not in the run's copy of the project: .gitignore names it, or it is "
+                "hidden",
+                f"submit again with --set 'links=[{name}]', which links to it",
+            )
+    return None
+
+
 def _unknown(suspect: Suspect) -> tuple[str, str]:
-    if "exit code" in suspect.lines[-1]:
+    if _SILENT in suspect.lines[-1]:
         return "unknown", f"read the last lines of {suspect.place}"
     return (
         f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",

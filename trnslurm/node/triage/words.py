@@ -8,28 +8,58 @@ from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
 
-_RANK = re.compile(r"\[rank(\d+)\]: ?")
+# torch's prefix, or mpirun's: [job,rank]<stderr>:
+_RANK = re.compile(r"\[rank(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out)>: ?")
 _BEGINS = "Traceback (most recent call last):"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_RAISED = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: .*)?$")
+# What srun --label and pdsh put before each line: the number of a task, or a host.
+_TAGGED = re.compile(
+    r"\s*([\w.-]+)(?<!Error)(?<!Exception): (?:\[rank\d+\]: ?)?" + re.escape(_BEGINS)
+)
+# The last is from a loader's worker, inside the message of the exception in the main process.
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+    "Original Traceback (most recent call last)",
+)
+_RAISED = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: .*|(?<=Error):|(?<=Exception):)?$")
 _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
 _CARETS = re.compile(r"\s*[\^~]+\s*$")
 _OF_OTHERS = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen |/lib/python3\.\d+/")
-_OF_TORCHRUN = "torch.distributed.elastic"
+_OF_TORCHRUN = "torch.distributed.elastic.multiprocessing"
+_OF_LAUNCHERS = re.compile(
+    r"accelerate[/\\]commands[/\\]|deepspeed[/\\]launcher[/\\]|distributed[/\\]launch\.py"
+)
 _MAX_LINES = 400  # of one traceback, chained ones and those that other writers tore included
+_MAX_MESSAGE = 12  # lines of an exception's message after the first
+_MOST_ERROR_LIKE = 3
+_BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
+"""Before a traceback, a line without these words says nothing."""
+_IGNORED = re.compile(r"Exception ignored (in|while|on)\b|Error in atexit\.|--- Logging error ---")
+# Lines of other writers, which end an exception's message.
+_OTHERS_LINE = re.compile(
+    r"\[rank\d+\]|[IWEF]\d{4} \d\d:|\[?[IWE]? ?\d{4}-\d\d-\d\d|\S+:\d+:\d+ \[\d+\] NCCL|srun: "
+    r"|slurm|={8}|-{8}|\*{8}|(INFO|WARNING|ERROR|DEBUG)\b|triage: |Exception ignored"
+)
+_ERROR_LIKE = re.compile(
+    r"(?i)\w*error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
+    r"|\bdenied\b|\bkilled\b|\bnot found\b|\bno such\b|\bunable to\b|\bpanic|\bcore dumped\b"
+)
+_TORCHRUNS = re.compile(r"torch[./]distributed[./](elastic|run|launch)|={8}|-{8}|closing signal")
 _REPORT = re.compile(
     r"^  time      : (?P<time>\S+)\n  host      : (?P<host>.*)\n"
     r"  rank      : (?P<rank>\d+) \(local_rank: \d+\)\n  exitcode  : (?P<code>-?\d+) .*\n"
     r"  error_file: .*\n  traceback : (?P<said>.*)$",
     re.MULTILINE,
 )
-# What it says at once. The report comes later, or never: where srun ends the other nodes first.
+# What launchers say at once. torchrun's report comes later, or never: where srun ends the other
+# nodes first. torch 1 and 2 differ in what is before "failed"; DeepSpeed has its own line.
 _DIED = re.compile(
-    r"^[EW](?P<time>\d{4} \d\d:\d\d:\d\d)(?P<fraction>\.\d+) .*"
-    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: \d+\)",
+    r"^(?:[EW](?P<time>\d{4} \d\d:\d\d:\d\d)(?P<fraction>\.\d+) )?.*?(?:"
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: \d+\)"
+    r"|--local[-_]rank=(?P<deepspeeds>\d+)\b.* exits with return code = (?P<returned>-?\d+))",
     re.MULTILINE,
 )
 _TIME = re.compile(
@@ -46,7 +76,9 @@ class Exit(Frozen, kw_only=False):
     host: str
     when: float | None
     said: str
-    """Of a signal, which one."""
+    """The signal that ended it, in torchrun's words; empty: no signal."""
+    coarse: bool
+    """The time has whole seconds."""
 
 
 @dataclass
@@ -57,7 +89,14 @@ class Traceback:
     at: int
     """Its place among the log's lines."""
     lines: list[str] = field(default_factory=list)
+    """Frames and types of exceptions; the last line is the first of the last message."""
+    more: list[str] = field(default_factory=list)
+    """The further lines of the last message."""
     whole: bool = False
+    gap: bool = False
+    """A blank line followed the message: in mixed output, its end."""
+    ignored: bool = False
+    """Python printed it, and the process continued."""
 
 
 class Words(Frozen, kw_only=False):
@@ -66,57 +105,140 @@ class Words(Frozen, kw_only=False):
     exits: tuple[Exit, ...]
     tracebacks: tuple[Traceback, ...]
     errors: tuple[tuple[int, str], ...]
-    """Lines of our programs, and where they stand."""
+    """Lines in which a program says that it failed, and where they are."""
 
-    def of_rank(self, rank: int | None) -> tuple[str, ...]:
-        """Return the traceback that a rank died of: its last."""
+    def last_of(self, rank: int | None) -> Traceback | None:
+        """Return the traceback that ended a rank: its last one."""
         own = [t for t in self.tracebacks if t.rank == rank is not None]
-        return tuple(own[-1].lines) if own else ()
+        return own[-1] if own else None
 
-    def without_rank(self) -> tuple[str, ...]:
+    def last_without_rank(self) -> Traceback | None:
         """Return the last traceback or error line that names no rank."""
-        found = [(t.at, tuple(t.lines)) for t in self.tracebacks if t.rank is None]
+        found = [t for t in self.tracebacks if t.rank is None]
         # What ran a program says that it failed, after the program itself has said why.
-        found += [(at, (e,)) for at, e in self.errors if not (found and "precompile on" in e)]
-        return max(found, default=(0, ()))[1]
+        found += [
+            Traceback(None, at, [error])
+            for at, error in self.errors
+            if not (found and "precompile on" in error)
+        ]
+        own = [t for t in found if not _of_launcher(t)]
+        return max(own or found, key=lambda t: t.at, default=None)
+
+
+def _of_launcher(traceback: Traceback) -> bool:
+    """Check whether a launcher only says that its program failed."""
+    ended = traceback.lines[-1].startswith("subprocess.CalledProcessError: ")
+    return ended and any(_OF_LAUNCHERS.search(line) for line in traceback.lines)
 
 
 def read_words(text: str, first_rank: int | None = None) -> Words:
     """Read a log; the first rank of its node tells which ones the others are."""
-    open_by_rank: dict[int | None, Traceback] = {}
-    closed: list[Traceback] = []
-    errors = []
-    programs: set[str] = set()
-    clicks = ""
-    loose: list[str] = []
-    """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
-    for at, whole_line in enumerate(text.split("\n")):
-        prefix = _RANK.match(whole_line)
-        rank = int(prefix[1]) if prefix else None
-        line = whole_line[prefix.end() :] if prefix else whole_line
-        if line.startswith(_BEGINS):
-            before = open_by_rank.get(rank)
-            chained = before and before.lines and before.lines[-1].startswith(_CHAINED)
-            if not chained:
-                open_by_rank[rank] = Traceback(rank, at)
-        elif line.startswith("error: "):
-            errors.append((at, line.strip()))
-        elif usage := _USAGE.match(line):
-            programs.add(usage[1])
-        elif (usage := _USAGE_ERROR.match(line)) and usage[1] in programs:  # argparse's
-            errors.append((at, line.strip()))
-        elif usage := _CLICKS_USAGE.match(line):
-            clicks = usage[1]
-        elif clicks and line.startswith("Error: "):  # Click's, in argparse's words
-            errors.append((at, f"{clicks}: error: {line[7:].strip()}"))
-        elif rank in open_by_rank:
-            _add(open_by_rank[rank], line, closed)
-        elif _ERROR.match(line):  # of a traceback whose beginning is lost
-            closed.append(Traceback(rank, at, [*loose, line], whole=True))
-        loose = [*loose, line][-4:] if _FRAME.match(line) or (loose and line[:2] == "  ") else []
-    mine = [t for t in closed if not any(line.startswith(_OF_TORCHRUN) for line in t.lines)]
+    reader = _Reader()
+    for at, line in enumerate(text.split("\n")):
+        reader.read(at, line)
+    tracebacks = [
+        traceback
+        for traceback in reader.closed
+        if not (traceback.ignored or any(x.startswith(_OF_TORCHRUN) for x in traceback.lines))
+    ]
     exits = _exits(text) or _deaths(text, first_rank)
-    return Words(tuple(exits), tuple(mine), tuple(errors))
+    return Words(tuple(exits), tuple(tracebacks), tuple(reader.errors))
+
+
+def error_like(text: str) -> tuple[str, ...]:
+    """Return the last lines of no rank with words of an error before a launcher's report."""
+    ends = [match.start() for pattern in (_DIED, _REPORT) if (match := pattern.search(text))]
+    found: list[str] = []
+    for line in reversed(text[: min(ends, default=len(text))].split("\n")):
+        if _ERROR_LIKE.search(line) and not (_RANK.match(line) or _TORCHRUNS.search(line)):
+            found.append(line.strip())
+        if len(found) == _MOST_ERROR_LIKE:
+            break
+    return tuple(reversed(found))
+
+
+class _Reader:
+    """Reads a log line by line."""
+
+    def __init__(self) -> None:
+        self.closed: list[Traceback] = []
+        self.errors: list[tuple[int, str]] = []
+        self._open: dict[int | None, Traceback] = {}
+        self._ignored: set[int | None] = set()
+        """The ranks whose next traceback Python printed without ending."""
+        self._programs: set[str] = set()
+        self._tags: set[str] = set()
+        self._clicks = ""
+        self._loose: list[str] = []
+        """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
+
+    def read(self, at: int, whole_line: str) -> None:
+        inside = self._open or self._loose or self._clicks
+        if not (inside or any(word in whole_line for word in _BEGINNINGS)):
+            return
+        line = self._untagged(whole_line)
+        prefix = _RANK.match(line)
+        rank = int(prefix[1] or prefix[2]) if prefix else None
+        line = line[prefix.end() :] if prefix else line
+        current = self._open.get(rank)
+        if line.startswith(_BEGINS):
+            if not (current and current.lines and current.lines[-1].startswith(_CHAINED)):
+                self._open[rank] = Traceback(rank, at, ignored=rank in self._ignored)
+                self._ignored.discard(rank)
+        elif _IGNORED.match(line):
+            self._ignored.add(rank)
+        elif error := self._program_error(line):
+            self.errors.append((at, error))
+        elif current:
+            self._add(current, line)
+        elif _ERROR.match(line):  # of a traceback whose beginning is lost
+            self._open[rank] = Traceback(rank, at, [*self._loose, line], whole=True)
+            self.closed.append(self._open[rank])
+        framed = _FRAME.match(line) or (self._loose and line[:2] == "  ")
+        self._loose = [*self._loose, line][-4:] if framed else []
+
+    def _untagged(self, line: str) -> str:
+        if tagged := _TAGGED.match(line):
+            self._tags.add(tagged[1])
+        tag, _, rest = line.partition(": ")
+        return rest if tag.strip() in self._tags else line
+
+    def _program_error(self, line: str) -> str:
+        """Return what a program says of its failure, in the words of argparse; else nothing."""
+        if line.startswith("error: "):
+            return line.strip()
+        if usage := _USAGE.match(line):
+            self._programs.add(usage[1])
+        elif (usage := _USAGE_ERROR.match(line)) and usage[1] in self._programs:
+            return line.strip()
+        elif usage := _CLICKS_USAGE.match(line):
+            self._clicks = usage[1]
+        elif self._clicks and line.startswith("Error: "):
+            return f"{self._clicks}: error: {line[7:].strip()}"
+        return ""
+
+    def _add(self, traceback: Traceback, line: str) -> None:
+        lines = traceback.lines
+        if traceback.whole and line.startswith(_CHAINED):
+            lines.append(line)
+            traceback.more.clear()
+            traceback.whole, traceback.gap = False, False
+            self.closed.remove(traceback)
+        elif traceback.whole:
+            mixed = traceback.rank is None and (traceback.gap or _OTHERS_LINE.match(line))
+            if not line.strip():
+                traceback.gap = True
+            elif mixed or len(traceback.more) >= _MAX_MESSAGE:
+                del self._open[traceback.rank]
+            else:
+                traceback.more.append(line)
+        elif len(lines) < _MAX_LINES:
+            if line.startswith("  "):
+                lines.append(line)
+            elif _RAISED.match(line):
+                lines.append(line)
+                traceback.whole = True
+                self.closed.append(traceback)
 
 
 def useful_end(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
@@ -169,43 +291,27 @@ def time_in(line: str) -> float | None:
     return whole + float(f"0.{fraction or 0}")
 
 
-def _add(traceback: Traceback, line: str, closed: list[Traceback]) -> None:
-    lines = traceback.lines
-    if traceback.whole:
-        if line.startswith(_CHAINED):
-            lines.append(line)
-            traceback.whole = False
-            closed.remove(traceback)
-        return
-    if len(lines) >= _MAX_LINES:
-        return
-    if line.startswith("  "):
-        lines.append(line)
-    elif _RAISED.match(line):
-        lines.append(line)
-        traceback.whole = True
-        closed.append(traceback)
-
-
 def _exits(text: str) -> list[Exit]:
     found = []
     for report in _REPORT.finditer(text):
         said = report["said"] if report["said"].startswith("Signal ") else ""
         when = time_in(report["time"])
-        found.append(Exit(int(report["rank"]), int(report["code"]), report["host"], when, said))
+        rank, code = int(report["rank"]), int(report["code"])
+        found.append(Exit(rank, code, report["host"], when, said, coarse=True))
     return found[::-1]  # torchrun puts the first one last
 
 
 def _deaths(text: str, first_rank: int | None) -> list[Exit]:
     found = []
     for death in _DIED.finditer(text):
-        rank = None if first_rank is None else first_rank + int(death["local_rank"])
-        code = int(death["code"])
+        local_rank = int(death["local_rank"] or death["deepspeeds"])
+        rank = None if first_rank is None else first_rank + local_rank
+        code = int(death["code"] or death["returned"])
         number = -code if -code in list(signal.Signals) else 0
         said = f"Signal {number} ({signal.Signals(number).name}) received" if number else ""
-        when = _this_year(death["time"])
+        when = _this_year(death["time"]) if death["time"] else None
         exact = when + float(death["fraction"]) if when else None
-        found.append(Exit(rank, code, "", exact, said))
+        found.append(Exit(rank, code, "", exact, said, coarse=False))
     return found
 
 
