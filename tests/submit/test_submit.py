@@ -129,6 +129,22 @@ def test_last_is_the_newest_in_any_time_zone(site, fake_slurm, cli, monkeypatch)
         time.tzset()
 
 
+def test_user_without_a_name_or_a_home(site, fake_slurm, cli, monkeypatch) -> None:
+    """As in a container that runs under any number."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli(*GPT2).code == 0
+    assert site.run().record().user == str(os.getuid())
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name)
+    assert cli("runs").error == "this user has no home directory: set HOME"
+
+
 def test_every_path_may_have_a_weird_name(site, fake_slurm, cli, weird_path: Path) -> None:
     site.run_root = weird_path / "runs"
     site.profile(python=f"{weird_path}/bin/python")

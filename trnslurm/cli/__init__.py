@@ -210,6 +210,10 @@ def end_with(command: Callable[[], object]) -> NoReturn:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        _fail("this user has no home directory: set HOME", 1)
     except MemoryError:
         _fail("this machine has too little memory for it", 1)
     sys.exit(code if isinstance(code, int) else 0)

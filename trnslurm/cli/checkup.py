@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import platform
 import re
@@ -25,6 +24,7 @@ from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.errors import SlurmError, TrnslurmError
 from trnslurm.rundir import write_json
+from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus
 from trnslurm.runs.watch import follow, once
@@ -124,7 +124,7 @@ def _write_report(
     """Write a bug report, without environment and names of hosts, users and directories."""
     text = json.dumps(whole)
     names = {str(run.path): "RUN", str(run.path.parent): "ROOT", str(Path.home()): "HOME"}
-    names |= {run.name: "RUN", getpass.getuser(): "USER"}
+    names |= {run.name: "RUN", this_user(): "USER"}
     if expected.compile_cache:
         names[expected.compile_cache] = "CACHE"
     hosts = map(found.host, range(expected.nodes))

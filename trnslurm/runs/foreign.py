@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pwd
 import stat
@@ -69,6 +70,14 @@ def _foreign_owner(path: Path) -> int | None:
     """Return the owner of a path or its link, if that is neither this user nor root."""
     owners = (path.stat().st_uid, path.lstat().st_uid)
     return next((uid for uid in owners if uid not in (0, os.geteuid())), None)
+
+
+def this_user() -> str:
+    """Return this user's name, or number: in a container a user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())  # Slurm's commands take it too
 
 
 def _user_name(uid: int) -> str:

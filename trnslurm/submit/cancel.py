@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import socket
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from trnslurm.errors import RunError, SlurmError, SubmitError
 from trnslurm.frozen import Frozen
 from trnslurm.rundir import read_file, utc_time, write_json
-from trnslurm.runs.foreign import refuse_foreign, refuse_writable
+from trnslurm.runs.foreign import refuse_foreign, refuse_writable, this_user
 from trnslurm.runs.run import RunDir
 from trnslurm.runs.status import RunStatus, is_complete, run_status
 from trnslurm.slurm.commands import QueueEntry, Slurm, find_job
@@ -51,7 +50,7 @@ def cancel(run: RunDir, *, now: bool = False) -> list[Cancelled]:
         if is_complete(each, each.record()):
             continue  # its leftover jobs are cancelled; the run stays completed
         try:
-            write_json(each.cancelled_file, {"by": getpass.getuser(), "time": utc_time()})
+            write_json(each.cancelled_file, {"by": this_user(), "time": utc_time()})
         except OSError:
             pass  # cancel the job even if the disk is full
     try:
@@ -87,7 +86,7 @@ def jobs_to_cancel(run: RunDir) -> str:
     try:
         refuse_foreign(run.path, "cancel")
         refuse_writable(run.path)
-        jobs = Slurm(None).jobs_in(str(run.path), getpass.getuser())
+        jobs = Slurm(None).jobs_in(str(run.path), this_user())
     except (RunError, SlurmError):
         return ""
     return f": scancel {' '.join(jobs)}" if jobs else ""

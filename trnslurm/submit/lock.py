@@ -8,13 +8,13 @@ The file with the highest number is never removed, only marked as over.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 from trnslurm.cluster.claims import Claim, Holder, newest_in, take_next, update_claim
 from trnslurm.errors import NotYetError, RunError
+from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import RunDir, own_process, process_alive
 
 _REMOTE_S = 900  # no submission takes longer; a process on another host cannot be checked
@@ -43,7 +43,7 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 def this_holder(run: str = "") -> Holder:
     """Return this process as the holder of a claim."""
-    user, host = getpass.getuser(), socket.gethostname()
+    user, host = this_user(), socket.gethostname()
     return Holder(user=user, host=host, process=own_process(), run=run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import platform
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 
 from trnslurm import __version__
 from trnslurm.rundir import utc_time
+from trnslurm.runs.foreign import this_user
 from trnslurm.runs.run import Record, RunDir
 from trnslurm.submit.precompile import Need
 from trnslurm.submit.resize import adopt_files, lay_aside
@@ -34,7 +34,7 @@ def new_record(
         # A precompile-only job ends at once if its graphs are compiled.
         phases=need.phases or job.phases,
         created=utc_time(),
-        user=getpass.getuser(),
+        user=this_user(),
         host=socket.gethostname(),
         bin_dir=job.profile.slurm.bin_dir,
         command=tuple(command),
