@@ -34,6 +34,8 @@ _IDLE_CPU_SHARE = 0.02
 _LEAST_CPU_S = 0.05
 _IDLE_BYTES_PER_S = 64 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Programs that wait while their processes compute where this program does not see them.
+_ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
 # How long a process may take to write its stacks.
 _STACKS_S = 2.0
 _MOST_FRAMES = 40
@@ -130,7 +132,8 @@ class Activity:
         quiet = moved <= _IDLE_BYTES_PER_S * passed_s
         idle = quiet and cpu_s <= _IDLE_CPU_SHARE * len(used) * passed_s + _LEAST_CPU_S
         self.quiet_s = self.quiet_s + passed_s if quiet else 0.0
-        self.idle_s = self.idle_s + passed_s if idle and not self._device_works() else 0.0
+        busy = any(name_of(p.pid) in _ELSEWHERE for p in running) or self._device_works()
+        self.idle_s = self.idle_s + passed_s if idle and not busy else 0.0
 
     def _device_works(self) -> bool:
         """Check whether a device computes while its processes wait for it."""
@@ -250,13 +253,17 @@ def workers_of(running: list[Process], otherwise: Sequence[Process] = ()) -> lis
     return [*found, *(p for p in otherwise if p.rank not in there)]
 
 
+def name_of(pid: int, file: str = "comm") -> str:
+    """Return the name of a process's program, or another line of /proc; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").strip()
+    return ""
+
+
 def what_is(process: Process) -> str:
     """Return the program of a process, its state, and where in the kernel it waits."""
-    words = []
-    for name in ("comm", "wchan"):
-        with suppress(OSError):
-            words.append(Path(f"/proc/{process.pid}/{name}").read_text(errors="replace").strip())
-    return f"{words[0] if words else '?'}: state {process.state}, {' '.join(words[1:]) or '-'}"
+    waits = name_of(process.pid, "wchan")
+    return f"{name_of(process.pid)}: state {process.state}, {waits or '-'}"
 
 
 def stacks_of(pid: int) -> str:
