@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named
+from trnslurm.node.triage.causes import Cause, all_causes, cause_of, named, words_of
 from trnslurm.node.triage.evidence import _MAY_TELL
 from trnslurm.node.triage.finding import Finding, find_cause, nothing_found
 from trnslurm.node.triage.words import time_in
@@ -91,6 +91,20 @@ def test_pattern_matches_its_example_and_nothing_near(cause: Cause) -> None:
     assert cause.source in ("neuron", "slurm", "container", "python", "script", "trnslurm")
     assert any(word in cause.example.lower() for word in _MAY_TELL)
     assert len(cause.cause) <= 160 and len(cause.fix) <= 160
+
+
+def test_every_line_that_a_pattern_matches_has_one_of_its_words() -> None:
+    lines = [cause.example for cause in all_causes()]
+    lines += [case["telling"] for case in cases_in(CORPUS / "learn")]
+    for cause in all_causes():
+        matched = [line.lower() for line in lines if cause.pattern.search(line)]
+        assert not cause.words or all(any(word in x for word in cause.words) for x in matched)
+    assert words_of("(?i)CUDA error: [a-z]+|no (such|free) device") == {
+        "cuda error: ",
+        "such",
+        "free",
+    }
+    assert words_of(r"\d+ (lost|x)") == words_of(r"[a-z]*") == frozenset()
 
 
 def test_names_are_unique() -> None:
