@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trnslurm.submit import on_slurm
+from trnslurm.submit.interrupts import interrupts_deferred
 
 from .processes import run_process
 
@@ -44,7 +44,7 @@ def test_what_tests_start_ignores_no_signal_and_the_tests_outlive_a_terminal() -
 def test_a_submit_that_ignores_ctrl_c_is_not_interrupted_by_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with on_slurm._interrupts_deferred() as seen:
+        with interrupts_deferred() as seen:
             os.kill(os.getpid(), signal.SIGINT)
         assert seen == []
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

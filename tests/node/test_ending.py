@@ -78,8 +78,11 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ),
         ({"stop": "", "answered": True, "exit_code": 0}, "STOPPED|STOPPED||"),
         # TERM.
-        ({"attempts": TERM["CANCELLED"]}, "CANCELLED|CANCELLED||"),
-        ({"attempts": TERM["CANCELLED"], **SAVED}, "CANCELLED|CANCELLED||saved step 40"),
+        ({"attempts": TERM["CANCELLED"]}, "CANCELLED|CANCELLED||not by trnslurm cancel"),
+        (
+            {"attempts": TERM["CANCELLED"], **SAVED},
+            "CANCELLED|CANCELLED||not by trnslurm cancel; saved step 40",
+        ),
         ({"attempts": TERM["REQUEUED"]}, "REQUEUED|REQUEUED|requeued|requeued"),
         (
             {"attempts": TERM["REQUEUED"], "requeue": False, **SAVED},
@@ -205,7 +208,7 @@ def test_crashes_since_a_new_checkpoint(attempts, newest, count):
     [
         ('said "no"\n\tto C:\\x', 'said "no" to C:\\x'),
         ("\x1b[31mred\x00 \x7f é", "[31mred  é"),
-        ("x" * 500, "x" * 300),
+        ("x" * 500, f"{'x' * 299}…"),
         ("", ""),
     ],
 )

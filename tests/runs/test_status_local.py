@@ -175,6 +175,21 @@ def test_a_running_training_shows_how_old_its_last_step_is(make_run, alive, cli,
     assert f"step 1/9, loss 2.5000, {words}" in cli("status", run.name).out
 
 
+def test_no_resume_is_offered_where_it_would_only_repeat_the_failure(make_run, dead, cli) -> None:
+    states = {"precompile": [DONE], "train": [{"state": "FAILED", "reason": "exit code 1"}]}
+    run = make_run(states=states, scheduler="local", jobs={"local": dead})
+    run.node_log("train", 1, 0).write_text(
+        'Traceback (most recent call last):\n  File "train.py", line 4, in <module>\n'
+        "ValueError: bad sample\n"
+    )
+    shown = cli("status", run.name).out
+    assert "cause: the script raised ValueError (train.py, line 4)" in shown
+    assert "a resume would run the same copy of the code, from the beginning" in shown
+    assert "next: " not in shown
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    assert f"next: trnslurm resume {run.name}" in cli("status", run.name).out
+
+
 def test_failed_run_shows_the_line_that_tells_why(make_run, cli) -> None:
     reason = "exit code 1 while running on node-1,node-2"
     failed = {"state": "FAILED", "exit_code": 1, "reason": reason}

@@ -83,7 +83,7 @@ CASES = {
         queue=("1002|COMPLETING|None|x|node-1",)),
     # Requeued
     "requeued": case(
-        "REQUEUED", "time limit; saved step 40; its start time has not come",
+        "REQUEUED", "time limit; saved step 40; it starts again within minutes",
         queue=("1002|PENDING|BeginTime|x|",),
         train=[{"state": "REQUEUED", "reason": "time limit; saved step 40"}]),
     "requeued by its script, which has not ended yet": case(
@@ -92,7 +92,7 @@ CASES = {
     "requeued without a state": case(
         "REQUEUED", "", queue=("1002|PENDING|None|x|",), train=[RUNNING], heartbeat_age_s=900),
     "requeued, though its script took that for a cancel": case(
-        "REQUEUED", "its start time has not come", queue=("1002|PENDING|BeginTime|x|",),
+        "REQUEUED", "it starts again within minutes", queue=("1002|PENDING|BeginTime|x|",),
         train=[{"state": "CANCELLED"}]),
     "second attempt runs": case(
         "RUNNING", "", queue=("1002|RUNNING|None|x|node-1",),

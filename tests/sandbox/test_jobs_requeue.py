@@ -76,8 +76,9 @@ def test_a_node_reboots(user) -> None:
     sandbox.fault("2", "reboot")
     run.until("REQUEUED")
     why = "the nodes it needs are down, drained or reserved"
-    eventually(lambda: run.status()["reason"] == f"requeued; {why}")
-    assert "REQUEUED (requeued)" in run.logs("--batch")
+    failed = f"{sandbox.node_name(2)} failed"
+    eventually(lambda: run.status()["reason"] == f"{failed}; {why}")
+    assert f"REQUEUED ({failed})" in run.logs("--batch")
 
     sandbox.slurm("scontrol", "update", f"NodeName={sandbox.node_name(2)}", "State=RESUME")
     assert run.until_there(2, attempt=2)[1]["host"] == sandbox.node_name(2)

@@ -116,7 +116,11 @@ def test_training_that_has_begun_goes_on(graphs, site, fake_slurm, cli, state: s
     [
         ("COMPLETED", (), "is COMPLETED: there is nothing to resume"),
         ("RUNNING", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run, or `trnslurm cancel "),
-        ("REQUEUED", ("1002|PENDING|BeginTime|N/A|",), "is REQUEUED (its start time has not come)"),
+        (
+            "REQUEUED",
+            ("1002|PENDING|BeginTime|N/A|",),
+            "is REQUEUED (it starts again within minutes)",
+        ),
         ("STARTING", ("1002|CONFIGURING|None|N/A|",), "is CONFIGURING (its nodes are booting)"),
         ("FAILED", ("1002|RUNNING|None|N/A|",), "is RUNNING: let it run"),
     ],

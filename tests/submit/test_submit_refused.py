@@ -12,6 +12,7 @@ from trnslurm.submit import on_slurm
 
 GPT2 = ("submit", "gpt2_zero1", "--cluster", "pc", "--nodes", "2")
 SAID = "sbatch: error: Batch job submission failed: Invalid partition name specified"
+HINT = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
 WORDS = "sbatch: Batch job submission failed: Invalid partition name specified"
 
 
@@ -28,7 +29,7 @@ def test_first_phase_refused(site, fake_slurm, run_cli, cli) -> None:
     fake_slurm.refuse("sbatch", SAID)
     done = run_cli(*GPT2)
     assert done.code == 1
-    assert error_line(done) == f"error: {WORDS}"
+    assert error_line(done) == f"error: {WORDS} ({HINT})"
     assert [c.command for c in fake_slurm.calls()] == ["sbatch"]
     assert [*site.run_root.iterdir()] == []
 
@@ -38,7 +39,7 @@ def test_second_phase_refused_takes_the_first_back(site, fake_slurm, cli) -> Non
     done = cli(*GPT2)
     run = site.run()
     assert done.code == 1
-    assert error_line(done) == f"error: {WORDS}"
+    assert error_line(done) == f"error: {WORDS} ({HINT})"
     assert [c.command for c in fake_slurm.calls()] == ["sbatch", "sbatch", "scancel"]
     assert fake_slurm.calls("scancel")[0].arguments == ["1001"]
     assert cli("status", run.name).out.startswith(f"{run.name}: FAILED (refused at submission")
@@ -132,7 +133,7 @@ def test_sbatch_that_prints_no_job_id(site, fake_slurm, cli, tmp_path, monkeypat
 def test_words_of_several_lines_become_one(site, fake_slurm, cli) -> None:
     fake_slurm.refuse("sbatch", "sbatch: error: No space left\nsbatch: error:   Write failed")
     done = cli(*GPT2)
-    assert "sbatch: No space left Write failed" in error_line(done)
+    assert "sbatch: No space left; Write failed" in error_line(done)
 
 
 def test_without_sbatch_nothing_is_made(site, cli) -> None:

@@ -50,6 +50,7 @@ from trnslurm.runs.status import (
 from trnslurm.slurm.reasons import LACKS_NODES
 
 _SHOWN_ATTEMPTS = 5
+_SHOWN_NODES = 4
 _PHASE_COLUMNS: dict[str, Callable[[PhaseStatus], str]] = {
     "phase": lambda p: p.phase,
     "state": lambda p: p.state,
@@ -193,9 +194,16 @@ def status_command(
     if not status.final and any(words in status.reason for words in LACKS_NODES):
         from trnslurm.runs.waiting import diagnose  # asks Slurm for all nodes
 
-        for problem in diagnose(run).problems:
+        why = diagnose(run)
+        for node in why.sick[:_SHOWN_NODES]:
+            click.echo(f"{node.name}: {node.state}: {node.reason}")
+        for problem in why.problems:
             click.echo(problem)
-    if status.mend:
+    if found and not run.newest_step() and "submit again" in found.fix:
+        click.echo("a resume would run the same copy of the code, from the beginning")
+    elif status.state == "TIMEOUT" and not run.newest_step():
+        click.echo("fix: submit again with a longer --time; a resume would begin at step 0 again")
+    elif status.mend:
         click.echo(f"next: {status.mend}")
     if status.note:
         click.echo(f"note: {status.note}")

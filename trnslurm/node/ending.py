@@ -5,6 +5,7 @@ Crashes are counted per job, so a resubmitted run starts with a count of 0.
 
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,8 @@ def how_it_ended(facts: Facts) -> Ending:
         # On this machine TERM may also come from a shutdown or a closed terminal.
         local = facts.last.job_id.startswith("local-")
         stopped = local and facts.saved is not None
-        return _final("STOPPED" if stopped else "CANCELLED", _saved(facts))
+        why = "" if local else "not by trnslurm cancel"
+        return _final("STOPPED" if stopped else "CANCELLED", _and(why, _saved(facts)))
     if by_slurm == "PREEMPTED":
         return _stopped_by(facts, "preempted", "PREEMPTED")
     stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
@@ -128,7 +130,7 @@ def _crash(facts: Facts) -> Ending:
     if not facts.requeue:
         return _final("FAILED", what, CRASH)
     if not facts.resumes:
-        return _final("FAILED", f"{what}; {_NO_WAY_BACK}", CRASH)
+        return _final("FAILED", f"{textwrap.shorten(what, 200)}; {_NO_WAY_BACK}", CRASH)
     crashes = crashes_in_a_row(facts.attempts, facts.newest)
     if crashes >= facts.max_crashes:
         return _final("FAILED", given_up(crashes, what), CRASH)

@@ -117,4 +117,5 @@ def start_heartbeat() -> None:
 
 def _one_line(text: str) -> str:
     """Return text as one short line that a terminal can show."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:_MAX_REASON]
+    line = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return line if len(line) <= _MAX_REASON else f"{line[: _MAX_REASON - 1]}…"

@@ -4,9 +4,10 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
-from trnslurm.prepare.errors import KeptError, PrepareError
+from trnslurm.prepare.errors import LEARNING, KeptError, PrepareError
 
 _KEPT = "finished work is kept, run again to resume"
 # Functions of fetch.command. Modules are imported when they are needed, because each process of a
@@ -50,7 +51,10 @@ def main() -> None:
         sys.exit(f"error: {error.filename}: {error.strerror}")
     except _Stopped as stopped:
         print(f"\nstopped: {_KEPT}", file=sys.stderr, flush=True)
-        os._exit(128 + stopped.args[0])  # a tokenizer's training may go on in a thread: it aborts
+        code = 128 + stopped.args[0]
+        if any(thread.name == LEARNING for thread in threading.enumerate()):
+            os._exit(code)  # the thread would abort at a normal exit
+        sys.exit(code)
 
 
 def _stop(number: int, frame: object) -> NoReturn:

@@ -7,3 +7,7 @@ class PrepareError(Exception):
 
 class KeptError(Exception):
     """A problem outside the input, such as a full disk: finished work is kept."""
+
+
+LEARNING = "learning a tokenizer"
+"""The name of the thread that learns a tokenizer, which no signal ends."""

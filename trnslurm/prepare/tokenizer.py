@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trnslurm.prepare.bytepairs import BytePairs
-from trnslurm.prepare.errors import PrepareError
+from trnslurm.prepare.errors import LEARNING, PrepareError
 from trnslurm.prepare.files import replacing
 
 VERSION: str = tokenizers.__version__
@@ -150,7 +150,9 @@ def learn(tokenizer: Tokenizer, texts: Iterable[str], trainer: trainers.Trainer)
         except BaseException as error:
             learned.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()  # a signal ends it with the process
+    threading.Thread(
+        target=work, name=LEARNING, daemon=True
+    ).start()  # a signal ends it with the process
     while not wait([learned], _SAY_EVERY_S).done:
         if read.is_set():
             print("training the tokenizer: all text is read, joining pairs", file=sys.stderr)

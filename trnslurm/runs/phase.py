@@ -186,7 +186,9 @@ def _queued(run: RunDir, entry: QueueEntry, last: Attempt | None, wait: Wait) ->
         return "HELD", "; ".join(filter(None, [NEVER_AGAIN, excluding]))
     if last is not None:
         cause = last.reason if last.state == "REQUEUED" else ""
-        return "REQUEUED", "; ".join(filter(None, [cause, entry.why, excluding]))
+        # Slurm waits for old credentials to expire before it starts a requeued job.
+        soon = "it starts again within minutes" if entry.reason.startswith("BeginTime") else ""
+        return "REQUEUED", "; ".join(filter(None, [cause, soon or entry.why, excluding]))
     return "PENDING", entry.why
 
 

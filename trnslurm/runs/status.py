@@ -305,6 +305,8 @@ def _next_command(
     last = run.newest_attempt(record, record.phases[-1])
     if state == "FAILED" and last and last.cause == ERROR:
         return ""  # a retry would fail again
+    if state == "CANCELLED" and last and last.state == "CANCELLED" and run.newest_step():
+        return f"trnslurm resume {run.name}"
     held = state == "HELD" and any(map(held_by_slurm, phases))
     # Slurm cancelled the job because another run's job failed; no user did.
     dropped = state == "CANCELLED" and not any(p.attempt or p.started for p in phases)

@@ -78,6 +78,8 @@ class Diagnosis:
     sick: list[SickNode] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Nodes that the run excludes, and why."""
+    lacks_nodes: bool = False
+    """Whether fewer nodes are usable than the job needs."""
     problems: list[str] = field(default_factory=list)
     """Problems that need an action."""
     unknown: list[str] = field(default_factory=list)
@@ -123,7 +125,7 @@ def _ask_slurm(found: Diagnosis, run: RunDir, record: Record) -> None:
         return
     if accepted:
         found.if_submitted_now = answer
-    else:
+    elif not found.lacks_nodes:
         found.problems.append(f"Slurm would refuse the job's script now: {answer}")
 
 
@@ -143,6 +145,7 @@ def _look_at_nodes(found: Diagnosis, slurm: Slurm) -> None:
             found.sick.append(SickNode(name=node["NodeName"], state=word, reason=reason))
     usable = [n for n, s in states.items() if s not in _UNUSABLE and n not in found.left_out]
     if len(usable) < found.nodes_needed:
+        found.lacks_nodes = True
         fewer = f"trnslurm resume {found.run} --nodes {len(usable)}"
         found.problems.append(
             f"the job needs {found.nodes_needed} nodes, but only {len(usable)} of the "

@@ -73,7 +73,8 @@ _HAS_ENDED = ("Invalid job id", "already completing or completed")
 
 def own_words(command: str, stderr: str) -> str:
     """Return a command's error messages as one line that names the command once."""
-    messages = re.sub(rf"\b{command}: (error: )?", "", " ".join(stderr.split()))
+    lines = [re.sub(rf"\b{command}: (error: )?", "", line) for line in stderr.splitlines()]
+    messages = "; ".join(filter(None, (" ".join(line.split()) for line in lines)))
     return f"{command}: {messages}" if messages else ""
 
 

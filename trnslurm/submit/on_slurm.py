@@ -24,6 +24,15 @@ from trnslurm.submit.submission import WaitsFor
 
 _TIMEOUT_S = 60
 # A busy controller may answer again before it has read all earlier requests.
+_NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
+# What to do about a refusal, by a part of Slurm's message in src/common/slurm_errno.c.
+_HINTS = {
+    "time limit": "set slurm.max_time_min to what the partition allows",
+    "invalid partition": _NODES,
+    "invalid feature": f"no node has a feature of slurm.constraint: {_NODES}",
+    "more processors requested": f"the partition has too few nodes, or too few CPUs: {_NODES}",
+    "node configuration is not available": f"no node has what the job asks for: {_NODES}",
+}
 _LOOKS_S = (0, 10, 20)
 
 
@@ -109,8 +118,7 @@ def _failure(error: Exception) -> SubmitError:
     words = own_words("sbatch", str(error)) or "sbatch: failed and printed nothing"
     if isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 124:
         return NoAnswerError(f"sbatch: no answer in {_TIMEOUT_S} s")
-    if "time limit" in words.lower():
-        words += " (set slurm.max_time_min to what the partition allows)"
+    words += next((f" ({hint})" for part, hint in _HINTS.items() if part in words.lower()), "")
     # Without the exit code of a refusal, the job may be queued.
     refused = isinstance(cause, subprocess.CalledProcessError) and "timed out" not in words.lower()
     return SubmitError(words) if refused else NoAnswerError(words)

@@ -117,9 +117,13 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     said = (*beside, suspect.telling, *suspect.lines, *suspect.more)
     cause, fix = known.explain(said) if known else _unknown(suspect)
     cause, fix = _left_out(run, said) or (cause, fix)
+    raised = what_was_raised(suspect)
+    if raised and not known:
+        place = f" ({raised.place})" if raised.place else ""
+        cause = f"the script raised {raised.kind}{place}"
+        fix = f"correct it there, and submit again; {suspect.place} has more"
     if again and not known:
-        cause = "an error in the job's code, which would end every attempt"
-        fix = "correct the error, and submit the run again"
+        cause += ", which would end every attempt"
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -181,8 +185,9 @@ def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
     if known and known.kind == EFFECT:
         return ""
     raised = what_was_raised(suspect)
+    more = suspect.more[0].strip() if suspect.more and suspect.lines[-1].endswith(":") else ""
     lines = [line for line in suspect.lines if raised and line.startswith(raised.kind)]
-    said = [*suspect.lines, *lines][-1].strip()
+    said = f"{[*suspect.lines, *lines][-1].strip()} {more}".strip()
     if known and not raised and known.source != "trnslurm" and known.name != "usage":
         said = cause
     place = raised.place if raised and not said.startswith(_TRAIN_ERROR) else ""
