@@ -113,7 +113,7 @@ def hang(home: Path, name: str, place: str) -> tuple[dict[str, Any], str]:
         assert done.code == code, done.out + done.err
         return done.out
 
-    options = ("--nodes", "2", "--set", "hang_minutes=0.1", "--set", "devices=[cpu]")
+    options = ("--nodes", "2", "--set", "hang_minutes=0.2", "--set", "devices=[cpu]")
     trnslurm("submit", f"./{name}", *options, "--", place, code=1)
     status = json.loads(trnslurm("status", "last", "--json", code=0))
     run = Path(status["path"])

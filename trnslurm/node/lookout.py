@@ -33,6 +33,7 @@ _REPORTS_AT = 0.25
 _IDLE_CPU_SHARE = 0.02
 _LEAST_CPU_S = 0.05
 _IDLE_BYTES_PER_S = 64 << 10
+_FAULT_BYTES = 128 << 10
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs that wait while their processes compute where this program does not see them.
 _ELSEWHERE = {"docker", "kubectl", "podman", "srun", "ssh"}
@@ -106,7 +107,9 @@ def use_of(pid: int) -> Use | None:
         return None
     # utime and stime, fields 14 and 15 of proc_pid_stat(5); rchar and wchar of proc_pid_io(5).
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return Use(cpu_s, sum(int(n) for n in re.findall(r"^[rw]char: (\d+)$", io, re.M)))
+    moved = sum(int(n) for n in re.findall(r"^[rw]char: (\d+)$", io, re.M))
+    # Field 12: a page of a mapped file, such as a library, that came from a disk, with others.
+    return Use(cpu_s, moved + int(fields[9]) * _FAULT_BYTES)
 
 
 class Activity:
