@@ -217,6 +217,8 @@ def _age_of(status: RunStatus) -> str:
     at = status.metrics.get("time")
     if status.state != "RUNNING" or not isinstance(at, int | float):
         return ""
+    if (attempt := status.metrics.get("attempt")) not in (None, status.phases[-1].attempt):
+        return f" in attempt {attempt}"
     seconds = max(0.0, time.time() - at)
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
