@@ -18,8 +18,8 @@ from trnslurm.node.state import AttemptState
 
 from ..waiting import eventually
 
-LOAD = ("/work/data.py", 31, "load")
-ITEM = ("/work/train.py", 88, "step")
+LOAD = ("/proj/data.py", 31, "load")
+ITEM = ("/proj/train.py", 88, "step")
 REDUCE = (
     "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
     9,
@@ -35,8 +35,8 @@ Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
 
 Current thread 0x00007f02 (most recent call first):
-  File "/work/data.py", line 31 in load
-  File "/work/train.py", line 88 in <module>
+  File "/proj/data.py", line 31 in load
+  File "/proj/train.py", line 88 in <module>
 """
 
 
@@ -108,7 +108,7 @@ def test_verdict(workers: list[Worker], rank: int | None, line: str) -> None:
 
 
 def test_frames_of_the_main_thread() -> None:
-    assert main_frames(STACKS) == [LOAD, ("/work/train.py", 88, "<module>")]
+    assert main_frames(STACKS) == [LOAD, ("/proj/train.py", 88, "<module>")]
     assert main_frames("") == []
 
 
