@@ -321,7 +321,7 @@ def test_cancelled(script: Script) -> None:
         if "trnslurm.node.notify" in line or "sleep 0.3" in line:
             os.kill(int(line.partition(":")[0]), signal.SIGTERM)
     assert script.end(process) == 143
-    assert events(script) == [("end", 1, "CANCELLED", "saved step 20")]
+    assert events(script) == [("end", 1, "CANCELLED", "not by trnslurm cancel; saved step 20")]
 
 
 @pytest.mark.parametrize("ends", ["by itself", "by TERM"])
