@@ -147,3 +147,13 @@ def test_bad_times(run, cli, every: str) -> None:
     assert cli("watch", "last", f"--every={every}").error == (
         f"--every {every}: expected a time such as 30s, 5m or 1h"
     )
+
+
+def test_a_run_that_others_cancelled_is_not_resumed(run, fake_slurm, cli) -> None:
+    (run.checkpoints / "step-00000010").mkdir(parents=True)
+    write_attempt(run, "train", 1, state="CANCELLED", reason="not by trnslurm cancel")
+    fake_slurm.queue()
+    submitted = len(fake_slurm.calls("sbatch"))
+    done = cli("watch", "last", "--resume", "--every", "0.05s")
+    assert done.code == 1 and f"next: trnslurm resume {run.name}" in done.out
+    assert len(fake_slurm.calls("sbatch")) == submitted

@@ -36,6 +36,7 @@ from trnslurm.cli.output import Terminal, echo_json, echo_table
 from trnslurm.config.search import Workspace
 from trnslurm.console import Console
 from trnslurm.node.hosts import brief
+from trnslurm.rundir import changed_at
 from trnslurm.runs.logs import choose_log, follow_log, log_of, print_log
 from trnslurm.runs.phase import STATES, PhaseStatus
 from trnslurm.runs.run import RunDir
@@ -199,9 +200,10 @@ def status_command(
             click.echo(f"{node.name}: {node.state}: {node.reason}")
         for problem in why.problems:
             click.echo(problem)
-    if found and not run.newest_step() and "submit again" in found.fix:
+    saved = run.newest_step() or changed_at(run.checkpoints)  # a script may find its own
+    if found and not saved and "submit again" in found.fix:
         click.echo("a resume would run the same copy of the code, from the beginning")
-    elif status.state == "TIMEOUT" and not run.newest_step():
+    elif status.state == "TIMEOUT" and not saved:
         click.echo("fix: submit again with a longer --time; a resume would begin at step 0 again")
     elif status.mend:
         click.echo(f"next: {status.mend}")

@@ -204,7 +204,7 @@ def lost_nodes(state: AttemptState) -> str:
         return ""
     # Earlier attempts of the job wrote to the same log.
     text = text[text.rfind(f" {state.phase} attempt {state.attempt - 1}: ") + 1 :]
-    # _node_fail_handler in src/srun/../api/step_launch.c: error("Node failure on %s").
+    # As seen on Slurm 22.05, when a node of the step reboots or is powered off.
     return ",".join(dict.fromkeys(re.findall(r"error: Node failure on ([\w.,\[\]-]+)", text)))
 
 

@@ -82,7 +82,9 @@ def watch(
             _tell_end(run, status, say)
         if status.state == "COMPLETED":  # maybe with steps left, if train.stop_at ended the run
             return status
-        cancelled = run.cancelled_file.exists()
+        # By a person or an admin: only a person resumes the run.
+        begun = status.state == "CANCELLED" and status.attempts
+        cancelled = begun or run.cancelled_file.exists()
         if resume is None or cancelled or status.mend != f"trnslurm resume {run.name}":
             return status
         if (newest := run.newest_step()) > step:

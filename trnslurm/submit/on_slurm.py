@@ -25,7 +25,7 @@ from trnslurm.submit.submission import WaitsFor
 _TIMEOUT_S = 60
 # A busy controller may answer again before it has read all earlier requests.
 _NODES = "sinfo -o '%P %D %N %c %m %G %f' lists partitions and nodes"
-# What to do about a refusal, by a part of Slurm's message in src/common/slurm_errno.c.
+# What to do about a refusal, by a part of sbatch's message (seen on Slurm 22.05).
 _HINTS = {
     "time limit": "set slurm.max_time_min to what the partition allows",
     "invalid partition": _NODES,
