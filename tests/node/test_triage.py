@@ -306,7 +306,7 @@ def test_only_consequences_are_said_to_be_that(run) -> None:
 
 
 def test_harmless_lines_are_never_named(run) -> None:
-    log(run, 0, "EOFError: Ran out of input\nTarget is multiclass but average='binary'\n")
+    log(run, 0, "ValueError: Target is multiclass but average='binary'\n")
     assert find_cause(run.path, "train", 1) is None
 
 
