@@ -22,6 +22,8 @@ _CHUNK_BYTES = 8 << 20
 _ANCHORS = (b"Traceback (most recent call last)", b"\nerror: ")
 _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
+# Timeouts by the kind of the collective, which NCCL prints before it aborts.
+_BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
 _MOST_LINES = 4096  # of one log that are compared with all patterns
 # A line without any of these words matches no pattern: healthy output is passed over quickly.
 _MAY_TELL = (
@@ -354,7 +356,7 @@ def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
 
     NCCL and Gloo abort when a peer is gone, and print that with their own rank or with none.
     """
-    aborts = ("peer-gone", "collective-timeout", "barrier-timeout", "collective-aborted")
+    aborts = ("peer-gone", "collective-timeout", "barrier-timeout", "collective-aborted", *_BY_KIND)
     own = [
         hit
         for hit in hits
