@@ -63,7 +63,7 @@ class Trainings:
 
     def __init__(self, *, device: str, root: Path, path: str) -> None:
         self._device = device
-        self._root = root
+        self.root = root
         self._number = 0
         home = root / "home"
         home.mkdir()
@@ -88,8 +88,8 @@ class Trainings:
         """Render a bundle; sets name keys as train__lr."""
         recipe, preset = RECIPES[name]
         self._number += 1
-        output = self._root / f"{self._number}-{name}"
-        values = {"device": device or self._device, "data_root": self._root / "data"}
+        output = self.root / f"{self._number}-{name}"
+        values = {"device": device or self._device, "data_root": self.root / "data"}
         if not dropout:
             values |= {f"model.{key}": 0.0 for key in NO_DROPOUT.get(recipe, NO_DROPOUT_OF_BERT)}
         values |= {key.replace("__", "."): value for key, value in sets.items()}
@@ -100,6 +100,19 @@ class Trainings:
         for key, value in values.items():
             command += ["--set", f"{key}={value}"]
         self._trnslurm(*command, "--output", str(output))
+        return output
+
+    def render_script(self, script: Path, words: list[str], **sets: object) -> Path:
+        """Render a bundle of a custom script with one worker, which is given these words."""
+        self._number += 1
+        output = self.root / f"{self._number}-{script.stem}"
+        values = {"device": self._device, **sets}
+        chosen = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        self._trnslurm(
+            *("render", str(script), "--cluster", "local", "--workers", "1", *chosen),
+            *("--output", str(output), "--", *words),
+            cwd=script.parent,
+        )
         return output
 
     def start(self, bundle: Path) -> subprocess.Popen[bytes]:
@@ -131,7 +144,7 @@ class Trainings:
     def again_from(self, ended: Ended, step: int) -> Ended:
         """Train a copy of a run again that has come no further than a checkpoint."""
         self._number += 1
-        copy = self._root / f"{self._number}-again"
+        copy = self.root / f"{self._number}-again"
         shutil.copytree(ended.directory, copy)
         for checkpoint in (copy / "checkpoints").iterdir():
             if int(checkpoint.name.removeprefix("step-")) > step:
@@ -145,13 +158,13 @@ class Trainings:
 
     def _prepare(self, *chosen: str) -> None:
         # It keeps what it has made before.
-        self._trnslurm("data", "prepare", *chosen, "--set", f"data_root={self._root / 'data'}")
+        self._trnslurm("data", "prepare", *chosen, "--set", f"data_root={self.root / 'data'}")
 
-    def _trnslurm(self, *arguments: str) -> None:
+    def _trnslurm(self, *arguments: str, cwd: Path | None = None) -> None:
         done = run_process(
             [sys.executable, "-m", "trnslurm", *arguments],
             env=self._environ,
-            cwd=self._root,
+            cwd=cwd or self.root,
             timeout_s=LIMIT_S,
         )
         assert done.code == 0, f"trnslurm {' '.join(arguments)}\n{done.out}{done.err}"

@@ -195,6 +195,22 @@ def test_a_device_that_computes_is_no_hang(
     assert activity.idle_s == idle
 
 
+@pytest.mark.parametrize(
+    ("said", "works"),
+    [("echo 0; echo 0", False), ("echo 0; echo 3", True), ("echo '[N/A]'", True), ("exit 9", True)],
+)
+def test_a_gpu_that_computes_or_says_nothing_is_no_hang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, works: bool
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *--id=2,3) {said};; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TRNSLURM_DEVICE", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert Activity()._device_works() is works
+
+
 class Clock:
     """The time of a HangWatch, and what the nodes report."""
 

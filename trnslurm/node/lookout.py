@@ -139,16 +139,20 @@ class Activity:
         self.idle_s = self.idle_s + passed_s if idle and not busy else 0.0
 
     def _device_works(self) -> bool:
-        """Check whether a device computes while its processes wait for it."""
+        """Check whether a device computes, or cannot be asked, while its processes wait for it."""
         device = os.environ.get("TRNSLURM_DEVICE", "")
         if device == "neuron":
             # The driver counts what each core has executed; neuron-sysfs-user-guide of AWS.
             before, self._executed = self._executed, executed_graphs()
             return self._executed != before
         if device in ("cuda", "xla-cuda"):
-            query = "--query-gpu=utilization.gpu"
-            code, said = processes.ask_tool("nvidia-smi", query, "--format=csv,noheader,nounits")
-            return code == 0 and any(word.isdigit() and int(word) for word in said.split())
+            # A node may be shared with other jobs, which have other GPUs.
+            own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            query = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+            query += [f"--id={own}"] if own else []
+            code, said = processes.ask_tool("nvidia-smi", *query)
+            # A part of a GPU (MIG) has no utilization: "[N/A]".
+            return code != 0 or any(word != "0" for word in said.split())
         return False
 
 

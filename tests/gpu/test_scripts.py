@@ -1,0 +1,95 @@
+"""Custom scripts on the device: each is stopped after its first step, and resumed; and a hang."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .trainings import REPO, Ended, Trainings, apart
+
+pytestmark = pytest.mark.gpu
+# What a script is given, and how it is made to use a GPU.
+SCRIPTS = {
+    "told.py": (
+        ["--out", "{checkpoints}", "--resume", "{resume}"],
+        {'"gloo"': '"nccl"', ".double()": '.double().to("cuda")',
+         "dtype=torch.double": 'dtype=torch.double, device="cuda"'},
+    ),
+    "glue.py": (
+        ["--told", "--output_dir", "{checkpoints}", "--resume_from_checkpoint", "{resume}",
+         "--max_steps=6", "--logging_steps=1", "--report_to=none", "--disable_tqdm=True"],
+        {},
+    ),
+    "lit.py": (
+        ["--told", "--out", "{checkpoints}", "--resume", "{resume}"],
+        {'accelerator="cpu"': 'accelerator="gpu"'},
+    ),
+}  # fmt: skip
+# Lightning and Trainer may use kernels that add up in any order.
+AS_WITHOUT_STOP = 1e-3
+WAITS_FOREVER = """
+import time, torch
+for step in range(12):
+    print("computed", torch.ones(4, device="DEVICE").sum().item(), flush=True)
+    time.sleep(0.2)
+while True:
+    time.sleep(1000)
+"""
+
+
+def project(trainings: Trainings, device: str) -> Path:
+    """Return a copy of the tests' project whose scripts use the device."""
+    copy = trainings.root / "project"
+    if not copy.exists():
+        shutil.copytree(REPO / "tests/project", copy)
+        for name, (_, changes) in SCRIPTS.items():
+            text = (copy / name).read_text()
+            for old, new in changes.items() if device == "cuda" else ():
+                assert old in text, (name, old)
+                text = text.replace(old, new)
+            (copy / name).write_text(text)
+    return copy
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.xdist_group("scripts")
+def test_a_script_stops_and_resumes(
+    trainings: Trainings, device: str, saw: Callable[..., None], name: str
+) -> None:
+    """Ends after its first step when asked, resumes, and has the losses of a run without a stop."""
+    words, _ = SCRIPTS[name]
+    directory = project(trainings, device)
+
+    def render() -> Path:
+        return trainings.render_script(directory / name, words)
+
+    whole = trainings.run(render()).well()
+    bundle = render()
+    (bundle / "state").mkdir(exist_ok=True)
+    (bundle / "state/stop-train-1.json").write_text('{"cause": "time limit"}')
+    trainings.run(bundle)
+    stopped = json.loads((bundle / "state/stopped-train-1.json").read_text())
+    assert (stopped["step"], stopped["saved"]) == (1, True)
+    again = trainings.run(bundle).well()
+    assert max(again.column("step")) == max(whole.column("step")) > 1
+    difference = apart(whole, again)
+    assert difference < AS_WITHOUT_STOP
+    saw(steps=max(again.column("step")), loss_apart=difference)
+
+
+@pytest.mark.xdist_group("scripts")
+def test_a_script_that_waits_forever_is_ended(
+    trainings: Trainings, device: str, saw: Callable[..., None]
+) -> None:
+    """Is ended with its stacks, four times later if other tests keep the GPU busy."""
+    script = trainings.root / "waits.py"
+    script.write_text(WAITS_FOREVER.replace("DEVICE", device))
+    ended: Ended = trainings.run(trainings.render_script(script, [], hang_minutes=0.1))
+    assert ended.code != 0
+    stuck = json.loads((ended.directory / "state/stuck-train-1.json").read_text())
+    assert "waits.py" in json.dumps(stuck) and "no progress: stacks of worker 0" in ended.log
+    saw(said=stuck["line"].partition(":")[0])
