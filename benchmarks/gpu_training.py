@@ -131,23 +131,26 @@ def race(
         ours = render(model, root / f"{model.recipe}-{number}", options)
         run_dir = root / f"{model.recipe}-{number}-peer"
         run_dir.mkdir()
-        runs["ours"].append(run_ours(ours, options))
-        runs["transformers"].append(run_peer(ours, run_dir, options))
+        for side, measured in (
+            ("ours", run_ours(ours, options)),
+            ("transformers", run_peer(ours, run_dir, options)),
+        ):
+            runs[side].append(measured)
+            rate = measured["tokens_per_s"]
+            print(f"{model.name}, {side}: {rate:,.0f} tokens/s", file=sys.stderr, flush=True)
     peers = runs["transformers"]
     flops = peers[0]["flops_per_token"]
     rows = []
-    for side, measured in runs.items():
-        rate = statistics.median(one["tokens_per_s"] for one in measured)
-        ratios = (
-            a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(measured, peers, strict=True)
-        )
+    for side, rounds in runs.items():
+        rate = statistics.median(one["tokens_per_s"] for one in rounds)
+        ratios = (a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(rounds, peers, strict=True))
         row = {
             "name": f"{model.name}, {side}",
             "tokens_per_s": rate,
             "ratio": statistics.median(ratios),
             "mfu": rate * flops / (peak_tflops * 1e12) if peak_tflops else None,
-            "memory_gb": measured[0]["memory_gb"] or None,
-            "loss": measured[0]["loss"],
+            "memory_gb": rounds[0]["memory_gb"] or None,
+            "loss": rounds[0]["loss"],
         }
         rows.append(row)
     return rows

@@ -31,14 +31,23 @@ SCRIPTS = {
 }  # fmt: skip
 # Lightning and Trainer may use kernels that add up in any order.
 AS_WITHOUT_STOP = 1e-3
-WAITS_FOREVER = """
+HANGS_FOREVER = """
 import time, torch
-for step in range(12):
+for step in range(13):  # seen in ten looks, the job is known to write
     print("computed", torch.ones(4, device="DEVICE").sum().item(), flush=True)
-    time.sleep(0.2)
+    time.sleep(1.2)
 while True:
-    time.sleep(1000)
+    HANG
 """
+
+SLEEPS = "time.sleep(1000)"
+HANGS = {
+    "on_the_host": {"cuda": SLEEPS, "cpu": SLEEPS},
+    "on_the_device": {
+        "cuda": "torch.cuda._sleep(10**11); torch.cuda.synchronize()",
+        "cpu": "sum(range(10**9))",
+    },
+}
 
 
 def project(trainings: Trainings, device: str) -> Path:
@@ -81,15 +90,15 @@ def test_a_script_stops_and_resumes(
     saw(steps=max(again.column("step")), loss_apart=difference)
 
 
-@pytest.mark.xdist_group("scripts")
-def test_a_script_that_waits_forever_is_ended(
-    trainings: Trainings, device: str, saw: Callable[..., None]
+@pytest.mark.parametrize("name", HANGS)
+def test_a_script_that_hangs_is_ended(
+    trainings: Trainings, device: str, saw: Callable[..., None], name: str
 ) -> None:
-    """Is ended with its stacks, four times later if other tests keep the GPU busy."""
-    script = trainings.root / "waits.py"
-    script.write_text(WAITS_FOREVER.replace("DEVICE", device))
+    """Is ended with its stacks, four times later if the device is busy, be it for other tests."""
+    script = trainings.root / f"waits_{name}.py"
+    script.write_text(HANGS_FOREVER.replace("DEVICE", device).replace("HANG", HANGS[name][device]))
     ended: Ended = trainings.run(trainings.render_script(script, [], hang_minutes=0.1))
     assert ended.code != 0
     stuck = json.loads((ended.directory / "state/stuck-train-1.json").read_text())
-    assert "waits.py" in json.dumps(stuck) and "no progress: stacks of worker 0" in ended.log
+    assert script.name in json.dumps(stuck) and "no progress: stacks of worker 0" in ended.log
     saw(said=stuck["line"].partition(":")[0])
