@@ -276,7 +276,8 @@ def what_is(process: Process) -> str:
 def stacks_of(pid: int) -> str:
     """Return the stacks of a Python process; empty if it offers none, or does not answer."""
     try:
-        links = [(e.path, Path(e.path).readlink().name) for e in os.scandir(f"/proc/{pid}/fd")]
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            links = [(entry.path, Path(entry.path).readlink().name) for entry in entries]
         file = next(path for path, name in links if name.startswith(f"memfd:{STACKS_FILE} "))
         with open(file, "rb") as stream:  # noqa: PTH123
             begin = stream.seek(0, os.SEEK_END)
