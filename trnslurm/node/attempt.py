@@ -401,8 +401,9 @@ class AttemptProgram:
             raise Terminated
 
         self.doing = doing
-        arrived, _ = self._signals.wait(0)
         with processes.handling(processes.heard_end_signals(), interrupt):
+            # After the handler is set: a signal between the two would otherwise be missed.
+            arrived, _ = self._signals.wait(0)
             if arrived & processes.END_SIGNALS:
                 raise Terminated
             try:
