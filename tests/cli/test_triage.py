@@ -15,6 +15,7 @@ from trnslurm.runs.run import RunDir
 from ..processes import Done, run_process
 
 ROOT = Path(__file__).parents[2]
+DONE = {"state": "COMPLETED", "exit_code": 0}
 FAILED = {"state": "FAILED", "exit_code": 1}
 
 
@@ -25,7 +26,7 @@ def record(run: RunDir, rank: int, error: str, attempt: int = 1) -> None:
     )
 
 
-def test_command(make_run, cli) -> None:
+def test_command(make_run, cli, fake_slurm) -> None:
     run = make_run(states={"precompile": [FAILED], "train": [FAILED, FAILED]})
     for attempt in (1, 2):
         record(run, attempt, f"ValueError: in attempt {attempt}", attempt=attempt)
@@ -39,6 +40,29 @@ def test_command(make_run, cli) -> None:
     assert error == f"{run.name} has no attempt 7 of train, only 2"
     fresh = make_run("20260102-000000-fresh", jobs={})
     assert "has not begun" in cli("triage", fresh.name).error
+    waiting = make_run("20260103-000000-waiting", states={"precompile": [DONE]})
+    fake_slurm.queue("1002|PENDING|Nodes required for job are DOWN, DRAINED|N/A|")
+    done = cli("triage", waiting.name)
+    why = "the nodes it needs are down, drained or reserved"
+    assert done.code == 1 and done.out.startswith(f"{waiting.name}: PENDING ({why}): nothing has")
+
+
+def test_a_run_that_recovered_names_what_failed_before(make_run, cli, fake_slurm) -> None:
+    crashed = {"state": "RESTARTED", "cause": "crash", "reason": "crash 1 of 3: KeyError: 'lr'"}
+    limit = {"state": "REQUEUED", "cause": "time limit", "reason": "time limit"}
+    run = make_run(
+        states={"train": [crashed, limit, {"state": "RUNNING"}, DONE]},
+        phases=("train",),
+        jobs={"train": "1002"},
+    )
+    done = cli("triage", run.name)
+    assert (done.code, done.out) == (
+        1,
+        "triage: train attempt 4: COMPLETED: nothing failed\n"
+        f"attempt 1 failed (crash 1 of 3: KeyError: 'lr'): trnslurm triage {run.name} --attempt 1\n"
+        f"attempt 3 failed: trnslurm triage {run.name} --attempt 3\n",
+    )
+    assert cli("triage", run.name, "--attempt", "1").out.count("\n") == 1
 
 
 def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_slurm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -134,6 +135,37 @@ def test_the_same_at_the_same_line_twice_is_a_proof(run) -> None:
         assert not found(run).again
 
 
+MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+
+
+def test_a_file_that_all_nodes_lack(run) -> None:
+    """One node may have lost its mount; the run's own directory is the same on all nodes."""
+    log(run, 0, traceback(MISSING.format("/data/x")))
+    assert not found(run).again
+    log(run, 1, traceback(MISSING.format("/data/y")))
+    assert not found(run).again
+    log(run, 1, traceback(MISSING.format("/data/x")))
+    assert (found(run).again, found(run).mend) == (True, "submit")
+    assert found(run).brief == f"{MISSING.format('/data/x')} (train.py, line 12)"
+    log(run, 1, "")
+    log(run, 0, traceback(MISSING.format("/data/x")), attempt=1)
+    assert found(run).again  # twice at the same line
+
+
+def test_a_file_that_the_run_lacks(run) -> None:
+    """Another rank may have written it meanwhile."""
+    run.code.mkdir(exist_ok=True)
+    write_json(run.project_file, {"links": {}, "left_out": []})
+    log(run, 0, traceback(MISSING.format("data/x")))
+    assert found(run).again
+    (run.path / "work/data").mkdir(parents=True)
+    (run.path / "work/data/x").touch()
+    assert not found(run).again
+    record(run, 1, traceback("OSError: [Errno 5] Input/output error"), ["OSError"])
+    (run.path / "work/data/x").unlink()
+    assert not found(run).again
+
+
 def test_a_file_that_python_cannot_parse(run) -> None:
     """Of which it prints no traceback, only where."""
     said = (
@@ -246,8 +278,12 @@ def test_one_line_for_every_failure(run) -> None:
     assert found(run).brief == "OSError: [Errno 116] Stale file handle (train.py, line 12, node-2)"
     log(run, 1, "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.\n")
     assert found(run).brief.startswith("a process was killed because the node's memory")
+    log(run, 1, traceback("OSError: [Errno 28] No space left on device: '/fsx/a'"))
+    assert re.match(r"OSError: .*/a' \(train.py, line 12, node-2\): .* is full", found(run).brief)
     log(run, 1, PEER_GONE.format(1))
-    assert (found(run).kind, found(run).brief) == ("effect", "")  # then the exit code is said
+    assert (found(run).kind, found(run).brief) == ("effect", "")
+    first = "only consequences were found; the first: rank 1 on node 1 (node-2): "
+    assert found(run).line.startswith(first)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,27 @@ def test_two_ranks_tracebacks_are_told_apart() -> None:
         assert lines[1] == f"KeyError: {rank}"
 
 
+def test_a_traceback_in_a_box_is_read() -> None:
+    box = """\
+╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /home/a/job/train.py:12 in <module>                                          │
+│                                                                              │
+│    11 # read                                                                 │
+│ ❱  12 │   main(1)                                                            │
+│ /home/users/g/env/lib/python3.8/site-packages/pytorch_lightning/trainer.py   │
+│ :485 in __init__                                                             │
+╰──────────────────────────────────────────────────────────────────────────────╯
+ValueError: no such thing
+"""
+    assert read_words(box).last_without_rank().lines == [
+        '  File "/home/a/job/train.py", line 12, in <module>',
+        "    main(1)",
+        '  File "/home/users/g/env/lib/python3.8/site-packages/pytorch_lightning/trainer.py", '
+        "line 485, in __init__",
+        "ValueError: no such thing",
+    ]
+
+
 def test_a_big_log_is_searched_whole_in_little_memory(run) -> None:
     """An error in the middle of it is found; the rest is a hole, which reads as zeros."""
     file = run.node_log("train", 1, 0)
@@ -114,3 +135,17 @@ def test_times(text: str, utc: bool | None) -> None:
     assert when is not None
     parts = time.gmtime(when) if utc else time.localtime(when)
     assert time.strftime("%F %T", parts) == "2026-01-02 03:04:05"
+
+
+def test_a_program_that_only_says_why_it_ends(run) -> None:
+    """As by sys.exit("no data"): its log has the reason, and srun's only the exit code."""
+    said = "srun: error: node-2: task 1: Exited with exit code 3\n"
+    (run.logs / "train-7.log").write_text(said)
+    run.node_log("train", 1, 0).write_text("loading\n")
+    run.node_log("train", 1, 1).write_text("loading\nno data\n")
+    finding = found(run)
+    assert finding.line == "exit code 3 on node-2; the last line: no data"
+    assert finding.evidence == "logs/train-1-node1.log"
+    assert finding.report()[1:4] == [
+        "  loading", "  no data", "cause: unknown: these are the last lines of the program",
+    ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 Errors in the job's code count, before the first new step. Not all of Python's exceptions are such
 errors: a machine never causes a KeyError, nearly always causes an OSError, and may cause an
-IndexError by a directory that is not mounted. PyTorch, NCCL and Gloo raise RuntimeError for
-anything. All exceptions: https://docs.python.org/3/library/exceptions.html#exception-hierarchy
+IndexError by a directory that is not mounted. A file that all nodes lack is the job's error.
+PyTorch, NCCL and Gloo raise RuntimeError for anything. All exceptions:
+https://docs.python.org/3/library/exceptions.html#exception-hierarchy
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ _TWICE = {
 _OF_FILES = re.compile(r"/|\bmmap\b|\bempty\b|: ''$")
 """Matches a ValueError if a file may be missing or half written; a TrainError names the file."""
 _MODULE = re.compile(r"(?:No module named|from(?: partially initialized module)?) '(\w+)")
+_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _OF_ARGUMENTS = ("transformers/hf_argparser.py",)
 """Files of packages that raise an exception for an argument on the job's command line."""
 # After this time, a script that reports no steps is assumed to have finished some.
@@ -69,6 +71,20 @@ def what_was_raised(suspect: Suspect) -> Raised | None:
     return Raised(kind[0], place)
 
 
+def not_copied(run: Path, lines: Iterable[str]) -> str:
+    """Return the path that a script misses because its run did not copy it; empty: there is none.
+
+    The path is in the script's project.
+    """
+    listed = read_json(RunFiles(run).project_file).get("left_out")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    for match in (m for line in lines if (m := _NO_FILE.search(line))):
+        path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
+        if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
+            return name
+    return ""
+
+
 def comes_again(
     run: Path,
     phase: str,
@@ -84,12 +100,18 @@ def comes_again(
     """
     raised = what_was_raised(chosen)
     usage = chosen.known is not None and chosen.known.name == "usage"
-    if not (raised or usage) or (chosen.known and chosen.known.source != "script"):
+    missing = _missing_file(chosen)
+    if not (raised or usage or missing):
+        return False
+    if chosen.known and chosen.known.source != "script" and not missing:
         return False
     if _others_differ(evidence, chosen, raised) or _made_steps(
         run, phase, attempt, evidence, chosen
     ):
         return False
+    if missing:
+        gone = not_copied(run, chosen.lines) or _all_nodes_lack(run, missing, evidence)
+        return bool(gone) or (raised is not None and raised.place != "" and raised == before())
     if raised is None:
         return True
     kinds = set(chosen.kinds or kinds_in(chosen.lines))
@@ -97,6 +119,22 @@ def comes_again(
     if kinds <= at_once and _is_own(chosen, raised):
         return True
     return kinds <= _TWICE and raised.place != "" and raised == before()
+
+
+def _missing_file(suspect: Suspect) -> str:
+    """Return the path of the file whose absence ended a worker; empty: something else did."""
+    last = suspect.lines[-1]
+    match = _NO_FILE.search(last) if last.startswith("FileNotFoundError: ") else None
+    return match[1] if match else ""
+
+
+def _all_nodes_lack(run: Path, file: str, evidence: Evidence) -> bool:
+    """Check whether the nodes' common directory lacks a file, or each of several nodes said so."""
+    if not Path(file).is_absolute():
+        directory = run / "work" if RunFiles(run).project_file.exists() else run
+        return not (directory / file).exists()
+    lacking = {s.node for s in evidence.suspects if _missing_file(s) == file}
+    return len(evidence.hosts) > 1 and lacking >= set(range(len(evidence.hosts)))
 
 
 def _is_own(chosen: Suspect, raised: Raised) -> bool:
@@ -126,7 +164,7 @@ def _imports_own(run: Path, chosen: Suspect) -> bool:
 def _others_differ(evidence: Evidence, chosen: Suspect, raised: Raised | None) -> bool:
     """Check whether anything else failed than the chosen suspect and what its failure caused."""
     for hit in evidence.hits:
-        if hit.cause.strong and hit.cause.source != "script":
+        if hit.cause.strong and hit.cause.source != "script" and hit.cause is not chosen.known:
             return True
     # Several workers' output may be mixed up; the exit codes are not.
     silent = f"ended with exit code {1 if raised else 2},"

@@ -4,18 +4,36 @@ import functools
 import importlib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from trnslurm.frozen import Frozen
+from trnslurm.node.triage.mend import PASSES, RESUME, SUBMIT
 
-_PLACE = re.compile(r"\{(what|package)\}")
+_PLACE = re.compile(r"\{(what|package|owner|file|code)\}")
 # The parser of patterns in the standard library, since Python 3.11.
 _parser: Any = importlib.import_module("re._parser")
 _SHORTEST = 3
-CAUSE, EFFECT, HARMLESS = "cause", "effect", "harmless"
+_PATTERNS = ("pattern", "frame", "before", "log")
+CAUSE, EFFECT, HARMLESS, GENERAL, LAST = "cause", "effect", "harmless", "general", "last"
+NO_DIGITS = str.maketrans("", "", "0123456789")
 _FILES = Path(__file__).with_name("known")
+
+
+class Context(Frozen):
+    """What surrounds a line."""
+
+    frames: str = ""
+    """The traceback that the line ends."""
+    before: str = ""
+    """The lines just before it, in its log and in the first node's."""
+    log: str = ""
+    """Those logs, and the batch script's."""
+
+
+_ALONE = Context()
 
 
 class Cause(Frozen):
@@ -32,7 +50,9 @@ class Cause(Frozen):
     the operating system), or script: what may be the fault of the script or its packages."""
     kind: str
     """cause: why something failed; effect: a consequence of a failure in another process, to which
-    any cause is preferred; harmless: healthy runs print the line too, so it is never named."""
+    any cause is preferred; harmless: healthy runs print the line too, so it is never named;
+    general: what an exception means that no other entry explains, by its class and words;
+    last: what a line means if a log without errors ends with it."""
     pattern: re.Pattern[str]
     """It is searched in single lines. Its groups `what` and `package` fill the texts."""
     example: str
@@ -41,8 +61,21 @@ class Cause(Frozen):
     """Lines that look alike and mean something else."""
     cause: str
     fix: str
+    mend: str = ""
+    """How a run continues after the fix. submit: a new run, as the fix changes what the run has
+    copied (its script, profile or options), so that a resume would fail again; resume: the fix is
+    on the machines, or in what they share; either: it may be in both, so a run that has saved
+    nothing is submitted again; passes: resume, and nothing needs a fix."""
     wide: bool = False
     """The line may have several causes: one with a specific line is preferred."""
+    frame: re.Pattern[str] | None = None
+    """The traceback must match it, too."""
+    before: re.Pattern[str] | None = None
+    """So must the lines just before the line."""
+    log: re.Pattern[str] | None = None
+    """So must the log."""
+    beside: str = ""
+    """An example of what frame, before and log match."""
     words: frozenset[str] = frozenset()
     """Parts in lower case, one of which is in every line that matches; empty: not known."""
     weak: bool = False
@@ -53,10 +86,26 @@ class Cause(Frozen):
         """Whether it alone explains a failure."""
         return self.kind == CAUSE and not self.weak
 
-    def explain(self, lines: Iterable[str]) -> tuple[str, str]:
-        """Return cause and fix, filled with what the first matching line names."""
+    @property
+    def conditions(self) -> int:
+        """The number of things around a line that it asks for."""
+        return sum(part is not None for part in (self.frame, self.before, self.log))
+
+    def fits(self, context: Context) -> bool:
+        """Check whether what surrounds a line is what the entry asks for."""
+        return (
+            (self.frame is None or self.frame.search(context.frames) is not None)
+            and (self.before is None or self.before.search(context.before) is not None)
+            and (self.log is None or self.log.search(context.log) is not None)
+        )
+
+    def explain(self, lines: Iterable[str], **more: str) -> tuple[str, str]:
+        """Return cause and fix, filled with what the first matching line and `more` name."""
         match = next((match for line in lines if (match := self.pattern.search(line))), None)
         named = {name: text or "" for name, text in match.groupdict().items()} if match else {}
+        if more and named.get("package", "").split(".")[0] == more["owner"]:
+            more = more | {"owner": "the script"}
+        named = more | named
         texts = (_PLACE.sub(lambda p: named.get(p[1], ""), text) for text in (self.cause, self.fix))
         cause, fix = (" ".join(text.replace(" ()", "").split()) for text in texts)
         return cause, fix
@@ -109,16 +158,21 @@ def all_causes() -> tuple[Cause, ...]:
     tables = [tomllib.loads(file.read_text(encoding="utf-8"))["cause"] for file in files]
     return tuple(
         Cause(
-            **entry
-            | {
-                "pattern": re.compile(entry["pattern"]),
-                "near": tuple(entry.get("near", ())),
-                "words": words_of(entry["pattern"]),
-            }
+            **{"mend": _usual_mend(entry)}
+            | entry
+            | {key: re.compile(entry[key]) for key in _PATTERNS if key in entry}
+            | {"near": tuple(entry.get("near", ())), "words": words_of(entry["pattern"])}
         )
         for table in tables
         for entry in table
     )
+
+
+def _usual_mend(entry: dict[str, Any]) -> str:
+    """Return how a run continues if an entry does not say it."""
+    if entry["kind"] == EFFECT:
+        return PASSES
+    return SUBMIT if entry["source"] == "script" else RESUME
 
 
 def named(name: str) -> Cause:
@@ -126,15 +180,37 @@ def named(name: str) -> Cause:
     return next(cause for cause in all_causes() if cause.name == name)
 
 
-def cause_of(lines: Iterable[str]) -> Cause | None:
+def cause_of(lines: Iterable[str], context: Context = _ALONE) -> Cause | None:
     """Return the most specific entry that any line matches; of equals, the first line's."""
-    return next((cause for cause, _ in explained(lines)), None)
+    return next((cause for cause, _ in explained(lines, context)), None)
 
 
-def explained(lines: Iterable[str]) -> list[tuple[Cause, str]]:
+def explained(lines: Iterable[str], context: Context = _ALONE) -> list[tuple[Cause, str]]:
     """Return the lines that match an entry, the most specific first."""
-    found = [(cause, line) for line in lines if (cause := _of_line(line))]
-    return sorted(found, key=lambda pair: pair[0].rank)
+    found = [
+        (cause, line)
+        for line in lines
+        if (cause := next((c for c in matching(line) if c.fits(context)), None))
+    ]
+    return sorted(found, key=lambda pair: _order(pair[0]))
+
+
+def general_meaning(line: str, traceback: str) -> Cause | None:
+    """Return what an exception means by its class, words and traceback: the first such entry."""
+    context = Context(frames=traceback)
+    general = (cause for cause in all_causes() if cause.kind == GENERAL)
+    return next((c for c in general if c.pattern.search(line) and c.fits(context)), None)
+
+
+def last_meaning(lines: Iterable[str]) -> tuple[Cause | None, str]:
+    """Return what the last line that says anything means at the end of a log."""
+    last = [cause for cause in all_causes() if cause.kind == LAST]
+    found = ((c, line) for line in reversed([*lines]) for c in last if c.pattern.search(line))
+    return next(found, (None, ""))
+
+
+def _order(cause: Cause) -> tuple[int, int]:
+    return cause.rank, -cause.conditions
 
 
 @functools.cache
@@ -142,20 +218,66 @@ def _by_word() -> dict[str, list[int]]:
     """Return the numbers of the causes whose lines may have a word, by word."""
     found: dict[str, list[int]] = {}
     for number, cause in enumerate(all_causes()):
-        for word in cause.words or {""}:
+        for word in cause.words or {""} if cause.kind not in (GENERAL, LAST) else ():
             found.setdefault(word, []).append(number)
     return found
 
 
+def may_match(small: str) -> bool:
+    """Check quickly whether a line in lower case has a word that a pattern needs."""
+    return _shape_may_match(small.translate(NO_DIGITS)) or any(w in small for w in _by_digits()[1])
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _shape_may_match(shape: str) -> bool:
+    """Check it without digits: most lines of healthy logs differ in these only."""
+    by_part = _by_digits()[0]
+    return any(word in shape for part in by_part.keys() & _parts(shape) for word in by_part[part])
+
+
+@functools.cache
+def _by_digits() -> tuple[dict[str, list[str]], list[str]]:
+    """Return the words without digits, by part, and those that are too short then."""
+    words = {word: word.translate(NO_DIGITS) for word in _by_word() if word}
+    short = [word for word, rest in words.items() if len(rest) < _SHORTEST]
+    return _by_rarest({rest for rest in words.values() if len(rest) >= _SHORTEST}), short
+
+
+@functools.cache
+def _by_part() -> dict[str, list[str]]:
+    return _by_rarest({word for word in _by_word() if word})
+
+
+def _by_rarest(words: set[str]) -> dict[str, list[str]]:
+    """Return the words that have a part of three letters: of each word, its rarest part.
+
+    Few words have a part that a line has, too, so that few words need be looked for in it.
+    """
+    count = Counter(part for word in words for part in _parts(word))
+    found: dict[str, list[str]] = {}
+    for word in words:
+        rarest = min(_parts(word), key=lambda part: (count[part], part))
+        found.setdefault(rarest, []).append(word)
+    return found
+
+
+def _parts(text: str) -> set[str]:
+    return {text[at : at + _SHORTEST] for at in range(len(text) - _SHORTEST + 1)}
+
+
 @functools.lru_cache(maxsize=4096)
-def _of_line(line: str) -> Cause | None:
-    """Look up a line once: when a worker dies, all others print the same lines."""
+def matching(line: str) -> tuple[Cause, ...]:
+    """Return the entries whose pattern a line matches, the most specific first.
+
+    A line is looked up once: when a worker dies, all others print the same lines.
+    """
     small = line.lower()
-    by_word = _by_word()
-    likely: set[int] = set()
-    for word, numbers in by_word.items():
-        if word in small:
-            likely.update(numbers)
+    by_word, by_part = _by_word(), _by_part()
+    likely = set(by_word.get("", ()))
+    for part in by_part.keys() & _parts(small):
+        for word in by_part[part]:
+            if word in small:
+                likely.update(by_word[word])
     causes = all_causes()
     found = (causes[n] for n in sorted(likely) if causes[n].pattern.search(line))
-    return min(found, key=lambda cause: cause.rank, default=None)
+    return tuple(sorted(found, key=_order))

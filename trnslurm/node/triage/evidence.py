@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.causes import Cause, cause_of, explained, named
+from trnslurm.node.triage.causes import (
+    CAUSE,
+    NO_DIGITS,
+    Cause,
+    Context,
+    cause_of,
+    explained,
+    may_match,
+    named,
+)
 from trnslurm.node.triage.words import Traceback, Words, error_like, read_words, time_in
 from trnslurm.rundir import RunFiles, open_file, read_json
 
@@ -24,84 +33,12 @@ _BEFORE, _AFTER = 8 << 10, 56 << 10
 _MAX_FOUND = 32
 # Timeouts by the kind of the collective, which NCCL prints before it aborts.
 _BY_KIND = ("gather-timeout", "scalar-timeout", "sum-timeout", "broadcast-timeout")
+_LINES_BEFORE = 40
 _MOST_LINES = 4096  # of one log that are compared with all patterns
-# A line without any of these words matches no pattern: healthy output is passed over quickly.
-_MAY_TELL = (
-    "[ncc",
-    "abort",
-    "already",
-    "assert",
-    "broken",
-    "busy",
-    "can't",
-    "cancel",
-    "clos",
-    "compiled",
-    "core",
-    "corrupt",
-    "could",
-    "damaged",
-    "denied",
-    "detect",
-    "disabled",
-    "duplicate",
-    "err",
-    "exceed",
-    "exception",
-    "exit",
-    "expect",
-    "fail",
-    "fatal",
-    "fork",
-    "gated",
-    "hang",
-    "insert",
-    "invalid",
-    "kill",
-    "late",
-    "limit",
-    "locked",
-    "lost",
-    "mismatch",
-    "missing",
-    "mutually",
-    "nan",
-    "neff",
-    "neither",
-    "no ",
-    "none",
-    "nrt",
-    "not",
-    "one or more",
-    "progress",
-    "refus",
-    "requir",
-    "reset",
-    "restrict",
-    "should",
-    "signal",
-    "stale",
-    "stands",
-    "still",
-    "terminat",
-    "time",
-    "too ",
-    "trunc",
-    "unable",
-    "unavail",
-    "undefined",
-    "unknown",
-    "unrecog",
-    "unsupported",
-    "wait",
-    "warn",
-    "xid",
-)
 _WARNING = re.compile(
     r"\b(WARNING|INFO|DEBUG|\w*Warning)\b|(^|\]:\s*)\[[WI]\d*\b|^[WI]\d{4} |: [WI] "
 )
-_NO_DIGITS = str.maketrans("", "", "0123456789")
-_OF_RANK = re.compile(r"\[rank(\d+)\]|\[Rank (\d+)\]")
+_OF_RANK = re.compile(r"\[(?:rank|Rank |PG [^\]]*Rank )(\d+)\]")
 # Whole sequences first, so that no part of a color or a window title is left over.
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -110,6 +47,8 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # The time of a pattern with a wildcard grows with the square of a line's length.
 _LONG = re.compile(r"([^\n]{1000})[^\n]+")
+_HANDLER_FAILED = re.compile(r"(Type|Attribute|Name|Import|ModuleNotFound|UnboundLocal)Error: ")
+_WHILE_HANDLED = "During handling of the above exception, another exception occurred:"
 OWN_WORD = "triage: "
 """Begins the lines that this program prints, so that it does not read them as evidence."""
 
@@ -170,6 +109,8 @@ class Evidence:
     made_steps: bool = False
     """Whether a worker's record has finished steps."""
     state: str = ""
+    ranks: int = 0
+    """The number of workers; 0: not known."""
 
 
 def gather(run: Path, phase: str, attempt: int) -> Evidence:
@@ -182,6 +123,8 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
     found.suspects += _stuck(run, phase, attempt)
     per_node = read_json(files.plan_file).get("workers_per_node")
     failed = files.failed_files(phase, attempt)
+    if isinstance(per_node, int):
+        found.ranks = per_node * len(hosts)
     telling = _first_of_nodes(failed, per_node) if isinstance(per_node, int) else failed
     # The logs need not be searched for the last lines of these ranks.
     spoken: set[int | None] = {rank for rank in failed if rank not in telling}
@@ -209,7 +152,7 @@ def gather(run: Path, phase: str, attempt: int) -> Evidence:
         if not found.suspects:  # it failed before any node wrote a log
             words = read_words(part)
             found.error_like[place] = error_like(part)
-            if said := words.last_without_rank():
+            if said := words.last_without_rank(_follows):
                 found.suspects.append(_suspect_of(said, place))
     return found
 
@@ -246,7 +189,10 @@ def _suspect(
 ) -> Suspect:
     # From the end: of several chained exceptions, the last ended the process.
     said = [*(line for line in reversed(lines) if not line.startswith("  ")), *more]
-    known, telling = next(iter(explained(said)), (None, ""))
+    context = Context(frames="\n".join(lines))
+    # A handler that has an error of its own did not mean to pass on the first exception.
+    own = said[:1] if _HANDLER_FAILED.match(said[0]) and _WHILE_HANDLED in lines else said
+    known, telling = next(iter(explained(own, context) or explained(said, context)), (None, ""))
     telling = "" if telling in lines[-1:] else telling
     return Suspect(lines=lines, place=place, more=more, known=known, telling=telling, **facts)
 
@@ -323,7 +269,7 @@ def _who(record: dict[str, Any]) -> dict[str, Any]:
 
 def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) -> Iterator[Suspect]:
     """Yield the suspects on a node, from torchrun's report and the workers' own output."""
-    unsaid = words.last_without_rank()
+    unsaid = words.last_without_rank(_follows)
     exits = sorted(words.exits, key=lambda e: e.when or 0)
     reported = {e.rank for e in exits}
     for failed in exits:
@@ -349,6 +295,12 @@ def _workers(words: Words, place: str, node: int, host: str, hits: list[Hit]) ->
             yield _suspect_of(said, place, rank=rank, node=node, host=host)
     if unsaid and not exits:  # with exits, it did not end a worker
         yield _suspect_of(unsaid, place, node=node, host=host)
+
+
+def _follows(line: str) -> bool:
+    """Check whether a line is a consequence of another process's failure, or harmless."""
+    known = cause_of([line])
+    return known is not None and known.kind != CAUSE
 
 
 def _own_line(hits: list[Hit], rank: int | None, aborted: bool) -> Hit | None:
@@ -384,11 +336,11 @@ def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
     shapes: set[str] = set()
     lines = enumerate(zip(text.split("\n"), text.lower().split("\n"), strict=True))
     for at, (line, small) in lines:
-        if not any(word in small for word in _MAY_TELL):
+        if not may_match(small):
             continue
         named = _OF_RANK.search(line)
-        rank = int(named[1] or named[2]) if named else None
-        shape = f"{rank} {line.translate(_NO_DIGITS)}"
+        rank = int(named[1]) if named else None
+        shape = f"{rank} {line.translate(NO_DIGITS)}"
         if shape in shapes or len(shapes) >= _MOST_LINES:
             continue
         shapes.add(shape)
@@ -397,6 +349,29 @@ def _hits(text: str, place: str, node: int | None) -> Iterator[Hit]:
             seen.add((cause.name, rank))
             said, when = line.strip(), time_in(line)
             yield Hit(cause=cause, line=said, place=place, at=at, node=node, when=when, rank=rank)
+
+
+def context_of(run: Path, phase: str, attempt: int, place: str, line: str) -> Context:
+    """Return what surrounds a line of a log: there, on the first node, and in the batch log."""
+    files = RunFiles(run)
+    job_id = str(read_json(files.state_file(phase, attempt)).get("job_id", ""))
+    nodes = files.node_logs(phase, attempt)
+    logs = [run / place, *([nodes[min(nodes)]] if nodes else []), batch_log(run, phase, job_id)]
+    texts = [read_log(file) for file in dict.fromkeys(logs) if file and file.suffix == ".log"]
+    before = [_before(text, line) for text in texts]
+    return Context(before="\n".join(before), log="\n".join(texts))
+
+
+def _before(text: str, line: str) -> str:
+    """Return the last lines before a line, or the log's last ones, without those that repeat."""
+    at = text.find(line) if line else -1
+    found: dict[str, str] = {}
+    for said in reversed(text[: at if at >= 0 else None].split("\n")):
+        if said.strip():
+            found.setdefault(said.translate(NO_DIGITS), said)
+        if len(found) == _LINES_BEFORE:
+            break
+    return "\n".join(reversed(found.values()))
 
 
 def clean(text: str) -> str:

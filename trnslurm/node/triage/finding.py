@@ -2,14 +2,28 @@
 
 import math
 import re
+import textwrap
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from trnslurm.frozen import Frozen
-from trnslurm.node.triage.again import Raised, comes_again, what_was_raised
-from trnslurm.node.triage.causes import CAUSE, EFFECT, HARMLESS, Cause, cause_of
+from trnslurm.node.triage.again import Raised, comes_again, not_copied, what_was_raised
+from trnslurm.node.triage.around import (
+    compared,
+    ends_of,
+    general_cause,
+    last_words,
+    owner_of,
+    refined,
+)
+from trnslurm.node.triage.causes import (
+    CAUSE,
+    EFFECT,
+    HARMLESS,
+    Cause,
+    cause_of,
+)
 from trnslurm.node.triage.evidence import (
     OWN_WORD,
     Evidence,
@@ -19,17 +33,22 @@ from trnslurm.node.triage.evidence import (
     clean,
     gather,
 )
+from trnslurm.node.triage.hub import missing_here
+from trnslurm.node.triage.mend import EITHER, PASSES, RESUME, SUBMIT
 from trnslurm.node.triage.words import useful_end
 from trnslurm.rundir import RunFiles, read_json
 
 _MAX_LINES = 7
 _MAX_COLUMNS = 200
 _MAX_QUOTE = 80
+_MAX_SAID = 100
 _SILENT = "without a traceback"
 _MOST_OTHERS = 2
 _TRAIN_ERROR = "trnslurm.train.errors.TrainError: "
 _FROM_OUTSIDE = ("CANCELLED", "PREEMPTED", "STOPPED", "TIMEOUT")
-_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
+_EXITED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: Exited with exit code (\d+)")
+_CERTAIN = re.compile(r"(?i)\bfatal\b|\babort|core dumped|\bkilled\b|(^|\W)error:|Traceback")
+_LOST = re.compile(r"srun: error: Node failure on ([\w.,\[\]-]+)")
 _SAME_S = 2.0  # torchrun reports whole seconds, a moment after a worker's death
 
 
@@ -56,6 +75,10 @@ class Finding(Frozen):
     """The cause in one line; empty if only consequences were found."""
     again: bool
     """Whether every further attempt would end the same way."""
+    mend: str = ""
+    """How the run continues after the fix, see Cause.mend; empty: not known."""
+    options: tuple[str, ...] = ()
+    """What a new submission needs in addition to the old one."""
     certain: bool = True
     """Whether the line has this cause only; else it is the most likely one."""
     others: tuple[str, ...] = ()
@@ -78,6 +101,15 @@ class Finding(Frozen):
             f"see: {self.evidence}",
         ]
 
+    @property
+    def line(self) -> str:
+        """What is known in one line: the cause; else the first consequence, or the last error."""
+        if self.brief:
+            return self.brief
+        if self.kind == EFFECT:
+            return f"only consequences were found; the first: {self._who()}: {self.cause}"
+        return f"no known cause; the last line like an error: {self.lines[-1].strip()}"
+
     def _who(self) -> str:
         node = "" if self.node is None else f"node {self.node}"
         rank = "" if self.rank is None else f"rank {self.rank}"
@@ -93,6 +125,14 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     suspect, known, beside = _choose(evidence)
     if suspect is None:
         return _unexplained(evidence, run, phase, attempt)
+    if known and known.name == "task-exited" and not beside:
+        exited = _exited(evidence, run, phase, attempt, suspect.lines[-1])
+        if exited or _ended_from_outside(run, phase, attempt):
+            return exited
+    known, beside = refined(run, phase, attempt, suspect, known, beside)
+    known, beside = compared(evidence, known, beside)
+    if known and known.name == "node-failed":
+        suspect = _lost_node(evidence, suspect)
     vague = known is not None and (known.kind == EFFECT or known.weak)
     if vague and _ended_from_outside(run, phase, attempt):
         return None  # workers that are told to end leave such errors
@@ -106,7 +146,7 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         beside = (suspect.telling.strip(), *beside)
     elif known is None or known.kind == EFFECT:
         beside = (*(line.strip() for line in suspect.more[:3]), *beside)
-    silent = known.kind == EFFECT if known else _SILENT in suspect.lines[-1]
+    silent = known.kind == EFFECT or known.weak if known else _SILENT in suspect.lines[-1]
     earlier = evidence.error_like.get(suspect.place, ()) if silent else ()
     earlier = tuple(line for line in earlier if line not in (*suspect.lines, *beside))
     others = () if known and known.strong else _others(evidence, known)
@@ -114,16 +154,36 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
     host = suspect.host
     if not host and suspect.node is not None and suspect.node < len(evidence.hosts):
         host = evidence.hosts[suspect.node]
-    said = (*beside, suspect.telling, *suspect.lines, *suspect.more)
-    cause, fix = known.explain(said) if known else _unknown(suspect)
-    cause, fix = _left_out(run, said) or (cause, fix)
+    said = (*beside, suspect.telling, *ends_of(suspect), *suspect.more, *suspect.lines)
+    owner = owner_of(suspect)
+    cause, fix = known.explain(said, **owner) if known else _unknown(suspect)
+    words = (*said, *(line for lines in evidence.tracebacks for line in lines))
+    mend = known.mend if known else RESUME
     raised = what_was_raised(suspect)
+    general: Cause | None = None
     if raised and not known:
         place = f" ({raised.place})" if raised.place else ""
         cause = f"the script raised {raised.kind}{place}"
         fix = f"correct it there, and submit again; {suspect.place} has more"
+        mend = ""
+        if general := general_cause(suspect):
+            cause, fix = general.explain(ends_of(suspect), **owner)
+            mend = general.mend
+    options: tuple[str, ...] = ()
+    left_out = not_copied(run, said)
+    if left_out:
+        (cause, fix), mend = _why_not_copied(left_out), SUBMIT
+        options = ("--set", f"links=[{left_out}]")
+    elif lacking := missing_here(run, known, words):
+        (cause, fix), mend = lacking, RESUME
+    if again and mend in ("", EITHER, PASSES):
+        mend = SUBMIT
     if again and not known:
         cause += ", which would end every attempt"
+    in_short = _brief(suspect, known, cause, "" if again else host)
+    certain = not general if known is None else known.rank not in (1, 2)
+    if left_out:
+        in_short, certain = f"{in_short}: {cause}", True
     return Finding(
         phase=phase,
         attempt=attempt,
@@ -132,42 +192,93 @@ def find_cause(run: Path, phase: str, attempt: int) -> Finding | None:
         host=host,
         when=suspect.when,
         lines=(*earlier, *lines, *beside),
-        name=known.name if known else "",
-        kind=known.kind if known else CAUSE,
+        name=known.name if known else general.name if general and not general.weak else "",
+        kind=EFFECT if known and known.kind == EFFECT else CAUSE,
         cause=cause,
         fix=fix,
         evidence=suspect.place,
-        brief=_brief(suspect, known, cause, "" if again else host),
+        brief=in_short,
         again=again,
-        certain=known is None or known.rank not in (1, 2),
+        mend=mend,
+        options=options,
+        certain=certain,
         others=others,
     )
 
 
 def _unexplained(evidence: Evidence, run: Path, phase: str, attempt: int) -> Finding | None:
-    """Return the last lines that look like errors; None if there are none, or nothing failed."""
+    """Return what the logs' last words mean, or the lines that look like errors.
+
+    None if there is no log, or nothing failed.
+    """
     if evidence.state != "FAILED" or _ended_from_outside(run, phase, attempt):
         return None
-    for place, said in evidence.error_like.items():
-        lines = [line for line in said if not ((c := cause_of([line])) and c.kind == HARMLESS)]
-        if lines:
-            return Finding(
-                phase=phase,
-                attempt=attempt,
-                rank=None,
-                node=None,
-                host="",
-                when=None,
-                lines=tuple(lines),
-                name="",
-                kind=CAUSE,
-                cause="unknown: these are the last lines that look like errors",
-                fix=f"read what is around them in {place}",
-                evidence=place,
-                brief="",
-                again=False,
-            )
-    return None
+    errors = {
+        place: tuple(x for x in said if not ((c := cause_of([x])) and c.kind == HARMLESS))
+        for place, said in evidence.error_like.items()
+    }
+    place, lines = next(((p, said) for p, said in errors.items() if said), ("", ()))
+    known, last, end = last_words(run, phase, attempt)
+    if known and not any(known.weak or _CERTAIN.search(line) for line in lines):
+        place, lines = end, last
+        cause, fix = known.explain(lines)
+    elif lines:
+        known = None
+        cause = "unknown: these are the lines that look like errors"
+        fix = f"read what is around them in {place}"
+    else:
+        lines = tuple(x for x in last if not ((c := cause_of([x])) and c.kind == HARMLESS))
+        if not lines:
+            return None
+        place = end
+        cause = "unknown: no line looks like an error, and these are the last ones"
+        fix = f"read {place}, and look at sacct -j JOB -o state,exitcode,reason"
+    return _of_lines(lines, known, (cause, fix), place, phase, attempt)
+
+
+def _of_lines(
+    lines: tuple[str, ...],
+    known: Cause | None,
+    told: tuple[str, str],
+    place: str,
+    phase: str,
+    attempt: int,
+) -> Finding:
+    """Return a finding that has only lines of a log; `told` are their cause and fix."""
+    return Finding(
+        phase=phase,
+        attempt=attempt,
+        rank=None,
+        node=None,
+        host="",
+        when=None,
+        lines=lines,
+        name=known.name if known else "",
+        kind=CAUSE,
+        cause=told[0],
+        fix=told[1],
+        evidence=place,
+        brief="",
+        again=False,
+        mend=known.mend if known else RESUME,
+        certain=known is None,
+    )
+
+
+def _exited(evidence: Evidence, run: Path, phase: str, attempt: int, said: str) -> Finding | None:
+    """Return a program's last lines, if only srun tells that it failed; None if there are none."""
+    host, code = _EXITED.findall(said)[-1]
+    node = evidence.hosts.index(host) if host in evidence.hosts else None
+    known, last, place = last_words(run, phase, attempt, node)
+    lines = tuple(x for x in last if not ((c := cause_of([x])) and c.kind == HARMLESS))
+    if not lines or _ended_from_outside(run, phase, attempt):
+        return None
+    cause, fix = "unknown: these are the last lines of the program", f"read {place}"
+    if known:
+        cause, fix = known.explain(lines)
+    brief = f"exit code {code} on {host}; the last line: {lines[-1].strip()}"
+    found = _of_lines(lines, known, (cause, fix), place, phase, attempt)
+    return replace(found, node=node, host=host, brief=brief)
 
 
 def _others(evidence: Evidence, known: Cause | None) -> tuple[str, ...]:
@@ -194,7 +305,12 @@ def _brief(suspect: Suspect, known: Cause | None, cause: str, host: str) -> str:
     who = f"rank {suspect.rank} on {host}" if host and suspect.rank is not None else host
     inside = ", ".join(filter(None, [place, who]))
     said = said.removeprefix(_TRAIN_ERROR).removeprefix("error: ")
-    return f"{said} ({inside})" if inside else said
+    certain = known and raised and known.rank == 0 and known.source != "trnslurm"
+    if certain and cause not in said:
+        said, cause = textwrap.shorten(said, _MAX_SAID, placeholder="…"), f": {cause}"
+    else:
+        cause = ""
+    return f"{said} ({inside}){cause}" if inside else f"{said}{cause}"
 
 
 def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
@@ -206,8 +322,8 @@ def _ended_from_outside(run: Path, phase: str, attempt: int) -> bool:
 
 def nothing_found(run: Path, phase: str, attempt: int) -> list[str]:
     """Return the lines that say so, and which logs to read."""
-    if _ended_from_outside(run, phase, attempt):
-        state = read_json(RunFiles(run).state_file(phase, attempt))
+    state = read_json(RunFiles(run).state_file(phase, attempt))
+    if state.get("state") == "COMPLETED" or _ended_from_outside(run, phase, attempt):
         ended = clean(f"{state['state']} {state.get('reason', '')}".strip())
         return [_cut(f"{OWN_WORD}{phase} attempt {attempt}: {ended}: nothing failed")]
     files = [*RunFiles(run).node_logs(phase, attempt).values()]
@@ -278,6 +394,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
             if own.wide
             and hit.cause.rank == 0
             and hit.place == chosen.place
+            and hit.line not in chosen.lines  # an exception before its own
             and not _only_warns(hit)
         ]
         if not specific:
@@ -294,7 +411,7 @@ def _explain(chosen: Suspect, hits: list[Hit]) -> tuple[Suspect, Cause | None, t
     ]
     strong = [hit for hit in near if hit.cause.strong]
     weak = [hit for hit in near if not hit.cause.strong]
-    found = strong or ([] if own else weak)
+    found = strong or ([] if own or what_was_raised(chosen) else weak)
     if not found:
         return chosen, own, ()
     best = min(found, key=lambda hit: (hit.node is None, hit.at))
@@ -325,30 +442,37 @@ def _stands_alone(hit: Hit, *, beside_effects: bool) -> bool:
     return hit.cause.strong
 
 
+def _lost_node(evidence: Evidence, suspect: Suspect) -> Suspect:
+    """Return the node that failed in place of the one that told: the others are told to end."""
+    lost = next((match for hit in evidence.hits if (match := _LOST.search(hit.line))), None)
+    if not lost:
+        return replace(suspect, rank=None, node=None, host="")
+    node = evidence.hosts.index(lost[1]) if lost[1] in evidence.hosts else None
+    return replace(suspect, lines=(lost[0],), rank=None, node=node, host=lost[1])
+
+
 def _as_suspect(hit: Hit) -> Suspect:
     return Suspect(
         lines=(hit.line,), place=hit.place, node=hit.node, when=hit.when, known=hit.cause
     )
 
 
-def _left_out(run: Path, lines: Iterable[str]) -> tuple[str, str] | None:
-    """Return cause and fix if a script misses a file that the run's copy of its project lacks."""
-    listed = read_json(RunFiles(run).project_file).get("left_out")
-    names = [str(name) for name in listed] if isinstance(listed, list) else []
-    for match in (m for line in lines if (m := _NO_FILE.search(line))):
-        path = match[1].removeprefix("./").rpartition(f"{run.name}/work/")[2]
-        if name := next((n for n in names if path == n or path.startswith(f"{n}/")), ""):
-            return (
-                f"{name} is not in the run's copy of the project: .gitignore names it, or it is "
-                "hidden",
-                f"submit again with --set 'links=[{name}]', which links to it",
-            )
-    return None
+def _why_not_copied(name: str) -> tuple[str, str]:
+    """Return cause and fix of a script that misses a file which its run did not copy."""
+    why = "it is hidden" if name.rpartition("/")[2].startswith(".") else ".gitignore names it"
+    return (
+        f"{name} was not copied with the project, because {why}",
+        f"submit again with --set 'links=[{name}]', which links to it",
+    )
 
 
 def _unknown(suspect: Suspect) -> tuple[str, str]:
     if _SILENT in suspect.lines[-1]:
-        return "unknown", f"read the last lines of {suspect.place}"
+        return (
+            "unknown: the worker's own error is not in this log",
+            f"read the last lines of {suspect.place}; torchrun --tee 3 brings workers' output "
+            "there, and @record on main() its traceback",
+        )
     return (
         f"{suspect.lines[-1].split(':')[0].strip()} is not a known cause",
         f"read the error; {suspect.place} has more",

@@ -4,6 +4,7 @@ import calendar
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trnslurm.frozen import Frozen
@@ -11,10 +12,15 @@ from trnslurm.frozen import Frozen
 # torch's prefix, or mpirun's: [job,rank]<stderr>:
 _RANK = re.compile(r"\[rank(\d+)\]: ?|\[\d+,(\d+)\]<std(?:err|out)>: ?")
 _BEGINS = "Traceback (most recent call last):"
-# What srun --label and pdsh put before each line: the number of a task, or a host.
+# What srun --label, pdsh, Ray and log collectors put before each line: the number of a task, a
+# host, a process, a time.
 _TAGGED = re.compile(
-    r"\s*([\w.-]+)(?<!Error)(?<!Exception): (?:\[rank\d+\]: ?)?" + re.escape(_BEGINS)
+    r"(?![╭│ ]*[╭│])(?P<tag>.{0,90}?[^\s\d].{0,90}?(?<!Error: )(?<!Exception: ))"
+    r"(?=(?:\[rank\d+\]: ?)?" + re.escape(_BEGINS) + ")"
 )
+_MOST_TAGS = 64
+_REPORTED_RANK = re.compile(r"  rank      : (\d+) \(local_rank")
+_IN_REPORT = f"  traceback : {_BEGINS}"
 # The last is from a loader's worker, inside the message of the exception in the main process.
 _CHAINED = (
     "During handling of the above exception",
@@ -26,6 +32,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+)')
 _CLICKS_USAGE = re.compile(r"Usage: (\S+)")
 _USAGE, _USAGE_ERROR = re.compile(r"usage: (\S+)"), re.compile(r"(\S+): error: ")
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception): ")
+# Rich draws tracebacks in boxes, and breaks long paths.
+_BOX_FRAME = re.compile(r"│ +(?P<path>\S*?):(?P<line>\d+) in (?P<name>\S.*?) *│")
+_BOX_PATH, _BOX_CODE = re.compile(r"│ (/\S+) +│"), re.compile(r"│ ❱ *\d+ │ ?(.*?) *│")
 _CARETS = re.compile(r"\s*[\^~]+\s*$")
 _OF_OTHERS = re.compile(r"[/\\](site|dist)-packages[/\\]|<frozen |/lib/python3\.\d+/")
 _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing"
@@ -35,6 +44,9 @@ _OF_LAUNCHERS = re.compile(
 _MAX_LINES = 400  # of one traceback, chained ones and those that other writers tore included
 _MAX_MESSAGE = 12  # lines of an exception's message after the first
 _MOST_ERROR_LIKE = 3
+_LAST, _END = 6, 8 << 10
+_NEAR = 300  # lines between the first failure of a node and the last
+_DIGITS = re.compile(r"\d+")
 _BEGINNINGS = ("Traceback", "Error", "Exception", "error: ", "sage: ", '  File "')
 """Before a traceback, a line without these words says nothing."""
 _IGNORED = re.compile(r"Exception ignored (in|while|on)\b|Error in atexit\.|--- Logging error ---")
@@ -47,7 +59,19 @@ _ERROR_LIKE = re.compile(
     r"(?i)\w*error\b|\bfatal\b|\bfail(ed|ure)\b|\babort|\bassert|\bcannot\b|\bcould not\b|\bcan't\b"
     r"|\bdenied\b|\bkilled\b|\bnot found\b|\bno such\b|\bunable to\b|\bpanic|\bcore dumped\b"
 )
-_TORCHRUNS = re.compile(r"torch[./]distributed[./](elastic|run|launch)|={8}|-{8}|closing signal")
+_MAYBE_ERROR = re.compile(
+    r"(?i)exception|\bnot in\b|\b(invalid|unsupported|missing|illegal|refused|bad|lost)\b|mismatch"
+    r"|timed out|time ?out|\bnot (a|allowed|supported|valid|available|set)\b|\bno (more|longer)\b"
+    r"|\bWARN\b|\bexit(ed|s)? (with|status|code)|\bexceed|\bmust be\b"
+)
+# Lines of launchers, hints, and code.
+_NO_NEWS = re.compile(
+    r"torch[./]distributed[./](elastic(?!.*SignalException)|run|launch)|={8}|-{8}|closing signal"
+    r"|\.py FAILED$|Root Cause \(first observed|HYDRA_FULL_ERROR="
+    r"|CUDA_LAUNCH_BLOCKING=|TORCH_USE_CUDA_DSA|CUDA kernel errors might be"
+    r"|^\s*(raise|return|assert|except|if|elif|with|for|def|class|import|from|try:|File) ?\b"
+    r"[^:]*[\w(]"
+)
 _REPORT = re.compile(
     r"^  time      : (?P<time>\S+)\n  host      : (?P<host>.*)\n"
     r"  rank      : (?P<rank>\d+) \(local_rank: \d+\)\n  exitcode  : (?P<code>-?\d+) .*\n"
@@ -112,8 +136,12 @@ class Words(Frozen, kw_only=False):
         own = [t for t in self.tracebacks if t.rank == rank is not None]
         return own[-1] if own else None
 
-    def last_without_rank(self) -> Traceback | None:
-        """Return the last traceback or error line that names no rank."""
+    def last_without_rank(self, follows: Callable[[str], bool] | None = None) -> Traceback | None:
+        """Return the last traceback or error line that names no rank.
+
+        `follows` tells whether a line is a consequence of another process's failure: then the last
+        one near it that is none is preferred.
+        """
         found = [t for t in self.tracebacks if t.rank is None]
         # What ran a program says that it failed, after the program itself has said why.
         found += [
@@ -121,8 +149,12 @@ class Words(Frozen, kw_only=False):
             for at, error in self.errors
             if not (found and "precompile on" in error)
         ]
-        own = [t for t in found if not _of_launcher(t)]
-        return max(own or found, key=lambda t: t.at, default=None)
+        own = [t for t in found if not _of_launcher(t)] or found
+        last = max(own, key=lambda t: t.at, default=None)
+        if last and follows and follows(last.lines[-1]):
+            near = [t for t in own if t.at > last.at - _NEAR and not follows(t.lines[-1])]
+            return max(near, key=lambda t: t.at, default=last)
+        return last
 
 
 def _of_launcher(traceback: Traceback) -> bool:
@@ -146,15 +178,30 @@ def read_words(text: str, first_rank: int | None = None) -> Words:
 
 
 def error_like(text: str) -> tuple[str, ...]:
-    """Return the last lines of no rank with words of an error before a launcher's report."""
+    """Return the lines of no rank with words of an error before a launcher's report.
+
+    They are the first such line and the last ones; of lines that differ in numbers only, one. If
+    there are few, lines with weaker words follow.
+    """
     ends = [match.start() for pattern in (_DIED, _REPORT) if (match := pattern.search(text))]
-    found: list[str] = []
-    for line in reversed(text[: min(ends, default=len(text))].split("\n")):
-        if _ERROR_LIKE.search(line) and not (_RANK.match(line) or _TORCHRUNS.search(line)):
-            found.append(line.strip())
-        if len(found) == _MOST_ERROR_LIKE:
+    lines = text[: min(ends, default=len(text))].split("\n")
+    said: list[str] = []
+    for pattern in (_ERROR_LIKE, _MAYBE_ERROR):
+        found: dict[str, str] = {}
+        for line in lines:
+            if pattern.search(line) and not (_RANK.match(line) or _NO_NEWS.search(line)):
+                shape = _DIGITS.sub("", line.strip())
+                found[shape] = found.pop(shape, line.strip())
+        said = [*said, *(line for line in found.values() if line not in said)]
+        if len(said) >= _MOST_ERROR_LIKE:
             break
-    return tuple(reversed(found))
+    return tuple(dict.fromkeys((*said[:1], *said[-_MOST_ERROR_LIKE:])))
+
+
+def last_lines(text: str) -> tuple[str, ...]:
+    """Return the last lines of a log that say anything."""
+    lines = [line.strip() for line in text[-_END:].split("\n") if re.search(r"\w", line)]
+    return tuple(lines[-_LAST:])
 
 
 class _Reader:
@@ -167,19 +214,33 @@ class _Reader:
         self._ignored: set[int | None] = set()
         """The ranks whose next traceback Python printed without ending."""
         self._programs: set[str] = set()
-        self._tags: set[str] = set()
+        self._tags: list[str] = []
+        self._any_tag: re.Pattern[str] | None = None
         self._clicks = ""
+        self._reported: int | None = None
+        """The rank whose traceback torchrun's report shows, with two spaces before each line."""
+        self._in_report = False
+        self._path = ""
+        """Of a frame whose line number is on the next line."""
         self._loose: list[str] = []
         """The lines before one that begins no traceback: of a SyntaxError Python prints no more."""
 
     def read(self, at: int, whole_line: str) -> None:
+        if reported := _REPORTED_RANK.match(whole_line):
+            self._reported = int(reported[1])
+        if whole_line.startswith(_IN_REPORT):
+            self._in_report, whole_line = True, f"  {_BEGINS}"
         inside = self._open or self._loose or self._clicks
         if not (inside or any(word in whole_line for word in _BEGINNINGS)):
             return
         line = self._untagged(whole_line)
         prefix = _RANK.match(line)
         rank = int(prefix[1] or prefix[2]) if prefix else None
-        line = line[prefix.end() :] if prefix else line
+        if self._in_report and line.startswith("  "):
+            rank, line = self._reported, line[2:]
+        elif self._in_report:
+            self._in_report = False
+        line = self._unboxed(line[prefix.end() :] if prefix else line)
         current = self._open.get(rank)
         if line.startswith(_BEGINS):
             if not (current and current.lines and current.lines[-1].startswith(_CHAINED)):
@@ -198,10 +259,28 @@ class _Reader:
         self._loose = [*self._loose, line][-4:] if framed else []
 
     def _untagged(self, line: str) -> str:
-        if tagged := _TAGGED.match(line):
-            self._tags.add(tagged[1])
-        tag, _, rest = line.partition(": ")
-        return rest if tag.strip() in self._tags else line
+        if _BEGINS in line and len(self._tags) < _MOST_TAGS and not _RANK.match(line):
+            tagged = _TAGGED.match(line)
+            shape = re.sub(r"\d+", r"\\d+", re.escape(tagged["tag"])) if tagged else ""
+            if shape and shape not in self._tags:
+                self._tags.append(shape)
+                self._any_tag = re.compile("|".join(self._tags))
+        found = self._any_tag.match(line) if self._any_tag else None
+        return line[found.end() :] if found else line
+
+    def _unboxed(self, line: str) -> str:
+        if not line.startswith(("│", "╭", "╰")):
+            return line
+        if line[0] == "╭":
+            return _BEGINS if _BEGINS[:-1] in line else ""
+        if frame := _BOX_FRAME.match(line):
+            path, self._path = frame["path"] or self._path, ""
+            return f'  File "{path}", line {frame["line"]}, in {frame["name"]}'
+        if path := _BOX_PATH.match(line):
+            self._path += path[1]
+        elif code := _BOX_CODE.match(line):
+            return f"    {code[1].replace('│', ' ').strip()}"
+        return ""
 
     def _program_error(self, line: str) -> str:
         """Return what a program says of its failure, in the words of argparse; else nothing."""

@@ -1,0 +1,137 @@
+"""What an error means by what is around it: its traceback, the lines before it, other ranks."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from trnslurm.node.triage.causes import (
+    EFFECT,
+    Cause,
+    explained,
+    general_meaning,
+    last_meaning,
+    matching,
+    named,
+)
+from trnslurm.node.triage.evidence import Evidence, Suspect, context_of, read_log
+from trnslurm.node.triage.words import frames_in, last_lines
+from trnslurm.rundir import RunFiles
+
+_WAIT = re.compile(
+    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<op>\w+)(?:, (?P<size>NumelIn=\d+))?"
+)
+_GROUP = re.compile(r"\[PG (?:ID |GUID )?(\w+)")
+_CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker|pin memory|replica)")
+_INNER = re.compile(r"(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception)\b")
+_MOST_MISSING = 8
+_OF_PYTHON = re.compile(r"<frozen |/lib/python3\.\d+/(?!(site|dist)-packages)")
+_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w+)")
+
+
+def ends_of(suspect: Suspect) -> list[str]:
+    """Return the last exception's line with the rest of its message, and those before it.
+
+    Of an exception in a loader's worker, its own line is in the message and comes first.
+    """
+    ends = [line for line in reversed(suspect.lines) if not line.startswith("  ")]
+    inner = [line for line in reversed(suspect.more) if _INNER.match(line)]
+    joined = [" ".join((*ends[:1], *suspect.more[:3]))]
+    return [*inner, *ends] if _CAUGHT.search(joined[0]) else [*joined, *ends[1:]]
+
+
+def general_cause(suspect: Suspect) -> Cause | None:
+    """Return what a suspect's exception means by its class, words and frames."""
+    traceback = "\n".join(suspect.lines)
+    inner = sum(line in suspect.more for line in ends_of(suspect))
+    found = (general_meaning(line, traceback) for line in ends_of(suspect)[: inner + 1])
+    return next((cause for cause in found if cause), None)
+
+
+def owner_of(suspect: Suspect) -> dict[str, str]:
+    """Return whose code raised the exception that tells the cause, and where."""
+    lines = suspect.lines
+    if suspect.telling in lines:  # of several chained exceptions
+        lines = lines[: lines.index(suspect.telling)]
+    frames = frames_in(lines)
+    if not frames:
+        return {"owner": "the program", "file": suspect.place, "code": ""}
+    file, line = next((f for f in reversed(frames) if not _OF_PYTHON.search(f[0])), frames[-1])
+    code = [said.strip() for said in lines if said.startswith("    ")]
+    package = _PACKAGE.search(file)
+    return {
+        "owner": package[1] if package else Path(file).name,
+        "file": f"{Path(file).name}, line {line}",
+        "code": code[-1] if code else "",
+    }
+
+
+def refined(
+    run: Path,
+    phase: str,
+    attempt: int,
+    suspect: Suspect,
+    known: Cause | None,
+    beside: tuple[str, ...],
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """Return a cause that asks for other lines of the logs, too, if one fits better."""
+    if known and known.name == "time-limit":
+        hung, lines, _ = last_words(run, phase, attempt)
+        return (hung, (*beside, *lines)) if hung else (known, beside)
+    ends = [line for line in reversed(suspect.lines) if not line.startswith("  ")]
+    said = [line for line in (*beside, suspect.telling, *ends, *suspect.more) if line]
+    asking = (line for line in said if any(c.before or c.log for c in matching(line)))
+    if not (first := next(asking, "")):
+        return known, beside
+    context = replace(
+        context_of(run, phase, attempt, suspect.place, first), frames="\n".join(suspect.lines)
+    )
+    better, line = next(iter(explained(said, context)), (None, ""))
+    if not better or not (better.before or better.log):
+        return known, beside
+    if known and (known.rank < better.rank or known.conditions > better.conditions):
+        return known, beside
+    return better, beside if line in (*beside, *suspect.lines) else (line, *beside)
+
+
+def compared(
+    evidence: Evidence, known: Cause | None, beside: tuple[str, ...]
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """Return the cause that ranks diverged if their timeouts name different collectives."""
+    if known is None or known.kind != EFFECT:
+        return known, beside
+    waits: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    for hit in evidence.hits:
+        if (wait := _WAIT.search(hit.line)) and hit.rank is not None:
+            group = _GROUP.search(hit.line)
+            work = f"{wait['op']}, {wait['size']}" if wait["size"] else wait["op"]
+            key = (group[1] if group else "", wait["number"])
+            waits.setdefault(key, {}).setdefault(work, (hit.rank, hit.line))
+    for works in waits.values():
+        if len({work.split(",")[0] for work in works}) > 1 or _sizes_differ(works):
+            lines = [line for _, line in works.values()][:2]
+            return named("ranks-diverged"), (*lines, *(b for b in beside if b not in lines))
+    waiting = {hit.rank for hit in evidence.hits if _WAIT.search(hit.line)} - {None}
+    missing = sorted({*range(evidence.ranks)} - waiting)
+    if 0 < len(missing) <= len(waiting) // 4:
+        ranks = ", ".join(map(str, missing[:_MOST_MISSING]))
+        beside = (*beside, f"all ranks wait in a collective but: {ranks}")
+    return known, beside
+
+
+def _sizes_differ(works: Iterable[str]) -> bool:
+    """Check whether ranks wait in a collective that needs the same size on all, with two sizes."""
+    sizes = {work for work in works if work.startswith(("ALLREDUCE,", "BROADCAST,", "_ALLGATHER"))}
+    return len(sizes) > 1
+
+
+def last_words(
+    run: Path, phase: str, attempt: int, node: int | None = None
+) -> tuple[Cause | None, tuple[str, ...], str]:
+    """Return what the end of a node's log means, the first's by default; its lines and place."""
+    nodes = RunFiles(run).node_logs(phase, attempt)
+    for file in [nodes[n] for n in sorted(nodes) if node in (None, n)][:1]:
+        lines = last_lines(read_log(file))
+        known, line = last_meaning(lines)
+        return known, (line,) if known else lines, str(file.relative_to(run))
+    return None, (), ""
